@@ -1,4 +1,4 @@
-"""The commands `coalface cache`: decoded images and pre-trained models that are kept on this machine."""
+"""The commands `coalface cache`, for decoded images and pre-trained models on this machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ cache = typer.Typer(help="Decoded images and pre-trained models kept on this mac
 
 @cache.callback(invoke_without_command=True)
 def show(context: typer.Context, as_json: AsJson = False) -> None:
-    """Say where the cache is, how much it holds of what, and when that was last used."""
+    """Print where the cache is, what it holds, how large that is, and when it was last used."""
     from coalface.cli.console import print_table
     from coalface.experiments.report.runs import size
 
@@ -43,19 +43,19 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
             row |= {"oldest made": _ago(min(entry.made for entry in these)), "longest unused": _ago(these[0].used)}
             rows.append(row | {"last used": _ago(these[-1].used)})
     if not rows:
-        typer.echo("it holds nothing")
+        typer.echo("the cache is empty")
         return
     print_table(rows, numbers={"number", "size"})
 
 
 @cache.command()
 def clear(
-    kind: Annotated[str | None, typer.Argument(help="packs, pretrained or unfinished; without it, all.")] = None,
+    kind: Annotated[str | None, typer.Argument(help="packs, pretrained or unfinished; all by default.")] = None,
     older_than: Annotated[
-        float, typer.Option(metavar="DAYS", min=0, help="Leave what was used in the last so many days.")
+        float, typer.Option(metavar="DAYS", min=0, help="Keep what was used in the last DAYS days.")
     ] = 0,
 ) -> None:
-    """Remove what is kept, but for what a process uses now; runs make anew what they need of it."""
+    """Remove entries of the cache that no process uses; runs make what they need again."""
     from coalface.core.checks import nearest
     from coalface.experiments.report.runs import size
 

@@ -1,4 +1,4 @@
-"""Commands that list what there is: `coalface methods`, `models` and `messages`."""
+"""Commands that list methods, backbones and messages: `coalface methods`, `models` and `messages`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coalface.cli.data import AsJson
 
 
 def methods(as_json: AsJson = False) -> None:
-    """List the methods: paper, setting, and what they send."""
+    """List the methods: paper, setting, and what each sends."""
     import json
 
     from coalface.experiments.plan import declared, what_stays
@@ -39,12 +39,12 @@ def methods(as_json: AsJson = False) -> None:
 
 
 def models(
-    names: Annotated[list[str] | None, typer.Argument(help="Backbones; all of them where none is named.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Backbones; all by default.")] = None,
     size: Annotated[int, typer.Option(help="Side of the square images in pixels.")] = 112,
     channels: Annotated[int, typer.Option(help="1 for grey, 3 for RGB.")] = 3,
-    measure: Annotated[bool, typer.Option("--measure", help="Also time training and inference on this CPU.")] = False,
-    batch: Annotated[int, typer.Option(help="Images a batch where measured.")] = 8,
-    threads: Annotated[int, typer.Option(help="Threads where measured.")] = 1,
+    measure: Annotated[bool, typer.Option("--measure", help="Time training and inference on this CPU.")] = False,
+    batch: Annotated[int, typer.Option(help="Images per batch, with --measure.")] = 8,
+    threads: Annotated[int, typer.Option(help="CPU threads, with --measure.")] = 1,
     as_json: AsJson = False,
 ) -> None:
     """List the backbones: parameters, multiply-adds, message size, and images per second when asked.
@@ -105,10 +105,10 @@ def models(
 
 def messages(
     method: Annotated[str, typer.Argument(help="A method's name; `coalface methods` lists them.")],
-    recipe: Annotated[Path | None, typer.Option(help="A recipe with the model and the parties.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="A recipe that sets the model and the parties.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print who sends what to whom, in how many bytes, and what can be read of it, without running."""
+    """Print who sends what to whom, its size in bytes, and what can be read from it, without a run."""
     import json
 
     from coalface.experiments import plan, preflight

@@ -1,4 +1,4 @@
-"""The commands `coalface data`: sets of face images."""
+"""The commands `coalface data`, for sets of face images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-Part = Annotated[str, typer.Option(help="Of a layout with parts: train or test of VGGFace2, a race of RFW and BUPT.")]
+Part = Annotated[str, typer.Option(help="A part of a layout: train or test of VGGFace2, a race of RFW or BUPT.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -16,8 +16,8 @@ data = typer.Typer(no_args_is_help=True, help="Sets of face images: inspect, ali
 
 @data.command()
 def pack(
-    source: Annotated[Path, typer.Argument(help="Identity folders, or records of insightface.")],
-    out: Annotated[Path, typer.Argument(help="The pack to make.")],
+    source: Annotated[Path, typer.Argument(help="Identity folders, or insightface records.")],
+    out: Annotated[Path, typer.Argument(help="The pack to write.")],
     size: Annotated[int, typer.Option(help="Side of the packed images in pixels.")] = 112,
     grey: Annotated[bool, typer.Option("--grey", help="One channel instead of three.")] = False,
     part: Part = "",
@@ -30,7 +30,7 @@ def pack(
 
     listed = open_store(source, part=part)
     for said in listed.passed_over():
-        typer.echo(f"note: passed over: {said}")
+        typer.echo(f"note: ignored: {said}")
     with counting("packing", len(listed.files)) as count:
         write_pack(listed, out, size=size, grey=grey, progress=lambda done, total: count(done))
     faces = read_pack(out)
@@ -41,7 +41,7 @@ def pack(
 @data.command()
 def preview(
     out: Annotated[Path, typer.Argument(help="The PNG to write.")] = Path("synthetic-preview.png"),
-    seed: Annotated[int, typer.Option(help="Other seeds show other people.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the people shown.")] = 0,
 ) -> None:
     """Draw a preview of the synthetic faces: the same people in every domain."""
     from coalface.data.synthetic import generator as synthetic
@@ -53,24 +53,24 @@ def preview(
 @data.command()
 def convert(
     source: Annotated[Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, or a pack.")],
-    out: Annotated[Path, typer.Argument(help="What to make; a name that ends in .bin makes one.")],
-    to: Annotated[str | None, typer.Option(help="folder, rec, bin or pack; needed unless OUT ends in .bin.")] = None,
-    pairs: Annotated[
-        Path | None, typer.Option(help="For a .bin: a pair list (docs/formats.md), or a layout's own.")
+    out: Annotated[Path, typer.Argument(help="The file or folder to write; a name that ends in .bin sets the format.")],
+    to: Annotated[
+        str | None, typer.Option(help="The format: folder, rec, bin or pack; required unless OUT ends in .bin.")
     ] = None,
-    own: Annotated[str | None, typer.Option("--list", help="For a .bin: a layout's own pair list, by name.")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="For a .bin: a pair list (docs/formats.md).")] = None,
+    own: Annotated[
+        str | None, typer.Option("--list", help="For a .bin: the name of one of a layout's own pair lists.")
+    ] = None,
     draw: Annotated[
-        int | None, typer.Option(help="For a .bin: so many genuine and impostor pairs, drawn by --seed.")
+        int | None, typer.Option(help="For a .bin: how many genuine, and as many impostor, pairs to draw.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the drawn pairs; 0 if not given.")] = None,
-    size: Annotated[
-        int | None, typer.Option(help="For a pack: side of the images in pixels; 112 if not given.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the drawn pairs; 0 by default.")] = None,
+    size: Annotated[int | None, typer.Option(help="For a pack: side of the images in pixels; 112 by default.")] = None,
     grey: Annotated[bool, typer.Option("--grey", help="For a pack: one channel instead of three.")] = False,
     part: Part = "",
     quiet: Quiet = False,
 ) -> None:
-    """Convert between identity folders, records and packs of pairs of insightface, and our packs."""
+    """Convert between identity folders, insightface records (.rec) and pairs (.bin), and packs."""
     from coalface.core.method import generator
     from coalface.core.text import several
     from coalface.data.stores import open_store
@@ -97,13 +97,13 @@ def convert(
 @data.command()
 def align(
     source: Annotated[Path, typer.Argument(help="Folders of images: identity folders, or a layout such as RFW.")],
-    landmarks: Annotated[Path, typer.Argument(help="A list of landmarks, or a folder with lists called …_lmk.txt.")],
-    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    landmarks: Annotated[Path, typer.Argument(help="A list of landmarks, or a folder with lists named …_lmk.txt.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
     size: Annotated[int, typer.Option(help="Side of the aligned images in pixels.")] = 112,
     part: Part = "",
     quiet: Quiet = False,
 ) -> None:
-    """Bring faces to the place where models expect them, by five landmarks each, into a folder of the same tree."""
+    """Align faces by five landmarks each, and write them into a folder with the same tree."""
     from coalface.core.text import several
     from coalface.data.align import align_folder
     from coalface.data.readers.landmarks import landmark_lists, read_landmarks
@@ -125,13 +125,13 @@ def align(
 def inspect(
     source: Annotated[Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, or a pack.")],
     headers: Annotated[
-        bool, typer.Option("--headers", help="Look at headers only: faster, finds less damage.")
+        bool, typer.Option("--headers", help="Read headers only: faster, but finds less damage.")
     ] = False,
     part: Part = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Look through a set of face images: counts, sizes, damage, doubles, near names, and what looks wrong.
+    """Inspect a set of face images: counts, sizes, damage, duplicates, similar names, suspicious images.
 
     Ends with exit code 1 if an image, a record, a folder or a file is damaged, else with 0.
     """

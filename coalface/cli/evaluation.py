@@ -14,10 +14,10 @@ from coalface.cli.console import print_table
 from coalface.cli.data import AsJson, Quiet
 
 Model = Annotated[Path, typer.Argument(help="A run folder, or its model folder.")]
-Party = Annotated[str | None, typer.Option(help="Whose model, where each party has its own.")]
+Party = Annotated[str | None, typer.Option(help="The party whose model to use, where each has its own.")]
 Flip = Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image (F1).")]
 Features = Annotated[
-    Path | None, typer.Option(help="A folder that keeps what was embedded, so that a stopped run goes on.")
+    Path | None, typer.Option(help="A folder to keep embeddings in, so that a stopped evaluation can resume.")
 ]
 
 
@@ -29,15 +29,15 @@ def evaluate(
     images: Annotated[Path | None, typer.Option(help="The identity folders or pack that a pair list names.")] = None,
     party: Party = None,
     threshold_from: Annotated[
-        Path | None, typer.Option(help="A second list that the threshold is chosen on (View 1).")
+        Path | None, typer.Option(help="A second list to choose the threshold on (View 1).")
     ] = None,
     flip: Flip = False,
     pairs: Annotated[
         int | None,
-        typer.Option(help="Draw so many genuine pairs; 3000, or all, where --on is a pack or folders without a list."),
+        typer.Option(help="How many genuine pairs to draw where --on has no list; 3000, or all, by default."),
     ] = None,
     own: Annotated[
-        str | None, typer.Option("--list", help="One of the pair lists that --on, a layout such as RFW, brings along.")
+        str | None, typer.Option("--list", help="The name of one of the pair lists of --on, a layout such as RFW.")
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -75,13 +75,13 @@ def ijb(
     party: Party = None,
     flip: Flip = False,
     norm: Annotated[
-        bool, typer.Option("--norm/--no-norm", help="Features keep their length (N1), or have length one (N0).")
+        bool, typer.Option("--norm/--no-norm", help="Keep the length of features (N1), or set it to one (N0).")
     ] = True,
     detector: Annotated[
         bool | None,
         typer.Option(
             "--detector-score/--no-detector-score",
-            help="Weigh by the detector's score (D1), or not (D0); where the lists have it, it is on.",
+            help="Weight by the detector's score (D1), or not (D0); on by default where the lists have it.",
         ),
     ] = None,
     features: Features = None,
@@ -96,10 +96,10 @@ def ijb(
     from coalface.evaluation.ijb import evaluate_ijb
 
     show = functools.partial(counting, quiet=quiet)
-    found = evaluate_ijb(
+    figures = evaluate_ijb(
         model, meta, images, party=party, flip=flip, norm=norm, detector=detector, features=features, show=show
     )
-    typer.echo(json.dumps(found, indent=1)) if as_json else _print_ijb(found)
+    typer.echo(json.dumps(figures, indent=1)) if as_json else _print_ijb(figures)
 
 
 def megaface(
@@ -107,10 +107,14 @@ def megaface(
     lists: Annotated[Path, typer.Argument(help="The kit's folder `templatelists`.")],
     probes: Annotated[Path, typer.Option(help="The folder of FaceScrub's images.")],
     distractors: Annotated[Path, typer.Option(help="The folder of MegaFace's images.")],
-    size: Annotated[int, typer.Option(help="Distractors: the size of one of the kit's lists.")] = 1_000_000,
-    number: Annotated[int, typer.Option("--set", help="Which of the lists of that size.")] = 1,
-    facescrub_noises: Annotated[Path | None, typer.Option(help="insightface's list of wrong probes.")] = None,
-    megaface_noises: Annotated[Path | None, typer.Option(help="insightface's list of wrong distractors.")] = None,
+    size: Annotated[int, typer.Option(help="Number of distractors: the size of one of the kit's lists.")] = 1_000_000,
+    number: Annotated[int, typer.Option("--set", help="The number of the list of that size.")] = 1,
+    facescrub_noises: Annotated[
+        Path | None, typer.Option(help="insightface's list of noisy probes, to leave out.")
+    ] = None,
+    megaface_noises: Annotated[
+        Path | None, typer.Option(help="insightface's list of noisy distractors, to leave out.")
+    ] = None,
     party: Party = None,
     flip: Flip = False,
     features: Features = None,
@@ -124,7 +128,7 @@ def megaface(
     from coalface.data.tools.progress_bar import counting
     from coalface.evaluation.megaface import evaluate_megaface
 
-    found = evaluate_megaface(
+    figures = evaluate_megaface(
         model,
         lists,
         probes,
@@ -139,9 +143,9 @@ def megaface(
         show=functools.partial(counting, quiet=quiet),
     )
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(figures, indent=1))
         return
-    for name, value in found.items():
+    for name, value in figures.items():
         typer.echo(f"{name:24} {said(name, value)}")
 
 
@@ -152,38 +156,40 @@ def remarks(figures: dict[str, Any], asked: int | None) -> Iterator[str]:
     if asked is None and (drawn := figures.get("drawn", PAIRS)) < PAIRS:
         yield f"note: drew {drawn:,} genuine pairs and as many impostor pairs: these images make no {PAIRS:,} of each"
     lists = figures.get("lists", {"": figures})
-    if any(each["trained_on"] is None for each in lists.values()):
+    if any(of_list["trained_on"] is None for of_list in lists.values()):
         yield (
             "note: nothing says who the model was trained on (it lies outside of its run, is of an earlier version, or "
             "its parties have images of their own), so nobody can tell whether people in the pairs were"
         )
-    for name, each in lists.items():
+    for name, of_list in lists.items():
         where = f"{name}: " if name else ""
-        if shared := each.get("people_in_both_lists"):
+        if shared := of_list.get("people_in_both_lists"):
             yield (
                 f"warning: {where}{shared:,} people are in both lists, so the threshold has seen people of the pairs"
             )
         for key, what in (("trained_on", "in the pairs"), ("threshold_trained_on", "in the list of the threshold")):
-            found = each.get(key)
-            if found and found["people"]:
-                alone = f" ({found['by_name_alone']:,} by name alone)" if found["by_name_alone"] else ""
+            trained = of_list.get(key)
+            if trained and trained["people"]:
+                alone = f" ({trained['by_name_alone']:,} by name alone)" if trained["by_name_alone"] else ""
                 left = (
-                    "`others` is without them" if "eer" in each["others"] else "too few others are left to evaluate on"
+                    "`others` is without them"
+                    if "eer" in of_list["others"]
+                    else "too few others are left to evaluate on"
                 )
                 yield (
-                    f"warning: {where}{found['people']:,} of the {found['of']:,} people {what} were trained on{alone}, "
-                    f"and {found['pairs']:,} pairs show them: {left}"
+                    f"warning: {where}{trained['people']:,} of the {trained['of']:,} people {what} were trained "
+                    f"on{alone}, and {trained['pairs']:,} pairs show them: {left}"
                 )
 
 
 def print_figures(figures: dict[str, Any]) -> None:
     """The figures of `coalface evaluate`, list by list, those on people who were not trained on beside them."""
     lists = figures.pop("lists", {})
-    for name, each in [("", figures), *lists.items()]:
+    for name, of_list in [("", figures), *lists.items()]:
         if name:
             typer.echo(f"\n{name}")
-        others = each.pop("others", None)
-        for key, value in each.items():
+        others = of_list.pop("others", None)
+        for key, value in of_list.items():
             if others is not None and key == "pairs":
                 typer.echo(f"{'':24} {'all':>12} {'others':>12}")
             if others is not None and isinstance(others.get(key), (int, float)):
@@ -204,32 +210,32 @@ def said(name: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _print_ijb(found: dict[str, Any]) -> None:
+def _print_ijb(results: dict[str, Any]) -> None:
     for name in ("model", "set", "options", "images", "templates", "pairs", "genuine", "splits"):
-        if name in found:
-            typer.echo(f"{name:24} {said(name, found[name])}")
+        if name in results:
+            typer.echo(f"{name:24} {said(name, results[name])}")
     typer.echo("")
-    if "splits" in found:
+    if "splits" in results:
         rows = [
-            {"1:1": name, "mean %": f"{mean:.2f}", "sd": f"{found['sd'][name]:.2f}"}
-            for name, mean in found["mean"].items()
+            {"1:1": name, "mean %": f"{mean:.2f}", "sd": f"{results['sd'][name]:.2f}"}
+            for name, mean in results["mean"].items()
         ]
     else:
-        fars = [name for name in found if name.startswith("tar@far=")]
+        fars = [name for name in results if name.startswith("tar@far=")]
         rows = [
             {
                 "1:1": name,
-                "TAR %": f"{found[name]:.2f}",
-                "threshold": f"{found[name.replace('tar', 'threshold')]:.6f}",
+                "TAR %": f"{results[name]:.2f}",
+                "threshold": f"{results[name.replace('tar', 'threshold')]:.6f}",
             }
             for name in fars
         ]
     if rows:
         print_table(rows, numbers=set(rows[0]) - {"1:1"})
     else:
-        typer.echo("1:1: there are too few impostor pairs for any of the false accept rates")
-    if "galleries" in found:
-        searched = {**found["galleries"], "mean": found["mean"]}
+        typer.echo("1:1: too few impostor pairs for any of the false accept rates")
+    if "galleries" in results:
+        searched = {**results["galleries"], "mean": results["mean"]}
         names = list(dict.fromkeys(name for figures in searched.values() for name in figures))
         lines = [
             {"1:N": gallery, **{name: f"{figures[name]:.2f}" if name in figures else "" for name in names}}

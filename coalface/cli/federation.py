@@ -1,4 +1,4 @@
-"""The commands about a federation that trains: `coalface up`, `down`, `status`, `logs`."""
+"""The commands of a running federation: `coalface up`, `down`, `status`, `logs`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ RUN = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a fol
 
 def up(
     kits: KITS,
-    out: Annotated[Path | None, typer.Option(help="Where the server keeps its runs; KITS/superlink/runs.")] = None,
-    run: Annotated[bool, typer.Option("--run/--no-run", help="Start the run as well.")] = True,
-    run_config: Annotated[str | None, typer.Option(help="Changes of the recipe, such as 'rounds=3'.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the server's runs; KITS/superlink/runs by default.")
+    ] = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Also start the run.")] = True,
+    run_config: Annotated[str | None, typer.Option(help="Changes to the recipe, such as 'rounds=3'.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Do not wait for the run to end.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds for the SuperLink to answer, and for the nodes.")] = 300.0,
-    yes: Annotated[bool, typer.Option("--yes", help="Start it also where other users can reach its ports.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for the SuperLink and the nodes.")] = 300.0,
+    yes: Annotated[bool, typer.Option("--yes", help="Start even if other users can reach its ports.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Start a whole federation on this machine, and bring back what of it has gone; `coalface down` ends it."""
+    """Start a whole federation on this machine, or restart its parts that ended; `coalface down` ends it."""
     from coalface.flower.poc import network
 
     def tell(text: str) -> None:
@@ -40,7 +42,7 @@ def up(
     if is_open := network.enter(kits):
         _consent(is_open, network.others(), yes)
     else:
-        tell("it has a network of its own, which no other user of this machine can reach")
+        tell("the federation has its own network, which no other user of this machine can reach")
 
     from coalface.flower.app import run_config as runconfig
     from coalface.flower.poc import launcher, monitor
@@ -55,29 +57,29 @@ def up(
         here.start(out)
         if not run:
             by_hand = shlex.join([*([] if is_open else network.entering(kits)), str(kits / "operator" / "run.sh")])
-            tell(f"`{by_hand}` starts a run, `coalface down {typed}` ends it all")
+            tell(f"`{by_hand}` starts a run, `coalface down {typed}` ends everything")
             return
         number, folder = here.run(run_config), here.folder(run_config)
         tell(f"run {number}, in {folder}; logs in {kits / 'logs'}")
         tell("its first round begins once the server and the parties have loaded the recipe")
         if detach:
-            tell(f"`coalface status {typed}` says how it goes, `coalface down {typed}` ends it all")
+            tell(f"`coalface status {typed}` says how it goes, `coalface down {typed}` ends everything")
             return
         following = True
         monitor.follow(here, number, folder, quiet=quiet)
     except KeyboardInterrupt:
-        went = "the federation and its run go on" if following else "stopped; what has been started runs on"
+        went = "the federation and its run continue" if following else "stopped; what was started still runs"
         typer.echo(f"{went}: `coalface status {typed}`, `coalface down {typed}` ends it", err=True)
         raise typer.Exit(0 if following else 1) from None  # at 130 it would be told that a run is to be resumed
     except launcher.Down as error:
         if "coalface down" in str(error):
             raise
-        raise launcher.Down(f"{error}\nwhat has been started runs on: `coalface down {typed}` ends it") from None
+        raise launcher.Down(f"{error}\nwhat was started still runs: `coalface down {typed}` ends it") from None
     tell(f"results: {folder}; the nodes wait for another run, `coalface down {typed}` ends them")
 
 
 def _consent(is_open: str, others: list[str], yes: bool) -> None:
-    """Ask whether to go on where others could reach the ports. Raises RecipeError where nobody is there to answer."""
+    """Ask whether to go on where others could reach the ports. Raises RecipeError without a terminal."""
     from coalface.core.errors import RecipeError
 
     if not others:
@@ -91,7 +93,7 @@ def _consent(is_open: str, others: list[str], yes: bool) -> None:
     if yes:
         typer.echo(said, err=True)
     elif not sys.stdin.isatty():
-        raise RecipeError(f"{said} Nothing was started: use a machine of your own, or add --yes")
+        raise RecipeError(f"{said} Nothing was started; use a machine of your own, or add --yes")
     else:
         typer.confirm(f"{said} Go on?", abort=True)
 
@@ -110,7 +112,7 @@ def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
         return False
     kits, asked = brought
     if changes:
-        raise typer.BadParameter(f"{run}: a run over Flower goes on as it was asked for: leave {changes[0]} out")
+        raise typer.BadParameter(f"{run}: a run over Flower resumes unchanged; remove {changes[0]}")
     words = ["coalface", "up", str(kits), "--yes"]  # it was answered when the run was started
     if (text := runconfig.changed(kits / "operator" / "project", asked)) is not None:
         words += ["--run-config", text]
@@ -120,23 +122,23 @@ def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
 
 def down(
     kits: KITS,
-    party: Annotated[str | None, typer.Option(help="End the node of this party alone.")] = None,
+    party: Annotated[str | None, typer.Option(help="End only the node of this party.")] = None,
 ) -> None:
-    """End all processes of a federation that `coalface up` has started; what it has written stays."""
+    """End all processes of a federation that `coalface up` started; its files stay."""
     from coalface.flower.poc import launcher, processes
 
     launcher.check_party(kits, party)
     ended = processes.end(kits, part=party)
     parts = sorted({one.part for one in ended})
-    typer.echo(f"ended {len(ended)} processes of {', '.join(parts)}" if ended else f"{kits}: nothing runs")
+    typer.echo(f"ended {len(ended)} processes of {', '.join(parts)}" if ended else f"{kits}: nothing is running")
 
 
 def status(
     run: RUN,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second, until the run ends.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until the run ends.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say where a run stands: round and state; and of each party its rounds, failures, bytes, and when it was seen."""
+    """Print the state of a run: its round, and the rounds, failures, bytes and last contact of each party."""
     from coalface.flower.poc import monitor
 
     if as_json:
@@ -152,9 +154,11 @@ def status(
 
 def logs(
     run: RUN,
-    party: Annotated[str | None, typer.Option(help="Whose log; without it, the server's and the run's.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on as it grows, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option(min=1, help="How many of the last lines.")] = 40,
+    party: Annotated[
+        str | None, typer.Option(help="The party; without it, the logs of the server and the run.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Follow the log until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option(min=1, help="How many lines to print, from the end.")] = 40,
 ) -> None:
     """Print the log of a party, or of the server."""
     from coalface.flower.poc import monitor

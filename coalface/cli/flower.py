@@ -1,4 +1,4 @@
-"""The commands about Flower: `coalface flower …`."""
+"""The commands `coalface flower`, for projects of `flwr run`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ flower = typer.Typer(no_args_is_help=True, help="Run recipes over Flower.")
 
 @flower.command()
 def new(
-    folder: Annotated[Path, typer.Argument(help="The folder to make.")],
+    folder: Annotated[Path, typer.Argument(help="The folder to write.")],
     recipe: Annotated[Path, typer.Option(help="The recipe that the project runs.")],
 ) -> None:
-    """Write a project that `flwr run` takes: the recipe, the app, and the recipe's plain values as run-config."""
+    """Write a project for `flwr run`: the app, the recipe, and its plain values as run-config."""
     from coalface.flower.app import project
 
     made = project.new(folder, recipe)
-    typer.echo(f"wrote {made}; its README.md says how its SuperNodes are started and how it is run")
+    typer.echo(f"wrote {made}; its README.md says how to start its SuperNodes and run it")
 
 
 @flower.command(

@@ -1,4 +1,4 @@
-"""The commands about what left a party: `coalface ledger`."""
+"""The commands `coalface ledger`, for what left a party."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from coalface.cli.data import AsJson
 
 MOST = 32
-"""Ledgers of which each has a line of its own."""
+"""The most ledgers that get a line each."""
 
 
 class _Ledger(TyperGroup):
@@ -35,55 +35,55 @@ ledger = typer.Typer(
 
 @ledger.command()
 def verify(
-    run: Annotated[Path, typer.Argument(help="A run's folder at the server, whose receipts.jsonl is compared.")],
-    party_home: Annotated[
-        list[Path] | None, typer.Option(help="The home of a party's node; may be given more than once.")
-    ] = None,
+    run: Annotated[Path, typer.Argument(help="The server's run folder, with receipts.jsonl.")],
+    party_home: Annotated[list[Path] | None, typer.Option(help="The home of a party's node; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hold what the server has accepted against the parties' ledgers; exit status 1 where the two differ."""
+    """Compare what the server accepted with the parties' ledgers; exit status 1 where they differ."""
     from coalface.core.text import several
     from coalface.experiments import ledger_summary
 
-    found = ledger_summary.compare(run, party_home or [])
+    comparison = ledger_summary.compare(run, party_home or [])
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=1))
+        typer.echo(json.dumps(asdict(comparison), indent=1))
     else:
-        parties = several(len(found.parties), "party", "parties")
-        typer.echo(f"{several(found.replies, 'reply', 'replies')} of {parties} held against the parties' ledgers")
-        if found.absent:
-            more = f" and {len(found.absent) - MOST:,} more" if len(found.absent) > MOST else ""
-            typer.echo(f"not compared, give --party-home: {', '.join(found.absent[:MOST])}{more}")
-    for why in found.faults:
+        parties = several(len(comparison.parties), "party", "parties")
+        typer.echo(f"{several(comparison.replies, 'reply', 'replies')} of {parties} compared with the parties' ledgers")
+        if comparison.absent:
+            more = f" and {len(comparison.absent) - MOST:,} more" if len(comparison.absent) > MOST else ""
+            typer.echo(f"not compared (give --party-home): {', '.join(comparison.absent[:MOST])}{more}")
+    for why in comparison.faults:
         typer.echo(f"coalface: {why}", err=True)
-    if found.faults:
+    if comparison.faults:
         raise typer.Exit(1)
 
 
 @ledger.command()
 def show(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A ledger's file, a run's folder, or a party's home.")],
-    tensors: Annotated[bool, typer.Option("--tensors", help="A row for each tensor, not for each field.")] = False,
+    tensors: Annotated[
+        bool, typer.Option("--tensors", help="Print a row for each tensor instead of each field.")
+    ] = False,
     head: Annotated[
-        str | None, typer.Option(metavar="HASH", help="A head that was written down: is it still in the chain?")
+        str | None, typer.Option(metavar="HASH", help="A head noted earlier: check that it is still in the chain.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow the hash chain of what left a party, and say what that was; exit status 1 where it does not hold."""
+    """Print what left a party and check the hash chain; exit status 1 where it is broken."""
     from coalface.cli.console import print_table
     from coalface.core.text import several, shown
     from coalface.experiments import ledger_summary
     from coalface.experiments.report.runs import size
 
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
-        raise typer.BadParameter(f"{head!r} is no head of a ledger, which has 64 of the digits 0-9a-f")
+        raise typer.BadParameter(f"{head!r} is not the head of a ledger, which has 64 digits 0-9a-f")
     read = ledger_summary.read(ledger_summary.files(path), each=tensors, head=head)
     if as_json:
         typer.echo(json.dumps(read.as_dict(), indent=1))
     else:
         rows = [
             {
-                **({"run": row["run"]} if len({one.run for one in read.rows}) > 1 else {}),
+                **({"run": row["run"]} if len({entry.run for entry in read.rows}) > 1 else {}),
                 "step": row["step"],
                 "what": shown(row["name"]) + (f" ({row['tensors']})" if row["tensors"] > 1 else ""),
                 "kind": row["kind"],
@@ -95,34 +95,33 @@ def show(
                 "to": row["to"],
                 "protection": row["protection"],
             }
-            for row in (one.as_dict() for one in read.rows)
+            for row in (entry.as_dict() for entry in read.rows)
         ]
         if rows:
             print_table(rows, numbers={"times", "bytes"})
-        lines = sum(one.lines for one in read.ledgers)
+        lines = sum(entry.lines for entry in read.ledgers)
         typer.echo(
             f"\n{read.bytes:,} bytes left, in {several(lines, 'line')} of {several(len(read.ledgers), 'ledger')}\n"
         )
-        names = collections.Counter(one.party for one in read.ledgers)
-        for one in read.ledgers[:MOST]:
-            of = f" of {shown(Path(one.path).absolute().parents[1].name)}" if names[one.party] > 1 else ""
-            more = "; a last line is cut off: it is being written, or a crash has left it" if one.cut_off else ""
-            typer.echo(
-                f"{shown(one.party)}{of}: {several(one.lines, 'line')}, {one.bytes:,} bytes, head {one.head}{more}"
-            )
+        names = collections.Counter(entry.party for entry in read.ledgers)
+        for entry in read.ledgers[:MOST]:
+            of = f" of {shown(Path(entry.path).absolute().parents[1].name)}" if names[entry.party] > 1 else ""
+            more = "; the last line is cut off: it is being written, or a crash left it" if entry.cut_off else ""
+            lines_and_bytes = f"{several(entry.lines, 'line')}, {entry.bytes:,} bytes"
+            typer.echo(f"{shown(entry.party)}{of}: {lines_and_bytes}, head {entry.head}{more}")
         if len(read.ledgers) > MOST:
-            typer.echo(f"… and {len(read.ledgers) - MOST:,} more: --json has them, or name one's file")
+            typer.echo(f"… and {len(read.ledgers) - MOST:,} more: use --json, or give the file of one")
         if head is None and read.ledgers:
-            typer.echo("Write the head down elsewhere: `--head` tells whether what was before it is still as it was")
-    wrong = [one.fault for one in read.ledgers if one.fault] + ledger_summary.missing(path)
+            typer.echo("Note the head elsewhere: `--head` then checks that nothing before it has changed")
+    wrong = [entry.fault for entry in read.ledgers if entry.fault] + ledger_summary.missing(path)
     if head is not None:
-        for one in read.ledgers:
-            if one.found is not None and not as_json:
-                typer.echo(f"the head that was given ends line {one.found:,} of {one.lines:,} of {shown(one.party)}")
-        if all(one.found is None for one in read.ledgers):
+        for entry in read.ledgers:
+            if entry.found is not None and not as_json:
+                typer.echo(f"the given head ends line {entry.found:,} of {entry.lines:,} of {shown(entry.party)}")
+        if all(entry.found is None for entry in read.ledgers):
             wrong.append(
-                f"{path}: no line ends with the head {head}: lines before it were changed or removed since it was "
-                "written down, or it is of another ledger"
+                f"{path}: no line ends with the head {head}: lines before it have been changed or removed since it was "
+                "noted, or it belongs to another ledger"
             )
     for why in wrong:
         typer.echo(f"coalface: {why}", err=True)

@@ -1,4 +1,4 @@
-"""The command `coalface`: its groups of commands, and what a person is told where one cannot be carried out."""
+"""The command `coalface`: its groups of commands, and the message of one that fails."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ _RUNS = ("run", "resume", "up", "demo")
 def _end_stopped() -> NoReturn:
     """Say how to go on after Ctrl-C and exit with 130; one more while Python ends would change that status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    typer.echo("stopped; where a run was going on, `coalface resume RUN` takes it up again", err=True)
+    typer.echo("stopped; `coalface resume RUN` continues a run", err=True)
     sys.exit(130)
 
 
 def main() -> None:
-    """Run the command; what a person can mend is said in one line, without a traceback."""
+    """Run the command; an error that a person can mend takes one line, without a traceback."""
     try:
         app()
     except KeyboardInterrupt:  # a second Ctrl-C while typer answers the first
@@ -67,7 +67,7 @@ def main() -> None:
         raise
     except MemoryError as error:
         what = f"there is too little memory for this{f' ({error})' if str(error) else ''}"
-        typer.echo(f"coalface: {what}: take smaller batches or images, fewer workers, or a larger machine", err=True)
+        typer.echo(f"coalface: {what}: use smaller batches or images, fewer workers, or a larger machine", err=True)
         sys.exit(1)
     except Exception as error:
         from coalface.engine.checkpoint import CheckpointError  # not before: it takes a second, and brings threads

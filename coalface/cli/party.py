@@ -1,4 +1,4 @@
-"""The commands for a party of a federation: `coalface party …`."""
+"""The commands `coalface party`, for a party of a federation."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ party = typer.Typer(no_args_is_help=True, help="At a party: its own file and ima
 @party.command()
 def check(
     file: Annotated[Path, typer.Argument(metavar="PARTY.yaml", help="The party's own file, as in its kit.")],
-    recipe: Annotated[Path | None, typer.Option(help="The recipe that it is asked to take part in.")] = None,
-    name: Annotated[str | None, typer.Option("--party", help="Its name, where the file does not say it.")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="The recipe of the run that asks it to take part.")] = None,
+    name: Annotated[str | None, typer.Option("--party", help="Its name, if the file does not have one.")] = None,
 ) -> None:
-    """Say what is found before the node starts, and what the server would be told; exit status 1 where all is not well.
+    """Check a party's file and images before its node starts; exit status 1 where there is a fault.
+
+    Prints what was read, and what the server would learn of it.
 
     Nothing is sent. Images are listed and not decoded: `coalface data inspect` looks into each.
     """
@@ -28,24 +30,24 @@ def check(
         typer.echo(line)
     if report.faults:
         raise typer.Exit(1)
-    typer.echo(f"{file}: nothing is wrong")
+    typer.echo(f"{file}: no faults found")
 
 
 @party.command()
 def rekey(
-    home: Annotated[Path, typer.Argument(metavar="HOME", help="What the node's configuration names as home.")],
+    home: Annotated[Path, typer.Argument(metavar="HOME", help="The node's home, as in its configuration.")],
     old: Annotated[
-        Path | None, typer.Option("--from", help="The node's key that it is encrypted with; without it, none.")
+        Path | None, typer.Option("--from", help="The key that encrypts it now; none if it is in the clear.")
     ] = None,
     new: Annotated[
-        Path | None, typer.Option("--to", help="The key to encrypt it with; without it, it will be in the clear.")
+        Path | None, typer.Option("--to", help="The key to encrypt it with; none to write it in the clear.")
     ] = None,
 ) -> None:
-    """Write the party's private state anew under another key of its node, once the node has been ended."""
+    """Rewrite the party's private state under another key of its node; end the node first."""
     from coalface.flower.party import rekey as sealing
 
     if old is None and new is None:
-        raise typer.BadParameter("say the key that it is encrypted with (--from), the one that it shall be, or both")
+        raise typer.BadParameter("give the present key (--from), the new one (--to), or both")
     written = sealing.rekey(home, old, new)
     done = f"{written} file was" if written == 1 else f"{written} files were"
-    typer.echo(f"{home}: {done} written anew; start the node with {f'key={new}' if new else 'no key'}")
+    typer.echo(f"{home}: {done} rewritten; start the node with {f'key={new}' if new else 'no key'}")

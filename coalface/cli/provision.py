@@ -1,4 +1,4 @@
-"""The commands about the kits of a federation: `coalface provision …`."""
+"""The commands `coalface provision`, for the kits of a federation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEPS = """1. {party} ends its node, and gets parties/{party}/node.key over a pr
 3. the operator withdraws the old key (`flwr supernode ls`, `flwr supernode unregister ID`), and registers the new one
    (`operator/register.sh`)
 4. {party} starts its node; a run under way takes it in once it is resumed"""
-"""What is left to do after a rotation."""
+"""The steps that remain after a rotation."""
 
 
 class _MakeUnlessNamed(TyperGroup):
@@ -35,28 +35,28 @@ provision = typer.Typer(
 @provision.command()
 def make(
     federation: Annotated[
-        Path, typer.Argument(metavar="FEDERATION.yaml", help="Who takes part, over which SuperLink.")
+        Path, typer.Argument(metavar="FEDERATION.yaml", help="The federation: its parties and its SuperLink.")
     ],
-    out: Annotated[Path, typer.Option(help="The folder to make.")],
+    out: Annotated[Path, typer.Option(help="The folder to write.")],
     ca_key: Annotated[
-        Path | None, typer.Option(help="A new file for the CA's key, outside the kits; without it, it is not kept.")
+        Path | None, typer.Option(help="A new file outside the kits for the CA's key, which is otherwise discarded.")
     ] = None,
 ) -> None:
-    """Write a CA, certificates, a key and a start script for each party. The word `make` may be left out."""
+    """Write a CA, certificates, a key and a start script for each party. `make` may be omitted."""
     from coalface.flower.provision import kits as provisioning
 
     made = provisioning.make(federation, out, datetime.datetime.now(datetime.UTC), ca_key)
-    typer.echo(f"wrote {made}; its README.md says who gets what, and over which channel")
+    typer.echo(f"wrote {made}; its README.md says what to hand to whom, and how")
     kept = "nothing needs it again" if ca_key is None else "keep it off every network"
     typer.echo(f"the CA's key is {'not kept' if ca_key is None else f'in {ca_key}'}: {kept}")
 
 
 @provision.command()
 def rotate(
-    kits: Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `provision` made.")],
-    party: Annotated[str, typer.Argument(help="Whose node gets a new key.")],
+    kits: Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `coalface provision` made.")],
+    party: Annotated[str, typer.Argument(help="The party whose node gets a new key.")],
 ) -> None:
-    """Make a new key for one party's node; all other keys and the certificates stay as they are."""
+    """Make a new key for one party's node; other keys and the certificates stay."""
     from coalface.flower.provision import rotate as rotating
 
     written = rotating.rotate(kits, party)
@@ -65,8 +65,10 @@ def rotate(
 
 
 @provision.command()
-def check(kits: Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `provision` made.")]) -> None:
-    """Say what is expired, mismatched, misplaced or readable by others; exit status 1 where anything is."""
+def check(
+    kits: Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `coalface provision` made.")],
+) -> None:
+    """Check kits for what is expired, mismatched, misplaced or readable by others; exit status 1 on a fault."""
     from coalface.flower.provision import verify
 
     found = verify.check(kits, datetime.datetime.now(datetime.UTC))
@@ -74,4 +76,4 @@ def check(kits: Annotated[Path, typer.Argument(metavar="KITS", help="A folder th
         typer.echo(fault)
     if found:
         raise typer.Exit(1)
-    typer.echo(f"{kits}: nothing is wrong")
+    typer.echo(f"{kits}: no faults found")

@@ -18,11 +18,14 @@ Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe
 def run(
     recipe: Annotated[Path, typer.Argument(help="A recipe, for example recipes/lfw/silos.yaml.")],
     changes: Changes = None,
-    out: Annotated[Path, typer.Option(help="The run folder to make.")] = Path("runs/run"),
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan, its bytes and memory, and stop.")] = False,
-    workers: Annotated[int | None, typer.Option(help="Worker processes; the bits do not depend on it.")] = None,
+    out: Annotated[Path, typer.Option(help="The run folder to write.")] = Path("runs/run"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan, bytes and memory, without a run.")
+    ] = False,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; results do not depend on it.")] = None,
     party_data: Annotated[
-        Path | None, typer.Option(help="Where the images of parties lie that bring their own: party -> its party.yaml.")
+        Path | None,
+        typer.Option(help="A YAML file that names each party's party.yaml, for parties with their own images."),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -45,7 +48,7 @@ def run(
 
 
 class ResumeCommand(TyperCommand):
-    """Reads which keys may change where its help is asked for: to read them for every command takes a second."""
+    """Looks up the keys that may change only for its help: that takes a second."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from coalface.experiments.recipe import schema as config
@@ -59,14 +62,13 @@ def resume(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     changes: Changes = None,
     changed_code: Annotated[
-        bool, typer.Option("--changed-code", help="Go on although the code of the method was changed since it began.")
+        bool,
+        typer.Option("--changed-code", help="Resume even if the code of the method has changed since the run began."),
     ] = False,
-    from_round: Annotated[
-        int | None, typer.Option(help="Go back to an earlier accepted checkpoint: that after so many rounds.")
-    ] = None,
+    from_round: Annotated[int | None, typer.Option(help="Resume from the checkpoint after this round.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with a run from its last checkpoint; of a federation on this machine, after what of it has gone is back."""
+    """Resume a run from its last checkpoint, and restart parts of a federation on this machine that ended."""
     from coalface.experiments import provenance, status
     from coalface.experiments import run as experiment
     from coalface.experiments.callbacks.progress import Progress
@@ -84,8 +86,8 @@ def resume(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("demo"),
-    fresh: Annotated[bool, typer.Option("--fresh", help="Train anew where a finished demo lies.")] = False,
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("demo"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="Train again, over a finished demo.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train over several parties on synthetic faces: solo, FedAvg and centralised, compared on one page."""
@@ -99,21 +101,21 @@ def demo(
 def export(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a stopped or finished run.")],
     party: Annotated[str, typer.Option(help="The client, for example silo-00.")],
-    out: Annotated[Path, typer.Option(help="The folder to make.")] = Path("own-model"),
+    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("own-model"),
 ) -> None:
-    """Write a client's own model by itself: backbone, branch, the gallery of its people, and thresholds."""
+    """Export a client's own model: backbone, branch, gallery of its people, and thresholds."""
     from coalface.experiments import export as exporting
 
-    typer.echo(f"wrote {exporting.export(run_folder, party, out)}; it is the client's own: keep it there")
+    typer.echo(f"wrote {exporting.export(run_folder, party, out)}; it belongs to the client; keep it there")
 
 
 def identify(
-    model: Annotated[Path, typer.Argument(help="A folder that `coalface export` has made.")],
+    model: Annotated[Path, typer.Argument(help="A folder that `coalface export` made.")],
     images: Annotated[Path, typer.Argument(help="Identity folders of images, or a pack.")],
-    fpir: Annotated[float, typer.Option(help="The share of strangers that may be taken for somebody.")] = 0.01,
+    fpir: Annotated[float, typer.Option(help="The share of strangers that may be accepted (FPIR).")] = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """Tell who of a client's people is in images, or that it is a stranger."""
+    """Identify a client's people, and strangers, in images."""
     import dataclasses
     import json
 
@@ -132,7 +134,7 @@ def identify(
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders; differences are to the first.")],
-    page: Annotated[Path | None, typer.Option(help="Also write a report page of them all.")] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write a report page of all runs.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: their figures, differences and 95 % intervals (paired bootstrap over identities)."""

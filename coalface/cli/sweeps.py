@@ -14,24 +14,24 @@ from coalface.core import disk
 
 
 def sweep(
-    recipe: Annotated[Path, typer.Argument(help="A recipe, or a file of several grids over one.")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe, or a file with several grids over one.")],
     changes: Annotated[
         list[str] | None, typer.Argument(help="Keys with several values, such as method=solo,fedavg seed=0,1,2.")
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder for the cells, the table and the page.")] = Path("sweeps/sweep"),
     baseline: Annotated[
         list[str] | None,
-        typer.Option(help="What differences are to: key=value of one swept key. Repeated, each has a table."),
+        typer.Option(help="The setting to compare with: key=value of a swept key. May be repeated, for a table each."),
     ] = None,
     axis: Annotated[
         list[str] | None,
-        typer.Option(help="A swept key to draw the figures over. Without it: each that takes three numbers or more."),
+        typer.Option(help="The swept key on the x-axis; by default, each key with three numbers or more."),
     ] = None,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of finished cells.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and say what is left to run.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and print what is left to run.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a grid of recipes, resumable, into one table with paired differences and a page with drawings."""
+    """Run a grid of recipes into one table with paired differences and a page with charts; resumable."""
     from coalface.experiments.callbacks.progress import Progress
     from coalface.experiments.sweep import run as sweeping
 
@@ -47,7 +47,7 @@ def sweep(
 
 def import_config(
     config: Annotated[Path, typer.Argument(help="An insightface configuration, such as ms1mv3_r50.py.")],
-    out: Annotated[Path | None, typer.Option(help="The recipe to write; without it, the recipe is printed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The recipe to write; printed by default.")] = None,
 ) -> None:
     """Turn an insightface configuration into a recipe, without running it."""
     from coalface.experiments.recipe import import_insightface
@@ -58,13 +58,15 @@ def import_config(
         return
     with disk.writing(out), open(out, "x", encoding="utf-8") as file:
         file.write(text)
-    typer.echo(f"wrote {out}; `coalface run {quote(str(out))} --dry-run` shows what it would do")
+    typer.echo(f"wrote {out}; `coalface run {quote(str(out))} --dry-run` shows its plan")
 
 
 def weighting_grid(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a stopped or finished run.")],
-    step: Annotated[float, typer.Option(help="Between two weights; it divides 1. 0.1 makes 66 weightings.")] = 0.1,
-    parties: Annotated[str | None, typer.Option(help="Three of more, as a,b,c; the others get weight 0.")] = None,
+    step: Annotated[
+        float, typer.Option(help="The step between two weights; must divide 1. 0.1 makes 66 weightings.")
+    ] = 0.1,
+    parties: Annotated[str | None, typer.Option(help="Three of the trainers, as a,b,c; others get weight 0.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Whether what a method asks of its federation can be carried out: a call, its means, a state, what the run leaves.
+"""Checks of what a method asks of its federation: a call, its means, its state, its final models.
 
 The plan and every engine's server check by these, so that a mistake has one answer, and before anybody trains. Each
 raises DeclarationError, TypeError or ValueError, which name the step and the fix.
@@ -42,16 +42,16 @@ def check_call(
     known = parties(declaration.role)
     names = tuple(sorted(to if to is not None else each if each is not None else known))
     if not known:
-        raise ValueError(f"{where}: there are no parties with the role {declaration.role!r}.")
+        raise ValueError(f"{where}: no party has the role {declaration.role!r}.")
     if not names:
         given = "each" if to is None else "to"
         raise ValueError(f"{where}: `{given}` is empty. Name at least one party, or leave it out to ask all of them.")
     if len(set(names)) < len(names):
-        raise ValueError(f"{where}: `to` names a party twice, which would count twice. Name each once.")
+        raise ValueError(f"{where}: `to` names a party twice, so it would count twice. Name each party once.")
     if unknown := sorted(set(names) - set(known))[:5]:
-        raise ValueError(f"{where}: {unknown} are not parties with the role {declaration.role!r}.")
+        raise ValueError(f"{where}: {unknown} do not have the role {declaration.role!r}.")
     if each is not None and (missing := [p for p in names if p not in each][:5]):
-        raise ValueError(f"{where}: `each` has nothing for {missing}; give every party in `to` a message.")
+        raise ValueError(f"{where}: `each` has no message for {missing}; give every party in `to` one.")
     _check_message(where, "common", common, declaration)
     for value in {type(each[p]): each[p] for p in names}.values() if each is not None else (None,):
         _check_message(where, "each", value, declaration)
@@ -84,7 +84,7 @@ def check_aggregate(aggregate: Any, declaration: StepDeclaration, everyone: Sequ
             raise TypeError(f"aggregate holds {mean!r}; give a list of means, `aggregate=[Mean('backbone', …)]`.")
     keys = [mean.key for mean in aggregate]
     if len(set(keys)) < len(keys):
-        raise ValueError(f"two of the means {keys} have one name, so one would be lost: give each Mean a `name`.")
+        raise ValueError(f"two of the means {keys} have the same name, so one would be lost. Give each Mean a `name`.")
     sent = [cls for cls in (declaration.each, declaration.common) if cls is not None]
     for mean in aggregate:
         if declaration.reply is not None:
@@ -99,24 +99,24 @@ def check_mean(mean: Mean, *, everyone: Sequence[str], reply: type, sent: Sequen
     fields, name = resolved(reply, reply.__name__), reply.__name__
     tensors = [n for n, a in fields.items() if without_none(a)[0] in (Tensor, Tensors)]
     if mean.field not in tensors:
-        raise ValueError(f"Mean({mean.field!r}): no tensors of {name}; those that can be aggregated: {tensors}.")
+        raise ValueError(f"Mean({mean.field!r}): {name} has no such tensors; it can aggregate {tensors}.")
     numbers = [n for n, a in fields.items() if a in (int, float)]
     if isinstance(mean.by, str) and mean.by not in numbers:
-        raise ValueError(f"Mean({mean.field!r}, by={mean.by!r}): no number of {name}; it has {numbers}.")
+        raise ValueError(f"Mean({mean.field!r}, by={mean.by!r}): {name} has no such number; it has {numbers}.")
     other = counterpart(reply, mean.field)
     if other is None:
         raise ValueError(
             f"Mean({mean.field!r}): {name}.{mean.field} is free(), so replies need not have the same tensors. Declare "
-            f"what it must look like, `{mean.field}: … = like('…')`, or take the replies singly from answer.each."
+            f"what it must look like, `{mean.field}: … = like('…')`, or read the replies one by one from answer.each."
         )
     if mean.of == "differences" and (other != mean.field or not any(mean.field in resolved(c, "") for c in sent)):
         raise ValueError(
-            f"Mean({mean.field!r}, of='differences'): nothing sent to the party is called {mean.field!r}. Send the "
-            "values under that name, or average differences that the step has taken."
+            f"Mean({mean.field!r}, of='differences'): the party is sent nothing named {mean.field!r}. Send the "
+            "values under that name, or average differences that the step computes."
         )
     if isinstance(mean.by, Mapping) and (unknown := sorted(set(mean.by) - set(everyone))[:5]):
         raise ValueError(
-            f"Mean({mean.field!r}): `by` gives weights to {unknown}, which are not parties of the step's role. "
+            f"Mean({mean.field!r}): `by` gives weights to {unknown}, which do not have the step's role. "
             f"The parties are {', '.join(everyone[:5])}{' …' if len(everyone) > 5 else ''}"
         )
 
@@ -156,7 +156,7 @@ def check_models(method: Method, models: Any, parties: Callable[[str], Sequence[
             )
         if declaration.local is not None and not (declaration.local == OWN_MODEL and models.shared is not None):
             if not parties(declaration.role):
-                raise ValueError(f"{where}: there are no parties with the role {declaration.role!r}.")
+                raise ValueError(f"{where}: no party has the role {declaration.role!r}.")
             _check_message(where, "common", models.common if declaration.common is not None else None, declaration)
 
 

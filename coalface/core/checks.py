@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, in words: the key, the reason and the nearest thing that is right."""
+"""Checks of settings against types and names; an error names the key, the reason and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def short(key: str) -> str:
     return ".".join(told(part, 80) for part in key.split("."))
 
 
-def unknown_key(where: str, known: Sequence[str]) -> RecipeError:
+def unknown_key(where: str, known: Sequence[str], of: str = "a recipe") -> RecipeError:
     """The error of a key that is not known."""
     where = short(where)
     parent, _, key = where.rpartition(".")
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"; did you mean {parent + '.' if parent else ''}{near[0]}?" if near else "."
-    return RecipeError(f"not a key of a recipe{hint} Known here: {', '.join(known) or 'none'}", where=where)
+    return RecipeError(f"not a key of {of}{hint} Known here: {', '.join(known) or 'none'}", where=where)
 
 
 def unknown_name(name: object, known: Iterable[str], where: str) -> RecipeError:
@@ -88,6 +88,13 @@ def wrong_value(where: str, value: object, errors: Sequence[ErrorDetails]) -> Re
     """
     allowed = [ALLOWED[e["type"]].format_map(e.get("ctx", {})) if e["type"] in ALLOWED else e["msg"] for e in errors]
     return RecipeError(f"{repr(value)[:200]} is not allowed; use {', or '.join(dict.fromkeys(allowed))}", where=where)
+
+
+def invalid_value(where: str, error: ValidationError, first: ErrorDetails) -> RecipeError:
+    """The error of a value that a section refuses: its own words, or those of `wrong_value` for pydantic's types."""
+    if "error" in first.get("ctx", {}):
+        return RecipeError(str(first["ctx"]["error"]), where=where)
+    return wrong_value(where, first["input"], [e for e in error.errors() if e["loc"] == first["loc"]])
 
 
 def _finite(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Bytes: how messages, private state and server state become safetensors bytes and come back, checked.
+"""The codec: messages, private state and server state to safetensors bytes and back, checked.
 
 Every encoding is a valid safetensors file: the tensors under `field` or `field/name`, everything else as JSON in the
 metadata key `coalface`. So what left a party can be opened with any safetensors reader. Decoding is directed by the
@@ -127,7 +127,7 @@ def encode(message: Any, *, hashed: bool = False, change: Change | None = None) 
     if kind_of(message) != "message" or isinstance(message, type):
         what = "private state, which never leaves a party" if kind_of(message) == "private" else "not a message"
         raise WireError(
-            f"{type(message).__name__} is {what}: only classes declared with @message are sent. "
+            f"{type(message).__name__} is {what}: only classes declared with @message can be sent. "
             "Copy the fields that may leave into a message."
         )
     for name, annotation in hints(message.__class__).items():
@@ -157,7 +157,7 @@ def decode(
     Of a reply to the messages `sent`, what is larger than any that they ask for is refused before it is read.
     """
     if kind_of(cls) != "message":
-        raise WireError(f"{cls.__name__} is not declared with @message: nothing else is read from the wire.")
+        raise WireError(f"{cls.__name__} is not declared with @message; nothing else is read from the wire.")
     if sent is None:
         return unpack(data, cls, change=change)
     header, body = _room(cls, sent)
@@ -256,7 +256,7 @@ def unpack(
         tensors = change(tensors)
     value = _restore(skeleton, cls, "", tensors)
     if tensors:
-        raise WireError(f"{cls.__name__}: tensors that it does not declare: {', '.join(sorted(tensors)[:5])}.")
+        raise WireError(f"{cls.__name__}: it does not declare these tensors: {', '.join(sorted(tensors)[:5])}.")
     return typing.cast(T, value)
 
 
@@ -265,7 +265,7 @@ def _flatten(value: Any, path: str, found: dict[str, Tensor]) -> Any:
         return value
     if isinstance(value, Tensor):
         if path in found:
-            raise WireError(f"two tensors would be called {path!r}: rename a key so that it holds no '/'.")
+            raise WireError(f"two tensors would be named {path!r}; rename a key so that it has no '/'.")
         found[path] = value
         return True
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Replies in fewer bytes: tensors of an update as float16, bfloat16 or int8, put back at the server.
+"""Compression of replies: tensors of an update as float16, bfloat16 or int8, restored at the server.
 
 What is narrowed is a float32 tensor y of two dimensions or more that must look like a tensor x which the party was
 sent. Where x is the field of the same name, δ = y − x is sent and the server takes x + δ̂; a field that is only

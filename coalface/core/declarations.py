@@ -1,4 +1,4 @@
-"""What a method keeps and sends: messages, private state and server state, checked when the class is defined.
+"""Declarations of messages, private state and server state, checked when the class is defined.
 
 Methods import these words from `coalface.core.method`.
 """

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and locked; what a disk refuses, with the file, the disk and what to do."""
+"""Atomic writes and locks of files; errors of a disk with the file, the disk and what to do."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def beside(path: Path) -> Iterator[Path]:
 def check_free(path: Path) -> None:
     """Raise FileExistsError where something is at a path, be it not an empty folder."""
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):
-        raise FileExistsError(f"{shown(path)} is there already: choose another name, or move it away")
+        raise FileExistsError(f"{shown(path)} already exists; choose another name, or move it away")
 
 
 def put_in_place(partial: Path, path: Path) -> None:

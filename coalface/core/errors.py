@@ -22,7 +22,7 @@ class CoalfaceError(ValueError):
 
     def __init__(self, text: str, *, where: str | Path = "") -> None:
         super().__init__(f"{where}: {text}" if where else text)
-        self.where = str(where)
+        self.where, self.text = str(where), text
 
 
 class RecipeError(CoalfaceError):

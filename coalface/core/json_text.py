@@ -29,7 +29,7 @@ def parse_json(
     are what Python's json takes. Raises ValueError.
     """
     if not isinstance(text, str | bytes):
-        raise ValueError(f"it is a {type(text).__name__}, not a text of JSON")
+        raise ValueError(f"it is a {type(text).__name__}, not JSON text")
     if len(text) > longest:
         raise ValueError(f"it is longer than {longest:,} bytes")
     data = text.encode() if isinstance(text, str) else text
@@ -62,13 +62,13 @@ def _is_deep(data: bytes) -> bool:
 
 def _whole(text: str) -> int:
     if len(text) > 17 or abs(number := int(text)) > LARGEST:
-        raise ValueError(f"{text[:20]} is a larger number than {LARGEST}")
+        raise ValueError(f"{text[:20]} is larger than {LARGEST}")
     return number
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text[:20]} is no finite number")
+        raise ValueError(f"{text[:20]} is not a finite number")
     return number
 
 

@@ -1,4 +1,4 @@
-"""What a party can tell the lab without sending it: the kinds of local results, each given by a step of the method.
+"""Local results: what a party gives the lab without sending it, each by a step of the method.
 
 A step that gives one names it, `@step(role="trainer", local=OWN_MODEL)`, and returns tensors by name (`Tensors`), or
 none where the party has nothing to tell. Its result is no message: it has no commit and no line in a ledger, and a

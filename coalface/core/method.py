@@ -379,6 +379,6 @@ class Method(HasSteps, ABC):
         """The method's parts in order; one stage called `train` unless the method says otherwise."""
         if not isinstance(getattr(self, "rounds", None), int):
             raise DeclarationError(
-                f"method {type(self).__name__} does not say how many rounds it has: give it a field `rounds: int = 20`."
+                f"method {type(self).__name__} has no number of rounds; give it a field `rounds: int = 20`."
             )
         return (Stage("train", self.rounds, begin=lambda fed, _: self.init(fed), round=self.round),)

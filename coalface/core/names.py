@@ -1,4 +1,4 @@
-"""Names that come from outside and become files, folders or parties: one rule, checked where they come in."""
+"""The rule for names from outside that become files, folders or parties."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def quoted(name: str) -> str:
 def check_name(name: str) -> str:
     """The name. Raises ValueError unless it is plain."""
     if broken := broken_rule(name):
-        raise ValueError(f"{quoted(name)} is no plain name: it {broken}; choose another")
+        raise ValueError(f"{quoted(name)} is not a plain name: it {broken}; choose another")
     return name
 
 
@@ -56,7 +56,7 @@ def check_party(name: str) -> str:
     """The name. Raises ValueError unless a party can be called so: in scripts, in TOML, and as an argument."""
     if not _PARTY.fullmatch(name):
         raise ValueError(
-            f"{quoted(name)} cannot be the name of a party: use ASCII letters, digits, '-' and '_', 100 at most, "
+            f"{quoted(name)} cannot be the name of a party; use at most 100 ASCII letters, digits, '-' and '_', "
             "beginning with a letter or a digit"
         )
     return name

@@ -108,9 +108,11 @@ def _batched(owner: type, function: Callable[..., Any], steps: Mapping[str, Step
     name = function.__coalface_batched__  # type: ignore[attr-defined]
     where, declared = f"{owner.__name__}.{function.__name__}", steps.get(name)
     if declared is None:
-        raise DeclarationError(f"{where}: @batched({name!r}) names no step. Known steps: {', '.join(steps) or 'none'}.")
+        raise DeclarationError(
+            f"{where}: @batched({name!r}) does not name a step. Known steps: {', '.join(steps) or 'none'}."
+        )
     if declared.keeps is not None or declared.reply is None:
-        raise DeclarationError(f"{where}: step {name} leaves something at its party, so parties cannot share a batch.")
+        raise DeclarationError(f"{where}: step {name} keeps something at its party, so parties cannot share a batch.")
     if typing.get_type_hints(declared.reply).get("images") is not int:
         raise DeclarationError(
             f"{where}: replies of parties that share a batch are weighted by their images. Give "

@@ -1,4 +1,4 @@
-"""How names and counts stand in a sentence."""
+"""Names and counts as they stand in a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML, more strictly than PyYAML reads it: no key twice, nothing that grows as it is read, and faults in one line."""
+"""Strict YAML: no key twice, no aliases that grow, and one-line errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def parse_yaml(text: str) -> Any:
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
         raise ValueError(where + " ".join(problem.split())) from None
     except (ArithmeticError, LookupError, TypeError, AttributeError) as error:  # of a tag with no value of its kind
-        raise ValueError(f"a value is none of its kind ({error})") from None
+        raise ValueError(f"a value does not match its tag ({error})") from None
 
 
 def _check(text: str) -> None:

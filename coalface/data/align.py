@@ -1,4 +1,4 @@
-"""Faces brought into one place, size and angle by their five landmarks, as the field's models expect them."""
+"""Alignment of faces by five landmarks to the place, size and angle that the field's models expect."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def align_folder(
     if store.kind != "folder":
         raise DataError(f"it is a {store.kind}, whose images are aligned already: give a folder", where=store.path)
     if size < 1:
-        raise ValueError(f"{size} pixels make no image: give a size of 1 or more")
+        raise ValueError(f"size is {size}; give 1 or more pixels")
     check_free(out)
     if out.resolve().is_relative_to(store.path.resolve()):
-        raise DataError(f"it lies in what is aligned: choose a place outside {store.path}", where=out)
+        raise DataError(f"this folder lies in the images to align; choose a place outside {store.path}", where=out)
     known = np.flatnonzero(landmarks.known)
     names = [os.path.relpath(place, store.path) for place in store.places]
     with beside(out) as partial:

@@ -1,4 +1,4 @@
-"""Pixels as a network takes them, and the random changes a training batch may go through."""
+"""Pixels as network input, and the augmentation of training batches."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def open_cache(cache: Path) -> Path:
 
 def _check_folder(cache: Path) -> None:
     if cache.exists() and not cache.is_dir():
-        raise NotADirectoryError(f"{cache} is a file, and the cache is a folder: move it away, or {_ELSEWHERE}")
+        raise NotADirectoryError(f"{cache} is a file, and the cache must be a folder; move it away, or {_ELSEWHERE}")
 
 
 def advice(path: Path) -> str:

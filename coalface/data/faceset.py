@@ -1,4 +1,4 @@
-"""The one form in which face images reach a party, an evaluator or a model."""
+"""The face set: the form in which images reach a party, an evaluator or a model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,9 @@ class FaceSet:
         the images have not got one shape.
         """
         if other.shape != self.shape:
-            raise ValueError(f"images of {self.shape} and of {other.shape} do not go into one set: pack them alike")
+            raise ValueError(
+                f"images of {self.shape} and of {other.shape} cannot be in one set; pack both at one size and colour"
+            )
         if _one_store(self.pixels, other.pixels):
             pixels, rows = self.pixels, np.concatenate([self.rows, other.rows])
         else:
@@ -102,7 +104,7 @@ class FaceSet:
         The clusters that are left are renumbered 0, 1, … in their order. `clusters` is (n,).
         """
         if len(clusters) != len(self):
-            raise ValueError(f"{len(clusters)} clusters for {len(self)} images: give one for each, −1 for none")
+            raise ValueError(f"{len(clusters)} clusters for {len(self)} images; give one for each image, −1 for none")
         inside = np.flatnonzero(clusters >= 0)
         numbers, labels = np.unique(clusters[inside], return_inverse=True)
         names = tuple(f"cluster-{number}" for number in numbers)

@@ -1,4 +1,4 @@
-"""Images held back: some of each identity's own, kept out of training so that it can be verified by them."""
+"""Test images of trained identities: some of each, held back from training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def hold_back(faces: FaceSet, images: int, rng_of: Callable[[str], np.random.Gen
     Raises ValueError where nobody has more than `images` images.
     """
     if images < 1:
-        raise ValueError(f"{images} test images of an identity: give 1 or more")
+        raise ValueError(f"{images} test images per identity is not allowed; give 1 or more")
     chosen = np.zeros(len(faces), dtype=bool)
     counts = faces.counts()
     places = np.split(np.argsort(faces.labels, kind="stable"), np.cumsum(counts)[:-1])

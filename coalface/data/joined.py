@@ -26,7 +26,7 @@ class Joined:
 
     def __post_init__(self) -> None:
         if not self.parts:
-            raise ValueError("a joined source has no parts: name at least one")
+            raise ValueError("a joined source needs at least one part")
         for name in self.parts:
             check_party(name)  # parties are called after parts
 

@@ -78,7 +78,7 @@ def files_of(faces: FaceSet) -> list[str]:
     """(n,) the file of each image. Raises ValueError where the face set does not know its files."""
     if faces.files is None:
         raise ValueError(
-            "this face set does not know its files, so no pair list can be looked up in it: read a folder (in a "
+            "this face set does not know its files, so a pair list cannot be resolved in it; read a folder (in a "
             "recipe, give the list a source of kind folder)"
         )
     return [faces.files[row] for row in faces.rows]
@@ -107,7 +107,7 @@ def pair_list(
         absent = [file for file in place if place[file] < 0]
         where = next(pair.where for pair in pairs if absent[0] in (pair.left, pair.right))
         raise DataError(
-            f"{len(pairs) - len(kept):,} of {several(len(pairs), 'pair')} name images that are not in the "
+            f"{len(pairs) - len(kept):,} of {several(len(pairs), 'pair')} name images missing from the "
             f"face set, such as {', '.join(file[:200] for file in absent[:3])}: {hint(absent[0])}",
             where=where,
         )
@@ -131,7 +131,7 @@ def named_identities(path: str | os.PathLike[str]) -> frozenset[str]:
     for pair in pairs:
         if "" in pair.names or pair.left[0] == "/" or pair.right[0] == "/":
             raise DataError(
-                f"{pair.left[:80]} or {pair.right[:80]} does not say who is shown: write paths as IDENTITY/file",
+                f"{pair.left[:80]} or {pair.right[:80]} does not name a person; write paths as IDENTITY/file",
                 where=pair.where,
             )
     return frozenset(name for pair in pairs for name in pair.names)
@@ -161,8 +161,8 @@ def refuse_matlab(path: Path) -> None:
         begins = file.read(7)
     if begins == b"MATLAB " or path.suffix.lower() == ".mat":
         raise DataError(
-            "it is a MATLAB file, which is not read: export its pairs to a text in LFW's format, or, for "
-            "AgeDB's protocol of 30 years, take agedb_30.bin",
+            "MATLAB files cannot be read; export the pairs to a text in LFW's format, or, for "
+            "AgeDB's protocol of 30 years, use agedb_30.bin",
             where=path,
         )
 
@@ -231,8 +231,8 @@ def balanced_pairs(
         most = most_pairs(faces)
         enough = f"ask for {folds:,} to {most:,} of each kind" if folds <= most else f"they make no more than {most:,}"
         raise ValueError(
-            f"{pairs:,} genuine and as many impostor pairs of these images cannot be dealt to {folds} folds, of which "
-            f"each needs one of each kind: {enough}"
+            f"{pairs:,} genuine and as many impostor pairs of these images cannot be spread over {folds} folds, of "
+            f"which each needs one of each kind: {enough}"
         )
     order = _sorted_images(faces, None)
     present = rng.permutation(np.flatnonzero(faces.counts()))
@@ -288,12 +288,12 @@ def _sorted_images(faces: FaceSet, names: Collection[str] | None) -> NDArray[np.
         if unknown:
             raise ValueError(
                 f"{len(unknown)} of the {len(chosen)} named identities are not in the face set, such as "
-                f"{shown(', '.join(unknown[:3]))}: check that names and images belong together"
+                f"{shown(', '.join(unknown[:3]))}: check that the names belong to these images"
             )
         wanted = np.array([name in chosen for name in faces.names])
     images = np.flatnonzero(wanted[faces.labels])
     if len(images) == 0:
-        raise ValueError("no image to make pairs of: the face set, or the list of names, is empty")
+        raise ValueError("there are no images to make pairs of; the face set or the list of names is empty")
     files = [""] * len(faces) if faces.files is None else files_of(faces)
     keys = {i: (os.fsencode(faces.names[faces.labels[i]]), os.fsencode(files[i])) for i in images.tolist()}
     return np.array(sorted(keys, key=keys.__getitem__), dtype=np.int64)
@@ -324,7 +324,7 @@ def _draw_impostors(labels: NDArray[np.int64], wanted: int, rng: np.random.Gener
     n, available = len(labels), _capacity(labels)[1]
     if wanted > available:
         made = several(available, "impostor pair")
-        raise ValueError(f"the images make {made}, and {wanted:,} are wanted: ask for no more")
+        raise ValueError(f"the images make {made}, not {wanted:,}; ask for fewer")
     if 2 * wanted > available:
         every = np.stack(np.triu_indices(n, 1), axis=1)
         every = every[labels[every[:, 0]] != labels[every[:, 1]]]
@@ -345,7 +345,7 @@ def _draw_both(
     available = _capacity(labels)[0]
     if wanted > available:
         made = several(available, "genuine pair")
-        raise ValueError(f"the images make {made}, and {wanted:,} are wanted: ask for no more")
+        raise ValueError(f"the images make {made}, not {wanted:,}; ask for fewer")
     starts = np.flatnonzero(np.r_[True, labels[1:] != labels[:-1]])
     counts = np.diff(np.r_[starts, len(labels)])
     genuine = _genuine_pairs(starts, counts, rng.choice(available, wanted, replace=False))

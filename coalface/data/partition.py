@@ -1,8 +1,8 @@
-"""How the identities of a face set are dealt to parties, and what is kept back to evaluate on.
+"""The partition of the identities of a face set over parties, and what is held out to evaluate on.
 
 A partition gives `{party: FaceSet}`. Its keys are in registration order, which is their sorted order. All the views
 share the pixel store of the set they were cut from, and each numbers its identities from 0. Identities of which the
-set holds no image are dealt to nobody.
+set holds no image go to nobody.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def by_domain(faces: FaceSet, domain_names: Sequence[str]) -> dict[str, FaceSet]
     Raises ValueError if the set has no domains, or if names and domains do not match one to one.
     """
     if faces.domains is None:
-        raise ValueError("this face set has no domains, so it cannot be dealt by domain: use equal or dirichlet")
+        raise ValueError("this face set has no domains, so it cannot be partitioned by domain; use equal or dirichlet")
     known = np.unique(faces.domains)
     if len(set(domain_names)) != len(domain_names) or not np.array_equal(known, np.arange(len(domain_names))):
         raise ValueError(
@@ -59,7 +59,7 @@ def dirichlet(faces: FaceSet, parties: int, alpha: float, rng: np.random.Generat
     """
     present = _enough(faces, parties)
     if not 0 < alpha < np.inf:
-        raise ValueError(f"alpha = {alpha} is no concentration of a Dirichlet distribution: give a number above 0")
+        raise ValueError(f"alpha is {alpha}; give a number above 0")
     sizes = _rounded(rng.dirichlet(np.full(parties, alpha)) * (len(present) - parties))
     return _deal(faces, np.split(rng.permutation(present), np.cumsum(1 + sizes)[:-1]), "silo")
 
@@ -75,7 +75,7 @@ def by_shares(faces: FaceSet, shares_of: Mapping[str, float], rng: np.random.Gen
     present = _enough(faces, len(names))
     sizes = _rounded(len(present) * np.array([shares_of[name] for name in names]) / sum(shares_of.values()))
     if (sizes == 0).any():
-        raise ValueError(f"{names[int(np.argmin(sizes))]} would get none of {len(present)} identities: raise its share")
+        raise ValueError(f"{names[int(np.argmin(sizes))]} would get none of {len(present)} identities; raise its share")
     parts = np.split(rng.permutation(present), np.cumsum(sizes)[:-1])
     return {name: faces.only(part) for name, part in zip(names, parts, strict=True)}
 
@@ -105,13 +105,11 @@ def hold_out(
     """
     present = np.flatnonzero(faces.counts())
     if (identities is None) == (fraction is None):
-        raise ValueError(
-            "hold_out takes either identities (how many) or fraction (of all identities): give one of them"
-        )
+        raise ValueError("give hold_out either identities (a number) or fraction (of all identities)")
     held = round(fraction * len(present)) if fraction is not None else identities
     if held is None or not 0 < held < len(present):
         raise ValueError(
-            f"holding out {held} of {len(present)} identities leaves one side empty: "
+            f"holding out {held} of {len(present)} identities leaves one side empty; "
             f"choose between 1 and {len(present) - 1}"
         )
     chosen = np.zeros(len(faces.names), dtype=bool)
@@ -158,7 +156,7 @@ def check_disjoint(a: FaceSet, b: FaceSet) -> None:
         several = f"{len(shared)} identities" if len(shared) > 1 else "1 identity"
         raise ValueError(
             f"the two sets share {several} ({', '.join(shared[:5])}{', …' if len(shared) > 5 else ''}): "
-            "take them out of one with without(), or nobody can say what was learnt and what was known"
+            "take them out of one with without()"
         )
 
 
@@ -198,6 +196,6 @@ def _deal(faces: FaceSet, groups: Sequence[NDArray[np.int64]], kind: str) -> dic
 
 
 def names(kind: str, count: int) -> list[str]:
-    """What parties are called that a deal numbers: KIND-00, KIND-01 and so on."""
+    """The names of parties that a partition numbers: KIND-00, KIND-01 and so on."""
     width = max(2, len(str(count - 1)))
     return [f"{kind}-{number:0{width}d}" for number in range(count)]

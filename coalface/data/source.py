@@ -1,4 +1,4 @@
-"""The interface behind which every reader of face images stands, and what the readers share."""
+"""The interface of every reader of face images, and what the readers share."""
 
 from __future__ import annotations
 

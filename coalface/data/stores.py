@@ -1,4 +1,4 @@
-"""Sets of face images in any of the field's forms, told apart by what lies at a path: folders, records, packs."""
+"""Sets of face images in any of the field's forms, recognised at their path: folders, records, packs."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def telling_passed_over(tell: Callable[[str], None]) -> Iterator[list[str]]:
             return
         seen.add(key)
         for said in store.passed_over():
-            if (line := f"{shown(store.path)}: passed over: {said}") not in told:  # two parts may leave the same
+            if (line := f"{shown(store.path)}: ignored: {said}") not in told:  # two parts may leave the same
                 told.append(line)
                 tell(line)
 
@@ -176,7 +176,7 @@ def open_store(
         raise FileNotFoundError(_absent(path))
     kind = _kind_at(path)
     if part and kind is not None:
-        raise DataError(f"it has no part {part!r}: only the layouts of the field's folders have parts", where=path)
+        raise DataError("it has no parts; only layouts such as RFW have them", where=path)
     if kind == "bin":
         return _of_bin(path)
     if kind == "rec":
@@ -186,12 +186,12 @@ def open_store(
     if path.is_file():
         refuse_matlab(path)
         raise DataError(
-            "it is no set of images: give a .rec or .bin file, a folder with train.rec, a pack, or a "
-            "folder that holds one folder of images per identity",
+            "not a set of images; give a .rec or .bin file, a folder with train.rec, a pack, or a "
+            "folder with one folder of images per identity",
             where=path,
         )
     if path.is_dir() and os.path.isfile(path / "train.idx"):
-        raise FileNotFoundError(f"{shown(path / 'train.rec')} does not exist, and train.idx, its index, does: fetch it")
+        raise FileNotFoundError(f"{shown(path / 'train.rec')} does not exist, but its index train.idx does; fetch it")
     return _of_folder(path, part, damaged)
 
 
@@ -220,7 +220,7 @@ def check_names(names: Sequence[str], where: str | Path) -> None:
     for number, name in enumerate(names, start=1):
         for broken in filter(None, map(_broken_rule, name.split("/"))):
             raise DataError(
-                f"{quoted(name)} is no plain name, and files are called after identities: it {broken}; rename it",
+                f"{quoted(name)} is not a plain name for the files of an identity: it {broken}; rename it",
                 where=f"{where}, identity {number}",
             )
 
@@ -257,7 +257,7 @@ def check_written(partial: Path, out: Path, identity_of: dict[str, str], *, part
             f"{several(len(images), 'image')} of {_identities(len(set(images.values())))}"
             for images in (written, identity_of)
         )
-        raise DataError(f"{unmade}: {read} would be read, and {given} are there", where=out)
+        raise DataError(f"{unmade}: it would read as {read}, not {given}", where=out)
 
 
 def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) -> Store:
@@ -272,7 +272,7 @@ def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) ->
     source = read_layout(path, layout=layout, part=part, faults=faults) if layout else read_folder(path, faults)
     places = _places(source)
     for odd, broken in _oddly_named(source.files, places):
-        fault = DataError(f"its name is no plain name: it {broken}; rename it", where=odd)
+        fault = DataError(f"its name is not plain: it {broken}; rename it", where=odd)
         if faults is None:
             raise fault
         faults.append(str(fault))
@@ -350,7 +350,7 @@ def _listed_names(found: Rec) -> tuple[str, ...]:
         )
     often, times = collections.Counter(names).most_common(1)[0]
     if times > 1:
-        raise DataError(f"it names {often[:80]!r} twice: each identity has a name of its own; correct it", where=listed)
+        raise DataError(f"it names {often[:80]!r} twice; give each identity its own name", where=listed)
     return names
 
 

@@ -1,4 +1,4 @@
-"""Many parties as one batch: how a round is cut into batches, what comes back of one, and the ledger of them all.
+"""Client batches: the batches of a round, what comes back of one, and the ledger of them all.
 
 A client batch is a simulation of its parties: each would send its own reply, and what is computed is their mean of what
 the server aggregates, and each one's own of the rest. So there is no single model whose hash a ledger could hold. The

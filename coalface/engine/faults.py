@@ -62,9 +62,7 @@ class SimulatedFaults:
         if not self.deadline > 0:
             raise ValueError(f"faults.deadline is in seconds, more than 0; got {self.deadline}.")
         if any(self.slow.values()) and self.deadline == math.inf:
-            raise ValueError(
-                "faults.slow makes nobody late without a deadline: set faults.deadline, in simulated seconds."
-            )
+            raise ValueError("faults.slow needs a deadline; set faults.deadline, in simulated seconds.")
 
     def before(self, seed: int, party: str, when: tuple[str | int, ...], tries: int = 1) -> str | None:
         """Why none of so many tries reaches the party, or None."""

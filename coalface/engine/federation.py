@@ -1,4 +1,4 @@
-"""What a method may ask, the same for every engine: requests, replies, means."""
+"""The federation of every engine: requests, replies, means."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class ServerFederation(Federation):
         self, ticket: Ticket, *, aggregate: Sequence[Mean] = (), at_least: int | None = None, optional: bool = False
     ) -> Answer:
         if ticket not in self.at.posted:
-            raise ValueError(f"{ticket} is not open: a ticket is collected once, in the stage that posted it.")
+            raise ValueError(f"{ticket} is not open; collect a ticket once, in the stage that posted it.")
         call, failed = self.at.posted[ticket], dict[str, str]()
         declaration = self.method.steps[call.step][1]
         check_aggregate(aggregate, declaration, self.parties(declaration.role))
@@ -158,7 +158,7 @@ class ServerFederation(Federation):
         busy = {party for other in self.at.posted.values() for party in other.to} & set(names)
         if busy and aggregate is not None:
             raise ValueError(
-                f"{type(self.method).__name__}, step {name}: {sorted(busy)[:5]} still work on what was posted to them; "
+                f"{type(self.method).__name__}, step {name}: {sorted(busy)[:5]} still work on an earlier post; "
                 "collect that ticket first."
             )
         self._now.calls += 1

@@ -99,7 +99,7 @@ def wait_for_workers(folder: Path, patience: float = 30.0) -> None:
     try:
         disk.lock(folder / _AT_WORK).acquire(timeout=patience).lock.release()
     except Timeout:
-        raise RunFailed(f"{folder}: workers are still writing here; end the run that they belong to.") from None
+        raise RunFailed(f"{folder}: workers still write here; end their run.") from None
 
 
 def _end_with_parent(told: Connection | None) -> None:

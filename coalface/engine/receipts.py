@@ -1,4 +1,4 @@
-"""What the server has accepted: each reply's SHA-256 and the head of its party's ledger then, in a hash chain.
+"""Receipts of accepted replies: each reply's SHA-256 and the head of its party's ledger, in a hash chain.
 
 The next request to a party carries the head of this chain, and the party keeps it in its commit. So each side holds
 the other's word: a party that cuts or rewrites its ledger is told by the heads here, a server that does so with this

@@ -1,4 +1,4 @@
-"""Taking in the replies to one call: each is validated, counted and aggregated as it comes, in party order."""
+"""The replies to one call: validated, counted and aggregated as they come, in party order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run is conducted, and a round under way."""
+"""The policy of rounds, and a round in progress."""
 
 from __future__ import annotations
 

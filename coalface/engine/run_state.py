@@ -1,4 +1,4 @@
-"""Where a run stands, and how that goes into a checkpoint and comes back."""
+"""The state of a run, and its form in a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weighted means taken as replies come, in party order within fixed blocks, so that memory is one accumulator."""
+"""Running weighted means, in party order within fixed blocks, in the memory of one accumulator."""
 
 from __future__ import annotations
 

@@ -100,11 +100,11 @@ class Server(ServerFederation):
 
         And why later checkpoints cannot be gone on from, if there are any.
         """
-        found = self._last_checkpoint()
-        if found is None:
+        last = self._last_checkpoint()
+        if last is None:
             return 0, self.at.totals, ()
-        rounds = sum(s.rounds for s in self._stages[: found.stage]) + found.round
-        return rounds, found.record["totals"], found.passed_over
+        rounds = sum(s.rounds for s in self._stages[: last.stage]) + last.round
+        return rounds, last.record["totals"], last.passed_over
 
     def check_ledgers(self) -> dict[str, str]:
         """What is wrong with ledgers, by party: their heads are held against the accepted commits, as `READ` says."""
@@ -275,26 +275,26 @@ class Server(ServerFederation):
             raise ValueError(f"{path} is not as it was written, its SHA-256 is another")
 
     def _restore(self) -> Any:
-        found = self._last_checkpoint()
+        last = self._last_checkpoint()
         metrics = self.folder / "metrics.jsonl"
         try:  # before its chain is followed: a kill may have cut off the last line
-            self._client_batches.cut(0 if found is None else found.record.get("cohorts", 0))
-            self._receipts.restore(None if found is None else found.record.get("receipts"))
+            self._client_batches.cut(0 if last is None else last.record.get("cohorts", 0))
+            self._receipts.restore(None if last is None else last.record.get("receipts"))
         except ValueError as error:
             raise RunFailed(str(error)) from error
-        if found is None:
+        if last is None:
             self._refuse_faults()
             metrics.write_bytes(b"")
             return None
-        for why in found.passed_over:
+        for why in last.passed_over:
             self._write_line("events.jsonl", {"event": "passed over", "why": why, "time": time.time()})
-        check_same(found.record, self.numerics, self.round_policy.seed)
-        self.at.ordinal, self.at.stage, self.at.round = found.ordinal, found.stage, found.round
-        self.at.restore(found.record, found.posted, self.method, self.round_policy.keep_checkpoints)
-        if found.record.get("rules") != self._row_policy:  # other rules: a row of abandoned rounds begins anew
+        check_same(last.record, self.numerics, self.round_policy.seed)
+        self.at.ordinal, self.at.stage, self.at.round = last.ordinal, last.stage, last.round
+        self.at.restore(last.record, last.posted, self.method, self.round_policy.keep_checkpoints)
+        if last.record.get("rules") != self._row_policy:  # other rules: a row of abandoned rounds begins anew
             self.at.abandoned = 0
         self._refuse_faults()  # before any party is at work again
-        os.truncate(metrics, found.record["metrics"])
+        os.truncate(metrics, last.record["metrics"])
         for ticket, call in self.at.posted.items():
             self.transport.post(ticket, list(self._requests(call, {})))
-        return checkpoint.unpack_state(found.state, self._stage.state)
+        return checkpoint.unpack_state(last.state, self._stage.state)

@@ -1,4 +1,4 @@
-"""Which parties' replies a sum was opened over, on the disk before it is opened."""
+"""The record of whose replies a sum was opened over, on the disk before it is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server asks of an engine: who takes part, and carrying requests to parties and replies back."""
+"""The transport interface: members, requests to parties, and replies back."""
 
 from __future__ import annotations
 

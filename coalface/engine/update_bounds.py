@@ -1,4 +1,4 @@
-"""How large the updates in the replies to one call are, and what becomes of one that is too large beside the others."""
+"""Bounds on the size of updates in the replies to one call, against their median."""
 
 from __future__ import annotations
 

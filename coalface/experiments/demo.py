@@ -70,7 +70,7 @@ def run(out: Path, callback: Callback, *, fresh: bool = False) -> str:
         if not (place / "config.yaml").exists():
             experiment.run(recipe(method), place, callback)
         elif not (place / "report.html").exists():  # the last thing that a run writes
-            callback.note(f"going on with {place}")
+            callback.note(f"resuming {place}")
             experiment.resume(place, callback)
     compared = _compare([making / method for method in METHODS], making / REPORT)
     _may_go(out)  # somebody may have put something there meanwhile
@@ -108,5 +108,5 @@ def _may_go(folder: Path) -> None:
     held = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     if MARKER not in held or held - {*METHODS, REPORT, MARKER}:
         raise RecipeError(
-            "holds something that is not a demonstration, and is left alone; give another --out", where=folder
+            "the folder is not a demonstration, and nothing in it was changed; give another --out", where=folder
         )

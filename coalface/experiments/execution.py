@@ -1,4 +1,4 @@
-"""How a prepared run is carried out in its folder: rounds, evaluation, model, ledgers, summary and report."""
+"""The execution of a prepared run in its folder: rounds, evaluation, model, ledgers, summary and report."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def execute(
         callback.doing("evaluating the model that the run leaves, and checking the ledgers")
         if not any(stats.rounds for stats in server.at.party_stats.values()):
             raise RunFailed(
-                f"{out}: no round counted: too few replies could be used (metrics.jsonl has the reasons), so the model "
-                "is as it was at the start"
+                f"{out}: no round was accepted: too few replies counted (metrics.jsonl has the reasons), so the model "
+                "has not changed"
             )
         for evaluator in run.evaluators:
             evaluated |= (added := evaluator.evaluate(server, models))
@@ -128,11 +128,11 @@ def _start(server: Server, callback: Callback, name: str) -> None:
     """Say from where the run goes on, and what of its folder is left out."""
     already, sent, passed_over = server.resumes_after()
     for why in passed_over:
-        callback.warn(f"{name}: {why}: it goes on from the one before")
+        callback.warn(f"{name}: {why}; resuming from the one before")
     rounds = sum(stage.rounds for stage in server.method.stages())
     before = runs.read_metrics(server.folder)[:already] if already else ()
     for line in runs.read_events(server.folder)[1]:
-        callback.warn(f"{name}: {line}: it is left out")
+        callback.warn(f"{name}: {line}; left out")
     callback.start(name, rounds, already, (sent["down"], sent["up"]), before)
 
 

@@ -53,7 +53,7 @@ def export(run: Path, party: str, out: Path) -> Path:
     model.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RecipeError("already exists, and is left alone; give another --out", where=out)
+        raise RecipeError("it already exists; give another --out", where=out)
     recipe = provenance.recipe_of(run)
     parts = Parts(recipe)
     here = parts.data
@@ -92,13 +92,15 @@ def own_model(parts: Parts, run: Path, party: str) -> Tensors:
     step = method.local_step(PERSONAL_MODEL)
     last = checkpoint.load(run / "checkpoints")
     if step is None:
-        raise RecipeError(f"{recipe.method} leaves no model of a client's own; use one such as fedfr-joint", where=run)
+        raise RecipeError(
+            f"{recipe.method} makes no models for single clients; use a method such as fedfr-joint", where=run
+        )
     accepted = None if last is None else last.record["accepted"].get(party)
     if accepted is None:
         raise RecipeError(
-            f"{party} took no part in any round, so it has no model of its own; choose another"
+            f"{party} took part in no round, so it has no model; choose another client"
             if (run / "summary.json").exists()
-            else f"{party} has not trained yet; go on with `coalface resume {quote(str(run))}`",
+            else f"{party} has not trained yet; continue with `coalface resume {quote(str(run))}`",
             where="--party",
         )
     name, _ = method.find(step)
@@ -129,7 +131,7 @@ def _features(here: FederatedData, faces: FaceSet, model: Tensors) -> NDArray[np
 def _strangers(recipe: Recipe, here: FederatedData, party: str) -> FaceSet:
     """Images of people who are nobody's, which the party holds."""
     if here.public is None:
-        raise RecipeError(f"{recipe.method} shares no public images, to choose thresholds by", where="--party")
+        raise RecipeError(f"{recipe.method} shares no public images to choose thresholds on", where="--party")
     chosen = generator(recipe.seed, "party", party, "strangers").permutation(len(here.public))[:STRANGERS]
     return here.public.select(np.sort(chosen))
 
@@ -169,7 +171,7 @@ def identify(place: Path, images: Path, fpir: float = 0.01) -> list[Match]:
     Raises DataError where the model has no threshold for this FPIR, and what `read_model` and `read_faces` do.
     """
     if not (place / "gallery.safetensors").exists():
-        raise DataError("not an exported model; `coalface export RUN --party NAME` makes one", where=place)
+        raise DataError("not an exported model; make one with `coalface export RUN --party NAME`", where=place)
     backbone, about = read_model(place)
     if (threshold := about["thresholds"].get(f"{fpir:g}")) is None:
         known = ", ".join(about["thresholds"]) or "none"

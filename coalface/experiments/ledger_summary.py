@@ -1,4 +1,4 @@
-"""What left a party, by its ledger: which tensors, how often, in how many bytes, in which rounds, to whom."""
+"""Summaries of ledgers: which tensors left a party, how often, in how many bytes and rounds, to whom."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ class Outgoing:
 
     @property
     def bytes(self) -> int:
-        return sum(one.bytes for one in self.ledgers)
+        return sum(kept.bytes for kept in self.ledgers)
 
     def as_dict(self) -> dict[str, Any]:
-        kept = [asdict(one) for one in self.ledgers]
+        kept = [asdict(entry) for entry in self.ledgers]
         return {"ledgers": kept, "bytes": self.bytes, "left": [row.as_dict() for row in self.rows]}
 
 
@@ -122,15 +122,15 @@ def files(path: Path) -> list[Path]:
     """The ledgers of a file, a run's folder or a party's home. Raises RecipeError where there is none."""
     if path.is_file():
         return [path]
-    found = [path / f"{CLIENT_BATCHES}.jsonl"] if (path / f"{CLIENT_BATCHES}.jsonl").exists() else []
-    found += sorted(path.glob("ledger/*.jsonl")) or sorted(path.glob("*/ledger/*.jsonl"))
-    if not found:
+    ledgers = [path / f"{CLIENT_BATCHES}.jsonl"] if (path / f"{CLIENT_BATCHES}.jsonl").exists() else []
+    ledgers += sorted(path.glob("ledger/*.jsonl")) or sorted(path.glob("*/ledger/*.jsonl"))
+    if not ledgers:
         raise RecipeError(
-            "no ledger; name a run's folder, a party's home, or a ledger's file. A party's ledger lies at that party, "
+            "no ledger here; give a run folder, a party's home, or a ledger file. A party's ledger lies at that party, "
             "below its home",
             where=path,
         )
-    return found
+    return ledgers
 
 
 def read(paths: Iterable[Path], *, each: bool = False, head: str | None = None) -> Outgoing:
@@ -142,29 +142,29 @@ def read(paths: Iterable[Path], *, each: bool = False, head: str | None = None) 
     return Outgoing(tuple(_read(path, rows, each, head) for path in paths), tuple(rows.values()))
 
 
-def _read(path: Path, rows: dict[tuple[str, ...], Row], each: bool, wanted: str | None) -> Kept:
+def _read(path: Path, rows: dict[tuple[str, ...], Row], each: bool, head: str | None) -> Kept:
     at, total, fault, cut_off = ledger.Head(), 0, "", False
-    found = 0 if wanted == ledger.START else None
+    line_of_head = 0 if head == ledger.START else None
     try:
         for at, line in ledger.lines(path):
             total += _add(rows, path.stem, line, each)
-            if at.chain == wanted:
-                found = at.lines
+            if at.chain == head:
+                line_of_head = at.lines
         cut_off = ledger.is_cut_off(path, at)
     except ValueError as error:
         fault = str(error)
-    return Kept(path.stem, str(path), at.lines, total, at.chain, cut_off, fault, found)
+    return Kept(path.stem, str(path), at.lines, total, at.chain, cut_off, fault, line_of_head)
 
 
 def _add(rows: dict[tuple[str, ...], Row], party: str, line: Mapping[str, Any], each: bool) -> int:
     """Count a line in its row; returns its bytes. Raises ValueError where it lacks what a line must say."""
     try:
         name, (above, _, below) = str(line["name"]), str(line["name"]).partition("/")
-        shown = f"{above}/*" if below and not each else name
+        shown_name = f"{above}/*" if below and not each else name
         run, step, kind, to, protection = (str(line[what]) for what in ("run", "step", "kind", "to", "protection"))
-        key = (run, step, shown, kind, to, protection)
+        key = (run, step, shown_name, kind, to, protection)
         if (row := rows.get(key)) is None:
-            row = rows[key] = Row(run, step, shown, kind, to, protection)
+            row = rows[key] = Row(run, step, shown_name, kind, to, protection)
         row.parties.add(party)
         row.sent[name] = row.sent.get(name, 0) + int(line.get("parties", 1))  # a batch's line is of many
         row.bytes += int(line["bytes"])
@@ -198,8 +198,8 @@ def compare(run: Path, homes: Sequence[Path] = ()) -> Compared:
     path = run / receipts.FILE
     if not path.exists() or not path.stat().st_size:
         raise RecipeError(
-            "it is empty or does not exist; name the folder of a run, at the server, of which a round has counted. A "
-            "version before this kept no receipts",
+            "the file is empty or does not exist; give the server's folder of a run with an accepted round. Earlier "
+            "versions kept no receipts",
             where=path,
         )
     accepted: dict[str, list[dict[str, Any]]] = {}
@@ -216,11 +216,11 @@ def compare(run: Path, homes: Sequence[Path] = ()) -> Compared:
     at_hand = {p.stem: (f, p) for f in folders for p in sorted(f.glob("ledger/*.jsonl"))}
     for folder in folders:
         for commit in sorted(folder.glob("parties/*/*.commit")):
-            told = Commit.receipts_in(commit)
-            if told is not None and (told[0] >= len(chain) or chain[told[0]] != told[1]):
+            receipt = Commit.receipts_in(commit)
+            if receipt is not None and (receipt[0] >= len(chain) or chain[receipt[0]] != receipt[1]):
                 faults.append(
-                    f"{path}: {commit.parent.name} was told that line {told[0]:,} ends with {told[1]} ({commit.name}), "
-                    "and it does not: lines were changed or removed at the server"
+                    f"{path}: {commit.parent.name} was told that line {receipt[0]:,} ends with {receipt[1]} "
+                    f"({commit.name}), and it does not: lines were changed or removed at the server"
                 )
     if last is not None and (last.lines >= len(chain) or chain[last.lines] != last.chain):
         faults.append(
@@ -252,14 +252,14 @@ def missing(path: Path) -> list[str]:
 
 
 def _gone(run: Path, accepted: Iterable[str]) -> list[str]:
-    here = status.is_here(run)
+    is_local = status.is_here(run)
     away = [party for party in accepted if not (run / "ledger" / f"{party}.jsonl").exists()]
-    return [party for party in away if here or (run / "parties" / party).exists()]
+    return [party for party in away if is_local or (run / "parties" / party).exists()]
 
 
 def _said_gone(run: Path, party: str) -> str:
     return (
-        f"{run / 'ledger' / party}.jsonl is not there, and the server has accepted replies of {party}, which was "
+        f"{run / 'ledger' / party}.jsonl does not exist, but the server has accepted replies of {party}, which was "
         "played here: the file was removed. Restore it, or name the home that it was moved to with verify --party-home"
     )
 
@@ -267,11 +267,11 @@ def _said_gone(run: Path, party: str) -> str:
 def _last_head(run: Path, faults: list[str]) -> ledger.Head | None:
     """The head of the receipts at the last checkpoint, if there is one."""
     try:
-        found = checkpoint.load(run / "checkpoints")
+        last = checkpoint.load(run / "checkpoints")
     except checkpoint.CheckpointError as error:
         faults.append(f"{error}")
         return None
-    kept = None if found is None else found.record.get("receipts")
+    kept = None if last is None else last.record.get("receipts")
     return None if kept is None else ledger.Head(**kept)
 
 
@@ -318,16 +318,17 @@ def _differs(path: Path, accepted: Iterable[Mapping[str, Any]]) -> str:
             sums.append(str(line["sha256"]))
     except (ValueError, KeyError) as error:
         return str(error)
-    for one in accepted:
-        what = f"the reply of step {one['step']}, {one['stage']} round {one['round']}, which the server has accepted,"
-        end = one["lines"]
-        if end is None or end < one["pieces"]:
+    for receipt in accepted:
+        place = f"step {receipt['step']}, {receipt['stage']} round {receipt['round']}"
+        what = f"the reply of {place}, which the server has accepted,"
+        end = receipt["lines"]
+        if end is None or end < receipt["pieces"]:
             return f"{path}: {what} came without a head of this ledger, so nobody can tell where it stands"
         if end >= len(chain):
             return f"{path} ends after line {len(sums):,}, and {what} ended with line {end:,}: lines were removed"
-        if chain[end] != one["head"]:
+        if chain[end] != receipt["head"]:
             return f"{path}, line {end:,}: it is not the line that {what} ended with: lines were changed"
-        if receipts.combined(sums[end - one["pieces"] : end]) != one["sha256"]:
+        if receipts.combined(sums[end - receipt["pieces"] : end]) != receipt["sha256"]:
             return f"{path}, line {end:,}: {what} has another SHA-256 than the ledger says"
     return ""
 

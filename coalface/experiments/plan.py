@@ -1,4 +1,4 @@
-"""What a method would send, without running it: its server code over a federation that answers with empty numbers."""
+"""The plan of a method's messages: its server code over a federation that answers with empty numbers."""
 
 from __future__ import annotations
 

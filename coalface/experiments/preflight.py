@@ -1,4 +1,4 @@
-"""What a recipe would do, in words: the plan, the bytes, memory and disk, after the checks that a run begins with."""
+"""The dry run of a recipe: its checks, plan, bytes, memory and disk."""
 
 from __future__ import annotations
 

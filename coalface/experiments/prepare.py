@@ -1,4 +1,4 @@
-"""What a run works with, made of its recipe: each object once."""
+"""The preparation of a run: its objects, each built once from the recipe."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def _turn(lock: Path, place: Path, callback: Callback) -> Iterator[None]:
     try:
         held = turn.acquire(blocking=False)
     except Timeout:
-        callback.note(f"another process is pre-training in {place}; waiting for its model")
+        callback.note(f"another process pre-trains in {place}; waiting for its model")
         held = turn.acquire()
     with held:
         yield

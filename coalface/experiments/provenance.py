@@ -1,4 +1,4 @@
-"""What a run was begun with, and whether that is still so: the recipe, and the source code of its method.
+"""The provenance of a run: the recipe and the source code that it began with, and whether they still hold.
 
 It lies beside the checkpoints and not in `config.yaml`, which people open, copy and edit.
 """
@@ -83,7 +83,7 @@ def begun_with(out: Path) -> Begun:
         return Begun(loader.parse(kept["recipe"]), dict(kept["code"]))
     except FileNotFoundError:
         if not (out / "config.yaml").exists():
-            raise RecipeError("not a run folder: it has no config.yaml", where=out) from None
+            raise RecipeError("not a run folder; it has no config.yaml", where=out) from None
         wrong = "missing"
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # a RecipeError as well
         wrong = f"cannot be read ({error})"

@@ -1,4 +1,4 @@
-"""Runs of recipes in folders: begun, gone on with, and taken back."""
+"""Runs of recipes in folders: started, resumed, and set back to a round."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def run(recipe: Recipe, out: Path, callback: Callback, *, report: bool = True, c
     processes.check_may_start()
     if (out / "config.yaml").exists():
         raise RecipeError(
-            f"already holds a run; `coalface resume {quote(str(out))}` goes on with it, or give another --out",
+            f"the folder already has a run; `coalface resume {quote(str(out))}` continues it, or give another --out",
             where=out,
         )
     if out.exists() and (not out.is_dir() or any(str(path.relative_to(out)) not in _FIRST for path in out.rglob("*"))):
-        raise RecipeError("holds something that is not a run, and is left alone; give another --out", where=out)
+        raise RecipeError("the folder is not empty and not a run; give another --out", where=out)
     return _carry_out(recipe, out, callback, report=report, carrier=carrier)
 
 
@@ -66,7 +66,7 @@ def resume(
     kept = provenance.recipe_of(out, begun)
     if carrier is None and status.is_elsewhere(out):
         raise RecipeError(
-            "the parties of this run are at nodes of their own, whose kits are not on this machine; use the operator's "
+            "the parties of this run are at their own nodes, whose kits are not on this machine; use the operator's "
             "`run.sh` with the same run-config",
             where=out,
         )
@@ -74,17 +74,17 @@ def resume(
     differ = provenance.unlike(begun.recipe, recipe)
     if fixed := [key for key in differ if key not in schema.ADJUSTABLE]:
         raise RecipeError(
-            f"{out} goes on with the recipe that it was begun with; for another value start a new run. A resume may "
+            f"a resume keeps the recipe of {out}; for another value start a new run. It may "
             f"change {', '.join(schema.FREE + schema.ADJUSTABLE)}",
             where=", ".join(fixed),
         )
     if (out / "summary.json").exists():
         if differ:
-            raise RecipeError(f"{out} is a finished run, made with another value", where=", ".join(differ))
+            raise RecipeError(f"{out} is finished, and had another value", where=", ".join(differ))
         if not any((out / "checkpoints").glob("[0-9]*")):
             raise RecipeError(
-                "a finished run whose checkpoints are gone: a resume would train it anew, over its results. Put them "
-                "back from a copy, or leave the run as it is",
+                "the run is finished and its checkpoints are gone, so a resume would train again, over its results; "
+                "restore them from a copy, or leave the run as it is",
                 where=out,
             )
     provenance.accept_code(out) if changed_code else provenance.check_code(out, begun, recipe)
@@ -100,13 +100,13 @@ def go_back(out: Path, after: int) -> None:
     """
     recipe = provenance.recipe_of(out)
     if (out / "summary.json").exists():
-        raise RecipeError("a finished run has no rounds to go back to", where=out)
+        raise RecipeError("the run is finished, so it cannot go back to a round", where=out)
     folder, rounds = out / "checkpoints", [stage.rounds for stage in recipe.build_method().stages()]
     with alone(out):
         ends = checkpoint.accepted_ends(folder, rounds)
         if after not in ends:
             kept = f"checkpoints after round {', '.join(map(str, sorted(ends)))}" if ends else "no accepted checkpoint"
-            raise RecipeError(f"no checkpoint after round {after}; {out} keeps {kept}", where="--from-round")
+            raise RecipeError(f"there is no checkpoint after round {after}; {out} keeps {kept}", where="--from-round")
         checkpoint.go_back(folder, ends[after])
         provenance.note(out, {"event": "adjusted", "from_round": after})
 
@@ -151,6 +151,6 @@ def alone(out: Path) -> Iterator[None]:
     try:
         held = disk.lock(out / "run.lock").acquire(timeout=1)  # `coalface status` holds it for an instant
     except Timeout:
-        raise RecipeError("this run is going on in another process; wait for it, or end it", where=out) from None
+        raise RecipeError("another process is running it; wait for that, or end it", where=out) from None
     with held:
         yield

@@ -1,4 +1,4 @@
-"""Where a run stands, by what its folder holds: of a finished run, one that goes on, and one that was stopped alike."""
+"""The status of a run, from its folder: finished, running or stopped."""
 
 from __future__ import annotations
 

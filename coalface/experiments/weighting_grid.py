@@ -136,8 +136,8 @@ def build(
     standing = checkpoint.load(run / "checkpoints")
     if standing is None:
         raise RecipeError(
-            f"it has no checkpoint yet, which says what the server accepted: go on with `coalface resume "
-            f"{quote(str(run))}`; it has one after {several(recipe.engine.checkpoint_every, 'round')}",
+            f"this run has no checkpoint yet; `coalface resume {quote(str(run))}` writes one after "
+            f"{several(recipe.engine.checkpoint_every, 'round')}",
             where=run,
         )
     parts = Parts(recipe)
@@ -222,20 +222,20 @@ def _check(recipe: Recipe, method: Method) -> None:
     """Raise RecipeError where a run with this recipe can have no grid."""
     if recipe.model.batchnorm != "average":
         raise RecipeError(
-            f"with {recipe.model.batchnorm} some of a backbone stays at its trainer, so there is no average to score; "
-            "run with model.batchnorm=average",
+            f"with {recipe.model.batchnorm} a part of each backbone stays at its trainer, so there is no average to "
+            "score; run with model.batchnorm=average",
             where="model.batchnorm",
         )
     component = _component(method)
     if component is not None and component.fv == "folded":
         raise RecipeError(
-            "with folded the server of this run is never sent a single backbone, only weighted means of them, and a "
-            "grid would need the single ones; run with validation.fv=kept where the server may see them",
+            "with fv=folded the server receives weighted means only, and a grid needs single backbones; run with "
+            "validation.fv=kept if the server may see them",
             where="validation.fv",
         )
     if not _with_backbone(method):
         raise RecipeError(
-            f"no reply of {recipe.method}'s trainers has a `backbone`, so there is nothing to weight; take a method "
+            f"no reply of {recipe.method}'s trainers has a `backbone`, so there is nothing to weight; use a method "
             "that averages backbones, such as fedavg or pfm",
             where="method",
         )
@@ -255,15 +255,16 @@ def _chosen(known: tuple[str, ...], wanted: tuple[str, ...], trainers: int) -> t
     """The three parties. Raises RecipeError where there are others than three, or they are not known."""
     if len(known) < 3:
         raise RecipeError(
-            f"a triangle needs three trainers with a backbone, and this run has {len(known)} of {trainers}"
-            f"{': ' + ', '.join(known) if known else ''}; go on with it, or take a run over three or more"
+            f"a triangle needs three trainers with a backbone, and of {trainers} trainers of this run {len(known)} "
+            f"have one{': ' + ', '.join(known) if known else ''}; resume it, or use a run over three or more"
         )
     for name in wanted:
         nearest(name, dict.fromkeys(known), "--parties")
     if len(set(wanted)) != 3 and (wanted or len(known) > 3):
         raise RecipeError(
-            f"--parties: name three of the {len(known)} trainers, such as {','.join(known[:3])}; they are "
-            f"{', '.join(known[:24])}{' …' if len(known) > 24 else ''}"
+            f"name three of the {len(known)} trainers, such as {','.join(known[:3])}; they are "
+            f"{', '.join(known[:24])}{' …' if len(known) > 24 else ''}",
+            where="--parties",
         )
     return wanted or known
 
@@ -277,14 +278,16 @@ def _replies(run: Path, method: Method, accepted: Mapping[str, str]) -> tuple[di
             data = found.read(REPLY)
             if data is None:
                 raise RecipeError(
-                    f"{name}: its last reply was not saved (engine.save_replies=false). Run with "
-                    "engine.save_replies=true; a resume may change it, and the rounds that are left will keep them"
+                    "its last reply was not saved; run or resume with engine.save_replies=true, which saves those of "
+                    "the rounds from then on",
+                    where=name,
                 )
             about = json.loads(found.lines()[-1])
             if about["step"] not in replies:
                 raise RecipeError(
-                    f"{name}: its last reply is that of step {about['step']}, which has no backbone; take a method "
-                    "whose rounds end with the training of the backbone"
+                    f"its last reply is that of step {about['step']}, which has no backbone; use a method whose "
+                    "rounds end with the training of the backbone",
+                    where=name,
                 )
             reply: Any = decode(data, replies[about["step"]])
             backbones[name], rounds[name] = copied(reply.backbone), about["round"]
@@ -316,8 +319,8 @@ def _scorers(parts: Parts) -> _Scorers:
     lists = [one for one in parts.pairs if one.pairs.headline is None]
     if not lists:
         raise RecipeError(
-            "nobody can score the grid: the recipe has neither validators nor a list of evaluation.pairs with an "
-            "accuracy"
+            "nothing can score the grid; give the recipe validators, or evaluation.pairs with an accuracy",
+            where="evaluation.pairs",
         )
     verification = Verification(lists, backbone, recipe.evaluation.flip, device)
 

@@ -30,7 +30,7 @@ class FedAwS(FedFace):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.top_k is not None and self.spreading is not None and self.spreading.top_k not in (None, self.top_k):
-            raise ValueError(f"top_k is {self.top_k} and spreading.top_k is {self.spreading.top_k}: give one of them")
+            raise ValueError(f"top_k is {self.top_k} and spreading.top_k is {self.spreading.top_k}; give one of them")
         if self.top_k is not None:
             Spreading(top_k=self.top_k)  # which says what it cannot be
 

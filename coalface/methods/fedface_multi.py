@@ -55,11 +55,11 @@ class FedFaceMulti(FedFace):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.head_init != "mean":
-            raise ValueError("head_init: the server does not know how many identities a client has; leave it out")
+            raise ValueError("head_init: the server does not know how many identities a client has; remove it")
         if self.loss.rows(2) != 2 or self.loss.extra(2):
             raise ValueError(
                 f"{type(self.loss).__name__} trains more than one class embedding for each identity, or something "
-                "beside them, which the messages have no place for: take a loss such as cosface"
+                "beside them, which the messages have no place for: use a loss such as cosface"
             )
 
     def accepts(self, sent: Tensor, before: Tensor) -> bool:

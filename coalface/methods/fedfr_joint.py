@@ -182,11 +182,11 @@ class FedFRJoint(Method):
                 "leave local.epochs out, or set epochs=[] and decay_after=[]"
             )
         if (self.local.sample_rate or 1) < 1:
-            raise ValueError("local.sample_rate: all rows of [Φ ; W] are trained in every step; leave it out")
+            raise ValueError("local.sample_rate: all rows of [Φ ; W] are trained in every step; remove it")
         if self.loss.rows(2) != 2 or self.loss.extra(2):
             raise ValueError(
                 f"{type(self.loss).__name__} trains more than one class embedding for each identity, which [Φ ; W] has "
-                "no place for: take a loss such as cosface"
+                "no place for: use a loss such as cosface"
             )
 
     def detail(self, name: str) -> Any:

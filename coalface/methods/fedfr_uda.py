@@ -295,7 +295,7 @@ class FinetunePseudo(FedFRUDA):
         super().__post_init__()
         if self.source or self.constraint:
             raise ValueError(
-                "finetune-pseudo trains without the source client: leave `source` and `constraint` out, or take "
+                "finetune-pseudo trains without the source client: leave `source` and `constraint` out, or use "
                 "fedfr-uda"
             )
 

@@ -44,7 +44,7 @@ class Finetune(FedFRJoint):
         if self.branch != "none" or self.tuning_epochs < 1:
             raise ValueError(
                 f"it has no branch and tunes for 1 epoch or more; got branch={self.branch} and "
-                f"tuning_epochs={self.tuning_epochs}: for a branch take fedfr-joint"
+                f"tuning_epochs={self.tuning_epochs}: for a branch use fedfr-joint"
             )
 
     def stages(self) -> tuple[Stage, ...]:
@@ -110,7 +110,7 @@ class KD(Finetune):
             )
         if not isinstance(self.loss, MarginSoftmax):
             raise ValueError(
-                f"kd distils the logits of a softmax, and {type(self.loss).__name__} has none: take one such as cosface"
+                f"kd distils the logits of a softmax, and {type(self.loss).__name__} has none: use one such as cosface"
             )
 
     def tuner(self) -> FedFRJoint:

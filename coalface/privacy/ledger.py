@@ -68,7 +68,7 @@ def _described(entry: Entry) -> str:
 def read_head(path: Path, *, at: int | None = None) -> Head:
     """The head of a ledger file, or of its first `at` bytes; a last line that was cut off by a crash does not count.
 
-    Raises ValueError where the last line is none of a ledger.
+    Raises ValueError where the last line is not one of a ledger.
     """
     try:
         with open(path, "rb") as file:
@@ -88,7 +88,7 @@ def read_head(path: Path, *, at: int | None = None) -> Head:
         last = parse_json(whole.rpartition(b"\n")[2], longest=_LONGEST, any_number=True)
         return Head(last["line"] + 1, last["chain"], end - len(cut))
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path}: its last line is none of a ledger. {_RESTORE}") from None
+        raise ValueError(f"{path}: its last line is not a line of a ledger. {_RESTORE}") from None
 
 
 def ends(path: Path, head: Head, *, at: int | None = None) -> bool:

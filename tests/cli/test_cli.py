@@ -126,7 +126,7 @@ def test_a_command_that_is_to_be_typed_has_its_path_in_quotes(
     assert [shlex.split(one) for one in typed] == [["coalface", "resume", str(out)]]
 
 
-STOPPED = "stopped; where a run was going on, `coalface resume RUN` takes it up again\n"
+STOPPED = "stopped; `coalface resume RUN` continues a run\n"
 
 
 @contextlib.contextmanager
@@ -253,4 +253,4 @@ def test_a_run_goes_back_to_an_accepted_checkpoint_and_comes_to_the_same_end(
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert {"event": "adjusted", "from_round": 2} in events
     assert json.loads((out / "summary.json").read_text())["ledger"]["checked"]["faults"] == {}
-    assert "finished run" in refused(capsys, monkeypatch, "resume", out, "--from-round", 3)
+    assert "is finished" in refused(capsys, monkeypatch, "resume", out, "--from-round", 3)

@@ -85,7 +85,7 @@ def test_a_party_on_the_command_line_is_called_as_parties_are(tmp_path: Path, na
     (tmp_path / "secret.safetensors").write_bytes(b"x")
     done = CliRunner().invoke(main.app, ["evaluate", str(tmp_path / "run"), "--on", str(tmp_path), "--party", name])
     said = done.output + str(done.exception or "")
-    assert done.exit_code == 1 and "no plain name" in said and "x" * 81 not in said
+    assert done.exit_code == 1 and "not a plain name" in said and "x" * 81 not in said
     (tmp_path / "party.yaml").write_text("role: trainer\n")
     done = CliRunner().invoke(main.app, ["party", "check", str(tmp_path / "party.yaml"), "--party", name])
     said = done.output + str(done.exception or "")

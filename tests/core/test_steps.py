@@ -177,7 +177,7 @@ def test_a_step_may_say_what_it_is_for_many_parties_at_once() -> None:
     ("function", "form", "of", "says"),
     [
         (counted, many, "trian", "'trian'.* counted"),
-        (counted_kept, many, "", "step counted_kept leaves something at its party"),
+        (counted_kept, many, "", "step counted_kept keeps something at its party"),
         (checked, many, "", "Up a field `images: int`"),
         (counted, many_without, "", r"it takes \['parties', 'self'\].*take \['common', 'parties', 'self'\]"),
         (counted_own, many, "", r"take \['common', 'each', 'own', 'parties', 'self'\]"),

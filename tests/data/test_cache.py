@@ -145,7 +145,7 @@ def test_a_pre_training_under_way_is_left(cache: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_says_what_there_is_and_frees_it(cache: Path) -> None:
-    assert str(cache) in said() and "nothing" in said() and "removed nothing" in said("clear")
+    assert str(cache) in said() and "is empty" in said() and "removed nothing" in said("clear")
     unused_for(pack(cache, 1), 3)
     pack(cache, 2)
     (cache / f".{'3' * 24}-2-grey.0123abcd.partial").mkdir()

@@ -182,7 +182,7 @@ def test_a_damaged_image_is_not_handed_on_and_leaves_nothing_half_written(tmp_pa
 @pytest.mark.parametrize("draw", [0, 10_000])
 def test_a_number_of_pairs_that_cannot_be_drawn_is_told_the_range(tmp_path: Path, draw: int) -> None:
     told = invoked("convert", faces(tmp_path / "f"), tmp_path / "x.bin", "--draw", draw)
-    wanted = "31 genuine pairs, and 10,000 are wanted" if draw > 31 else "ask for 10 to 31 of each kind"
+    wanted = "31 genuine pairs, not 10,000" if draw > 31 else "ask for 10 to 31 of each kind"
     assert str(told.exception).startswith(f"--draw {draw}: ") and wanted in str(told.exception)
 
 
@@ -195,7 +195,7 @@ def test_a_number_of_pairs_that_cannot_be_drawn_is_told_the_range(tmp_path: Path
         ("bin", ["--pairs", "list.txt", "--draw", 10], "--pairs and --draw: pairs come from one place; keep one"),
         ("bin", ["--seed", 0, "--pairs", "list.txt"], "--seed: it is for drawn pairs"),
         ("bin", ["--list", "x"], "--list x: .* has no pair lists of its own with names"),
-        ("rec", ["--part", "train"], "has no known layout"),
+        ("rec", ["--part", "train"], "unknown layout"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(tmp_path: Path, kind: str, options: list[object], said: str) -> None:
@@ -220,7 +220,7 @@ def test_the_command_converts_and_inspects(tmp_path: Path) -> None:
 def test_files_of_a_pack_that_would_lead_elsewhere_are_refused(tmp_path: Path) -> None:
     store = open_store(faces(tmp_path / "f"))
     forged = dataclasses.replace(store, kind="pack", files=["../x.jpg", *list(store.files)[1:]])
-    with pytest.raises(DataError, match="no plain name"):
+    with pytest.raises(DataError, match="not a plain name"):
         convert(forged, tmp_path / "g", "folder")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
 

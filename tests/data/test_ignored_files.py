@@ -61,8 +61,8 @@ def test_the_commands_say_it_and_read_the_part_that_is_asked_for(tmp_path: Path)
     assert f"passed over: {part}\n" in invoked("inspect", tmp_path / "v").output
     assert json.loads(invoked("inspect", tmp_path / "v", "--json").stdout)["passed_over"] == [part]
     assert f"note: passed over: {part}\n" in invoked("convert", tmp_path / "v", tmp_path / "r", "--to", "rec").output
-    assert f"note: passed over: {part}\n" in invoked("pack", tmp_path / "v", tmp_path / "p", "--size", 8).output
+    assert f"note: ignored: {part}\n" in invoked("pack", tmp_path / "v", tmp_path / "p", "--size", 8).output
     for command in (["inspect"], ["convert", tmp_path / "s", "--to", "folder"], ["pack", tmp_path / "q", "--size", 8]):
         told = invoked(command[0], tmp_path / "v", *command[1:], "--part", "test")
-        assert told.exit_code == 0 and "1 image of 1 identity" in told.output and "passed over" not in told.output
+        assert told.exit_code == 0 and "1 image of 1 identity" in told.output and "ignored" not in told.output
     assert (tmp_path / "s" / "n000001" / "0001_01.jpg").read_bytes() == FACE

@@ -50,5 +50,5 @@ def test_the_fingerprint_follows_names_and_contents() -> None:
 def test_a_name_that_cannot_be_a_party_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="cannot be the name of a party"):
         Joined({name: FIRST})
-    with pytest.raises(ValueError, match="has no parts"):
+    with pytest.raises(ValueError, match="at least one part"):
         Joined({})

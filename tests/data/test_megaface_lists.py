@@ -70,20 +70,20 @@ def test_a_list_of_distractors_holds_as_many_as_its_name_says(tmp_path, name, co
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("{", "is no JSON"),
-        ("[" * 200_000, "is no JSON"),
+        ("{", "not JSON"),
+        ("[" * 200_000, "not JSON"),
         ("[]", "has no list 'path'"),
         ('{"path": ["a"]}', "has no list 'id'"),
         ('{"path": ["a", "b"], "id": ["x"]}', "has 2 paths and 1 id: fetch"),
         ('{"path": ["a", 2.5], "id": ["x", "y"]}', "entry 2 of 'path' is '2.5'"),
         ('{"path": ["a", "b"], "id": ["x", true]}', "entry 2 of 'id' is 'True'"),
-        ('{"path": ["a", "b", "a"], "id": ["x", "y", "x"]}', "a stands there more than once"),
+        ('{"path": ["a", "b", "a"], "id": ["x", "y", "x"]}', "a appears more than once"),
     ],
 )
 def test_what_is_no_list(tmp_path, text, says):
     with pytest.raises(DataError, match=says):
         megaface.read_probes(written(tmp_path, text))
-    with pytest.raises(FileNotFoundError, match="is missing: fetch"):
+    with pytest.raises(FileNotFoundError, match="does not exist; fetch"):
         megaface.read_distractors(tmp_path / "none")
 
 

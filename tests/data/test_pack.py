@@ -111,7 +111,7 @@ def test_a_source_that_changes_meanwhile_is_refused(tmp_path: Path, give: int, s
 def test_a_folder_of_other_things_is_never_replaced(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("{}")
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(FileExistsError, match="is there and is not a pack: choose another path"):
+    with pytest.raises(FileExistsError, match="exists and is not a pack; choose another path"):
         write_pack(Counting(), tmp_path, size=2, grey=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 

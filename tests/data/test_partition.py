@@ -95,7 +95,7 @@ def test_too_many_or_no_parties_are_refused(parties: int) -> None:
     with pytest.raises(ValueError, match=said):
         dirichlet(faces_of([1, 2, 3]), parties, 1.0, rng())
     for alpha in (0.0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="no concentration"):
+        with pytest.raises(ValueError, match="give a number above 0"):
             dirichlet(faces_of([1, 2, 3]), 2, alpha, rng())
 
 
@@ -117,7 +117,9 @@ def test_domain_names_must_match_the_domains(names: list[str]) -> None:
     faces = faces_of([1, 1])
     with pytest.raises(ValueError, match=r"images of the domains \[0, 1\] and was given the names .*: give one name"):
         by_domain(replace(faces, domains=faces.labels), names)
-    with pytest.raises(ValueError, match="has no domains, so it cannot be dealt by domain: use equal or dirichlet"):
+    with pytest.raises(
+        ValueError, match="has no domains, so it cannot be partitioned by domain; use equal or dirichlet"
+    ):
         by_domain(faces, names)
 
 
@@ -135,11 +137,11 @@ def test_hold_out_is_disjoint_and_complete() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    ({"identities": 3}, "holding out 3 of 3 identities leaves one side empty: choose between 1 and 2"),
+    ({"identities": 3}, "holding out 3 of 3 identities leaves one side empty; choose between 1 and 2"),
     ({"identities": 0}, "holding out 0 of 3"),
     ({"fraction": 0.1}, "holding out 0 of 3"),
-    ({}, "give one of them"),
-    ({"identities": 1, "fraction": 0.5}, "give one of them"),
+    ({}, "give hold_out either"),
+    ({"identities": 1, "fraction": 0.5}, "give hold_out either"),
 ])  # fmt: skip
 def test_an_impossible_hold_out_is_refused(arguments: dict, said: str) -> None:
     with pytest.raises(ValueError, match=said):

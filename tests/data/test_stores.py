@@ -143,7 +143,7 @@ def test_an_inspection_counts_every_damaged_record(tmp_path: Path) -> None:
 def test_names_that_would_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> None:
     convert(open_store(faces(tmp_path / "f")), tmp_path / "r", "rec")
     (tmp_path / "r" / IDENTITIES).write_text(f"{name}\nb\nc\n")
-    with pytest.raises(DataError, match="identity 1: .* is no plain name"):
+    with pytest.raises(DataError, match="identity 1: .* is not a plain name"):
         open_store(tmp_path / "r")
 
 
@@ -200,7 +200,7 @@ def test_names_stay_with_their_identities_where_all_images_of_one_are_damaged(tm
         ("lfv.bin", r"lfv\.bin does not exist; did you mean .*/lfw\.bin or .*/loop\.bin\?"),
         ("none.rec", r"none\.rec does not exist; check the path$"),
         ("loop.bin", r"loop\.bin is a link that leads nowhere: mend it"),
-        ("half", r"half/train\.rec does not exist, and train\.idx, its index, does"),
+        ("half", r"half/train\.rec does not exist, but its index train\.idx does"),
     ],
 )
 def test_what_is_not_there_is_said_plainly_with_what_lies_near(tmp_path: Path, asked: str, said: str) -> None:

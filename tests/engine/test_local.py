@@ -33,7 +33,7 @@ ROLES = Tiny(parties=6, roles=(("silo-4", "validator"), ("silo-5", "validator"))
 
 
 def test_a_name_that_cannot_be_a_folder_is_refused() -> None:
-    with pytest.raises(ValueError, match="no plain name"):
+    with pytest.raises(ValueError, match="not a plain name"):
         FederatedData({"../a": worlds.faces(2, 4)}, Tiny()().backbone, None)
 
 

@@ -62,7 +62,7 @@ def test_a_party_that_still_works_on_something_is_not_asked(tmp_path: Path) -> N
         fed.post(method.move, to=["silo-1"], common=Values(values=state.values))
         fed.ask(method.move, common=Values(values=state.values))
 
-    with pytest.raises(ValueError, match=r"step move: \['silo-1'\] still work on what was posted.*collect that ticket"):
+    with pytest.raises(ValueError, match=r"step move: \['silo-1'\] still work on an earlier post.*collect that ticket"):
         run(Asks(rounds=1, asks=ask), tmp_path)
 
 
@@ -72,7 +72,7 @@ def test_a_ticket_is_collected_once(tmp_path: Path) -> None:
         assert fed.collect(ticket).arrived == fed.parties("trainer")
         fed.collect(ticket)
 
-    with pytest.raises(ValueError, match="is not open: a ticket is collected once"):
+    with pytest.raises(ValueError, match="is not open; collect a ticket once"):
         run(Asks(rounds=1, asks=ask), tmp_path)
 
 

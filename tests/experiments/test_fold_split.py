@@ -361,8 +361,8 @@ def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch:
 
     for path, kind, said in (
         ("two.txt", "lfw", ".* so a half needs two or more, and the list has 2 folds in all: split a list of ten"),
-        ("few.txt", "lfw", "it cannot be split in halves: 2 genuine pairs cannot make 10 folds"),
-        ("few.txt", "all-pairs", "a list without accuracy over folds cannot be split in halves"),
+        ("few.txt", "lfw", "this list cannot be split in halves: 2 genuine pairs cannot make 10 folds"),
+        ("few.txt", "all-pairs", "this list has no folds, so it cannot be split in halves"),
     ):
         made = with_list(path=path, kind=kind)
         with pytest.raises(RecipeError, match=f"evaluation.pairs.unseen: {said}"):

@@ -92,7 +92,7 @@ def test_identities_of_a_bin_are_nobody_of_the_training_set(root: Path) -> None:
 def test_a_list_that_is_no_bin_is_refused(root: Path) -> None:
     lists = {"evaluation": {"pairs": {"x": {"kind": "bin", "path": "faces"}}}}
     made = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
-    with pytest.raises(RecipeError, match="no .bin of pairs"):
+    with pytest.raises(RecipeError, match="not a .bin of pairs"):
         _ = Parts(made).pairs
 
 
@@ -117,11 +117,11 @@ def test_rfw_is_trained_on_by_race_and_evaluated_on_its_lists(root: Path) -> Non
     made = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
     (found,) = Parts(made).pairs
     assert len(found.pairs) == 20 and int(found.pairs.same.sum()) == 10
-    with pytest.raises(RecipeError, match="would be trained on as well"):
+    with pytest.raises(RecipeError, match="the run would also train on"):
         _ = Parts(recipe(root, {"kind": "folder", "path": "rfw"}, **lists)).pairs
     lists["evaluation"]["pairs"]["x"].pop("list")
     unnamed = recipe(root, {"kind": "folder", "path": "faces"}, **lists)
-    with pytest.raises(RecipeError, match="say which list of rfw; it has rfw-african, rfw-asian"):
+    with pytest.raises(RecipeError, match="choose a list of rfw; it has rfw-african, rfw-asian"):
         _ = Parts(unnamed).pairs
 
 

@@ -45,7 +45,7 @@ def tree(root: Path, **changes: Any) -> dict[str, Any]:
 
 
 def lines(root: Path) -> list[str]:
-    return [f"{root / 'data' / 'faces'}: passed over: {ASTRAY}", f"{root / 'data' / 'other'}: passed over: {UNREAD}"]
+    return [f"{root / 'data' / 'faces'}: ignored: {ASTRAY}", f"{root / 'data' / 'other'}: ignored: {UNREAD}"]
 
 
 def invoked(*arguments: object) -> Result:
@@ -72,8 +72,8 @@ def test_a_run_tells_it_once_at_its_start_and_keeps_it(
     )
     view = Listening()
     out = experiment.run(loader.parse(tree(root, engine={"threads": 1, "workers": workers})), root / "run", view)
-    assert [note for note in view.before if "passed over" in note] == [f"tiny: {line}" for line in lines(root)]
-    assert sum("passed over" in note for note in view.notes) == 2
+    assert [note for note in view.before if "ignored" in note] == [f"tiny: {line}" for line in lines(root)]
+    assert sum("ignored" in note for note in view.notes) == 2
     assert walked == [root / "data" / "faces", root / "data" / "other"]
     assert json.loads((out / "summary.json").read_text())["passed_over"] == lines(root)
     assert set(lines(root)) <= {said.removesuffix(".") for said in faults.at_the_head(runs.read(out))}
@@ -90,8 +90,8 @@ def test_parties_own_images_public_people_and_a_pre_training_tell_it_too(root: P
     made["evaluation"] = {"pairs": {}}
     view = Listening()
     experiment.run(loader.parse(made), root / "run", view, report=False)
-    told = [note.removeprefix("tiny: ") for note in view.before if note.startswith("tiny: ") and "passed over" in note]
-    loose = f"{own}: passed over: 1 image not directly in an identity's folder, as in NAME/photo.jpg: loose.png"
+    told = [note.removeprefix("tiny: ") for note in view.before if note.startswith("tiny: ") and "ignored" in note]
+    loose = f"{own}: ignored: 1 image not directly in an identity's folder, as in NAME/photo.jpg: loose.png"
     assert sorted(told) == sorted([*lines(root), loose])
 
 

@@ -125,11 +125,11 @@ def test_a_head_that_was_written_down_is_found_or_not(tmp_path: Path) -> None:
     wrote(path.with_name("longer.jsonl"), ROUNDS)
     path.write_bytes(path.with_name("longer.jsonl").read_bytes())  # it went on
     code, text = told(path, "--head", early)
-    assert code == 0 and "the head that was given ends line 6 of 20 of silo" in text
+    assert code == 0 and "the given head ends line 6 of 20 of silo" in text
     assert told(path, "--head", ledger.START)[0] == 0  # nothing had left yet
     forged = wrote(tmp_path / "forged.jsonl", ROUNDS[1:])  # a chain that holds, and is another
     code, text = told(forged, "--head", early)
-    assert code == 1 and f"no line ends with the head {early}: lines before it were changed or removed" in text
+    assert code == 1 and f"no line ends with the head {early}: lines before it have been changed or removed" in text
     code, text = told(path, "--head", "abc")
     assert code == 2 and "64" in text
 
@@ -155,7 +155,7 @@ def test_a_line_that_is_being_written_is_not_counted(tmp_path: Path) -> None:
     for torn in (b'{"line": 20, "run"', bytes(30)):
         path.write_bytes((whole := path.read_bytes()) + torn)
         code, text = told(path)
-        assert code == 0 and "silo: 20 lines" in text and "a last line is cut off" in text
+        assert code == 0 and "silo: 20 lines" in text and "the last line is cut off" in text
         path.write_bytes(whole)
 
 
@@ -178,7 +178,7 @@ def test_both_sides_are_compared(both: tuple[Path, Path]) -> None:
     code, said = told("verify", folder, "--party-home", home)
     assert code == 0 and "9 replies of 3 parties" in said and "not compared" not in said
     code, said = told("verify", folder)
-    assert code == 0 and "not compared, give --party-home: silo-1" in said
+    assert code == 0 and "not compared (give --party-home): silo-1" in said
     assert json.loads(told("verify", folder, "--json")[1])["absent"] == ["silo-1"]
 
 
@@ -252,7 +252,7 @@ def test_a_ledger_that_was_removed_where_the_parties_are_played_is_told(both: tu
     (folder / "ledger" / "silo-0.jsonl").unlink()
     for words in ((folder,), ("verify", folder, "--party-home", home)):
         code, said = told(*words)
-        assert code == 1 and "silo-0.jsonl is not there" in said and "silo-1.jsonl" not in said
+        assert code == 1 and "silo-0.jsonl does not exist" in said and "silo-1.jsonl" not in said
     shutil.rmtree(folder / "parties" / "silo-0")
     assert told(folder)[0] == 0  # it may be elsewhere
     for elsewhere, faulty in ((True, 0), (False, 1)):
@@ -260,4 +260,4 @@ def test_a_ledger_that_was_removed_where_the_parties_are_played_is_told(both: tu
             file.write(json.dumps({"event": "begins", "elsewhere": elsewhere}) + "\n")
         assert told(folder)[0] == told("verify", folder)[0] == faulty
     code, said = told("verify", folder, "--party-home", home)
-    assert code == 1 and "silo-0.jsonl is not there" in said and "silo-1.jsonl" not in said
+    assert code == 1 and "silo-0.jsonl does not exist" in said and "silo-1.jsonl" not in said

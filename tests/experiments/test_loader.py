@@ -212,7 +212,7 @@ REPEATED = "".join(
         ("- 1\n" * 60_000, "more than 50,000 values"),
         ("\n".join(" " * depth + "a:" for depth in range(200)), "50 deep"),
         ("a: " + ":".join(["1"] * 20_000), "a number has more than 200 characters"),
-        ("a: !!timestamp x", "none of its kind"),
+        ("a: !!timestamp x", "does not match its tag"),
     ],
     ids=lambda value: value[:12],
 )

@@ -83,7 +83,7 @@ def test_identities_with_few_images_are_left_out(root: Path) -> None:
 
 
 def test_nothing_left_to_train_on_says_what_to_lower(root: Path) -> None:
-    with pytest.raises(RecipeError, match="no image is left to train on: lower data.min_images"):
+    with pytest.raises(RecipeError, match="no image is left to train on; lower data.min_images"):
         splits.split(on_folder(root, min_images=5))
 
 
@@ -91,7 +91,7 @@ def test_a_pack_serves_at_its_own_size_only(root: Path) -> None:
     write_pack(read_folder(root / "people"), root / "people.pack", size=32, grey=True)
     recipe = on_folder(root, faces={"kind": "pack", "path": "people.pack"})
     assert splits.split(recipe).train.names == tuple(PEOPLE)
-    with pytest.raises(RecipeError, match="holds images of 32×32×1, the recipe wants 64×64×1: set data.size"):
+    with pytest.raises(RecipeError, match="32×32×1, and the recipe 64×64×1; set data.size"):
         splits.split(on_folder(root, faces={"kind": "pack", "path": "people.pack"}, size=64))
 
 
@@ -102,7 +102,7 @@ def test_a_pack_of_odd_names_is_refused_by_name(root: Path, name: str) -> None:
     source = {"kind": "pack", "path": "people.pack"}
     own = {"scenario": "own", "parties": ["a"], "party_data": {"a": source}}
     for data in ({"faces": source}, own):
-        with pytest.raises(ValueError, match=r"people\.pack, identity .* is no plain name"):
+        with pytest.raises(ValueError, match=r"people\.pack, identity .* is not a plain name"):
             splits.split(on_folder(root, **data))
 
 
@@ -112,7 +112,7 @@ def test_who_is_evaluated_must_not_be_trained_on(root: Path) -> None:
     recipe = loader.parse(loader.merged(tree, {"evaluation": {"pairs": lists}}))
     parts = Parts(recipe)
     said = (
-        r"evaluation.pairs.few: 2 identities \(Ann, Bob\) would be trained on as well.* by data.exclude or "
+        r"evaluation.pairs.few: .* 2 identities \(Ann, Bob\).* by data.exclude or "
         r"data.hold_out"
     )
     with pytest.raises(RecipeError, match=said):
@@ -213,7 +213,7 @@ def test_people_of_a_part_are_known_again_in_a_list_with_its_own_source(
     recipe = joined(root, {"a": {"kind": "balanced", "pairs": 10, "source": source}})
     parts = Parts(recipe)
     if shared:
-        with pytest.raises(RecipeError, match="evaluation.pairs.a: .* would be trained on as well"):
+        with pytest.raises(RecipeError, match="evaluation.pairs.a: the run would also train on"):
             _ = parts.pairs
     else:
         assert len(parts.pairs) == 1
@@ -256,7 +256,7 @@ def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others(
     assert set(private.names) | set(public.names) == set(everyone.names) and not set(private.names) & set(public.names)
     reseeded = loader.parse({**recipe.model_dump(mode="json"), "seed": 5})
     assert splits.split(reseeded).train.names == private.names  # the same people whatever the seed
-    with pytest.raises(RecipeError, match=r"data.private.identities: 900 are wanted of those with 3 images or more"):
+    with pytest.raises(RecipeError, match=r"data.private.identities: 900 identities need 3 images or more"):
         splits.split(tiny(data={**data, "scenario": "private-public", "private": {"identities": 900, "min_images": 3}}))
     with pytest.raises(RecipeError, match=r"data.side: not a key of data.scenario=silos; private-public, "):
         tiny(data={"side": "public"})

@@ -78,7 +78,7 @@ def test_the_memory_of_the_server_counts_the_candidates(fv: str, sums: str, vali
         ({"data": {"hold_out": 0}}, "evaluation.pairs.unseen: no identity is held out"),
         ({"data": {"partition": {"parties": 41}}}, "41 parties"),
         ({"data": {"exclude": ["/nowhere/pairs.txt"]}}, "/nowhere/pairs.txt"),
-        ({"engine": {"device": "cuda:99"}}, "engine.device: there is no 'cuda:99'"),
+        ({"engine": {"device": "cuda:99"}}, "engine.device: 'cuda:99'"),
     ],
 )
 def test_what_a_run_refuses_before_its_first_round_a_dry_run_refuses(

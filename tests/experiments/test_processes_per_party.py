@@ -184,7 +184,7 @@ def test_a_name_that_could_be_two_parties_is_refused() -> None:
         {"validators": {"pooled": {"identities": 2, "pairs": 10}}, "engine": {"processes_per_party": {"pooled": 2}}},
         {"validators": {"silo-00": {"identities": 2, "pairs": 10}}, "engine": {"processes_per_party": {"silo-00": 2}}},
     ):
-        with pytest.raises(RecipeError, match=r"engine.processes_per_party.*: it could be two parties.*; rename"):
+        with pytest.raises(RecipeError, match=r"engine.processes_per_party.*: two parties have this name.*; rename"):
             preflight.check(tinyruns.tiny(**changes))
     assert preflight.check(tinyruns.tiny(data={"partition": partition}, engine={"processes_per_party": {"other": 2}}))
 

@@ -143,7 +143,7 @@ def test_a_validator_is_not_called_as_a_trainer() -> None:
 def test_more_people_than_there_are_is_said_by_name() -> None:
     with pytest.raises(RecipeError, match="validators.w.identities: holding out 12 of 12 identities leaves one side"):
         splits.split(recipe(validators={"w": {"identities": 12}}))
-    with pytest.raises(RecipeError, match=r"validators.v: .* genuine pairs, and 100 are wanted"):
+    with pytest.raises(RecipeError, match=r"validators.v: .* genuine pairs, not 100"):
         validating(recipe(validators={"v": {"pairs": 100}}))
 
 

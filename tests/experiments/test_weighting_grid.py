@@ -221,7 +221,7 @@ def test_the_command(three: Path) -> None:
     [
         (THREE | {"methods": {"fedavg-fv": {"validation": {"fv": "folded", "candidates": 2}}}}, "validation.fv"),
         ({"method": "solo"}, "method"),
-        ({"data": {"partition": {"parties": 2}}}, "2 of 2: silo-00, silo-01"),
+        ({"data": {"partition": {"parties": 2}}}, "of 2 trainers of this run 2 have one: silo-00, silo-01"),
         ({"method": "centralized"}, "needs three trainers"),
         ({"model": {"batchnorm": "local"}}, "model.batchnorm"),
         (THREE | {"engine": {"save_replies": False}}, "engine.save_replies=true"),
@@ -251,5 +251,5 @@ def test_a_grid_needs_somebody_who_scores(four: Path, tmp_path: Path) -> None:
     tree["evaluation"]["pairs"] = {}
     config_file.write_text(yaml.safe_dump(tree))
     provenance.keep(tmp_path / "run", tree, {})
-    with pytest.raises(ValueError, match="nobody can score the grid: the recipe has neither validators nor a list"):
+    with pytest.raises(ValueError, match="evaluation.pairs: nothing can score the grid"):
         weighting_grid.build(tmp_path / "run", steps=1, parties=("silo-00", "silo-01", "silo-02"))

@@ -29,7 +29,7 @@ def test_the_run_goes_on_and_who_looked_is_told_so(standing: Standing) -> None:
     standing.asked("faces", 2)
     running.send_signal(signal.SIGINT)
     code, said = standing.ended(running, 30)
-    assert code == 0 and "the federation and its run go on" in said, said
+    assert code == 0 and "the federation and its run continue" in said, said
     assert "coalface down" in said and "stopped" not in said and "coalface resume" not in said, said
     for words in (("status", "--watch"), ("logs", "--party", "silo-00", "--follow"), ("logs", "--follow")):
         looking = standing.coalface(words[0], str(standing.kits), *words[1:])
@@ -47,7 +47,7 @@ def test_a_start_that_is_broken_off_says_what_it_has_left_running(standing: Stan
     standing.wait(lambda: standing.processes("superlink"))
     starting.send_signal(signal.SIGINT)
     code, said = standing.ended(starting, 60)
-    assert code == 1 and "what has been started runs on" in said and "coalface down" in said, said
+    assert code == 1 and "what was started still runs" in said and "coalface down" in said, said
     assert "coalface resume" not in said, said
     code, said = standing.ended(standing.up("--no-run"))  # and it comes up again
     assert code == 0, said

@@ -92,7 +92,7 @@ def test_all_that_carries_the_mark_is_ended_wherever_it_has_gone_and_nothing_els
 def test_a_port_that_is_taken_is_told_before_anything_starts(here: Standing) -> None:
     with socket.create_server(("127.0.0.1", project.read_kits(here.kits).superlink.port)):
         code, text = said("up", here.kits)
-    assert code == 1 and "is taken by another process" in text and not here.processes()
+    assert code == 1 and "is in use by another process" in text and not here.processes()
 
 
 def test_two_do_not_start_the_same_kits_at_once(here: Standing) -> None:
@@ -100,7 +100,7 @@ def test_two_do_not_start_the_same_kits_at_once(here: Standing) -> None:
     with open(here.kits / "logs" / ".lock", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         code, text = said("up", here.kits)
-    assert code == 1 and "another process is starting it" in text
+    assert code == 1 and "another process is starting this" in text
 
 
 def test_where_others_can_log_in_what_is_open_is_said_and_agreed_to(
@@ -112,7 +112,7 @@ def test_where_others_can_log_in_what_is_open_is_said_and_agreed_to(
     assert "so the tests have it" in text and not here.processes()
     with socket.create_server(("127.0.0.1", project.read_kits(here.kits).superlink.port)):
         code, text = said("up", here.kits, "--yes")
-    assert code == 1 and "ann, bob" in text and "is taken by another process" in text  # it went on
+    assert code == 1 and "ann, bob" in text and "is in use by another process" in text  # it went on
 
 
 def test_a_federation_that_does_not_run_has_no_log(here: Standing) -> None:
@@ -243,7 +243,7 @@ def test_a_run_that_kits_here_have_started_goes_on_as_it_was_asked_for(
     text = run_config.changed(brought[0] / "operator" / "project", brought[1])
     assert parse_config_args([text]) == {"rounds": 5, "name": "my faces", "local.lr": 1e-5}
     assert run_config.changed(here.kits / "operator" / "project", usual) is None
-    assert "leave engine.min_reply_fraction=0.2 out" in said("resume", far, "engine.min_reply_fraction=0.2")[1]
+    assert "remove engine.min_reply_fraction=0.2" in said("resume", far, "engine.min_reply_fraction=0.2")[1]
 
 
 def test_several_logs_are_followed_together(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_from_nothing_to_a_trained_model_and_back_to_nothing(tmp_path: Path) -> 
         assert [party["rounds"] for party in state["run"]["parties"]] == [2, 2, 2] and state["run"]["elsewhere"]
         assert monitor.told(out)["processes"] == state["processes"]  # the run folder knows its kits
         if not network._tried():  # this system gives it a network of its own: from here its port is not there
-            assert "it has a network of its own" in text
+            assert "the federation has its own network" in text
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(project.read_kits(made.kits).superlink.own, timeout=20)
         assert "Sending: train.step" in "\n".join(monitor.tail(*monitor.logs(out, "silo-01"), 1000))

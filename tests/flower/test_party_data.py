@@ -199,7 +199,7 @@ def test_who_is_evaluated_is_not_trained_on_where_both_lie_in_one_folder(parties
         method="fedavg", validators={"clinic": {}}, evaluation={"pairs": {"unseen": {"source": same, "pairs": 10}}}
     )
     local = party_file.filled(made, party_file.read_all(parties / "own.yaml"))
-    with pytest.raises(RecipeError, match=r"evaluation.pairs.unseen: 3 identities \(silo-00/Adalind"):
+    with pytest.raises(RecipeError, match=r"evaluation.pairs.unseen: .* 3 identities \(silo-00/Adalind"):
         preflight.check(local)
 
 
@@ -290,9 +290,9 @@ def test_where_images_lie_is_no_part_of_a_recipe(parties: Path, tmp_path: Path) 
     assert filled.digest() == plain.digest() and filled.data.parts.keys() == {"silo-00", "silo-01"}
     path = tmp_path / "told.yaml"
     path.write_text(yaml.safe_dump(filled.model_dump(mode="json")))
-    with pytest.raises(RecipeError, match="the recipe says where images lie that are the party's own"):
+    with pytest.raises(RecipeError, match="the recipe says where this party's own images lie"):
         project.new(tmp_path / "project", path)
-    with pytest.raises(RecipeError, match="the recipe says where images lie that are the party's own"):
+    with pytest.raises(RecipeError, match="the recipe says where this party's own images lie"):
         party_data.party_data(filled, "silo-00", parties / "silo-00" / "party.yaml")
 
 

@@ -74,8 +74,8 @@ def test_a_home_that_others_can_read_is_refused_with_what_to_do(
     with pytest.raises(RunFailed):
         run(recipe, tmp_path / "homes", tmp_path / "run")
     home = tmp_path / "homes" / "silo-00"
-    assert f"{path} can be read or changed by others (mode 750)" in caplog.text
-    assert f"`chmod -R go= {home}` closes it" in caplog.text and path.stat().st_mode & 0o777 == 0o750
+    assert f"others can read or change {path} (mode 750)" in caplog.text
+    assert f"close it with `chmod -R go= {home}`" in caplog.text and path.stat().st_mode & 0o777 == 0o750
 
 
 def test_a_run_with_keys_leaves_what_one_without_leaves_and_its_private_state_does_not_show(
@@ -123,7 +123,7 @@ def test_a_wrong_key_is_refused_by_name_and_nothing_begins_anew(
     for party in PARTIES:  # a key that has been seen is replaced, and the run goes on
         home = tmp_path / "homes" / party
         told = CliRunner().invoke(app, ["party", "rekey", str(home), "--from", str(keys[0]), "--to", str(keys[1])])
-        assert told.exit_code == 0 and "1 file was written anew" in told.output, told.output
+        assert told.exit_code == 0 and "1 file was rewritten" in told.output, told.output
     run(recipe, tmp_path / "homes", tmp_path / "run", key=keys[1])
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before[1]
 

@@ -167,7 +167,7 @@ def test_a_head_is_held_against_the_line_that_it_speaks_of(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="l.jsonl, line 6: .*Restore the file"):
         ledger.check_holds(path, head)
     path.write_bytes(bytes(100) + b"\n")
-    with pytest.raises(ValueError, match="l.jsonl: its last line is none of a ledger. Restore the file"):
+    with pytest.raises(ValueError, match="l.jsonl: its last line is not a line of a ledger. Restore the file"):
         ledger.read_head(path)
 
 

@@ -140,7 +140,7 @@ def read_bin(path: str | os.PathLike[str]) -> Bin:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{shown(path)} is not a file: give a verification pack such as lfw.bin")
+        raise FileNotFoundError(f"{shown(path)} is not a file; give a verification pack such as lfw.bin")
     if path.stat().st_size == 0:
         raise DataError("it is empty; fetch it again", where=path)
     data = np.memmap(path, dtype=np.uint8, mode="r")

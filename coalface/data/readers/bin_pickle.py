@@ -1,4 +1,4 @@
-"""The pickles of verification packs, read without pickle: loading a pickle runs it, and this machine runs nothing.
+"""A reader of the pickles of verification packs that executes nothing.
 
 The standard library's `pickletools` takes the file apart into instructions. The machine knows those that the forms in
 use need, in protocols 0 to 5, and no others:

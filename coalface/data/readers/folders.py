@@ -74,16 +74,14 @@ def read_folder(root: str | os.PathLike[str], faults: Faults = None) -> Folder:
     """
     root = Path(root)
     if not root.is_dir():
-        raise FileNotFoundError(
-            f"{shown(root)} is not a folder: give the folder that holds one folder of images per identity"
-        )
+        raise FileNotFoundError(f"{shown(root)} is not a folder; give a folder with one folder of images per identity")
     images = [(name, f"{name}/{file}") for name in folders_in(root, faults) for file in images_in(root / name, faults)]
     if not images and faults:
         raise DataError(faults[0])
     if not images:
         raise DataError(
-            f"it is not a set of identity folders: {_no_identities(root)}. Put the images of each person into a folder "
-            f"of that person's name, as {root.name}/NAME/photo.jpg ({', '.join(SUFFIXES)})",
+            f"not a set of identity folders: {_no_identities(root)}. Put the images of each person into a folder "
+            f"named after that person, as {root.name}/NAME/photo.jpg ({', '.join(SUFFIXES)})",
             where=root,
         )
     return list_images(root, images, faults)

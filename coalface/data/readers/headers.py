@@ -1,4 +1,4 @@
-"""What the header of an encoded image claims, read without decoding: a file of 140 KB can claim, and fill, 432 MB."""
+"""Headers of encoded images, read without decoding: a file of 140 KB can claim, and fill, 432 MB."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def read_ijb(folder: str | os.PathLike[str]) -> Ijb:
     kind = next((name for name in GALLERIES if (folder / f"{name}_face_tid_mid.txt").is_file()), None)
     if kind is None:
         raise FileNotFoundError(
-            f"{shown(folder)} holds neither {' nor '.join(f'{name}_face_tid_mid.txt' for name in GALLERIES)}: give the "
+            f"{shown(folder)} has neither {' nor '.join(f'{name}_face_tid_mid.txt' for name in GALLERIES)}: give the "
             "folder `meta` of IJB-B or IJB-C"
         )
     media, points = folder / f"{kind}_face_tid_mid.txt", folder / f"{kind}_name_5pts_score.txt"
@@ -376,7 +376,7 @@ def _columns(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, list[str]
     header = [name.strip().upper().removeprefix("\ufeff") for name in next(csv.reader([first]))]
     header = ["FILE" if name == "FILENAME" else name for name in header]
     if missing := [name for name in wanted if name not in header]:
-        raise DataError(f"the header has no column {' nor '.join(missing)}; fetch the list again", where=where)
+        raise DataError(f"the header lacks the column {' nor '.join(missing)}; fetch the list again", where=where)
     places = [header.index(name) for name in wanted]
     for where, line in lines[1:]:
         fields = next(csv.reader([line]))
@@ -384,4 +384,4 @@ def _columns(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, list[str]
             raise line_error(where, line, f"a line of {several(len(header), 'column')}, as the header says")
         yield where, [fields[place].strip() for place in places]
     if len(lines) == 1:
-        raise DataError("there is nothing after the header; fetch the list again", where=where)
+        raise DataError("the list is empty after its header; fetch it again", where=where)

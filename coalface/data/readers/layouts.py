@@ -53,13 +53,13 @@ def recognise(root: str | os.PathLike[str]) -> str:
     """
     root = Path(root)
     if not root.is_dir():
-        raise FileNotFoundError(f"{shown(root)} is not a folder: give the folder of a data set")
+        raise FileNotFoundError(f"{shown(root)} is not a folder; give the folder of a data set")
     for name, layout in LAYOUTS.items():
         if layout.fits(root):
             return name
     known = "; ".join(f"{name}: {layout.shape}" for name, layout in LAYOUTS.items())
     raise DataError(
-        "it has no known layout: give the folder that holds what is named here, or read it as identity folders. Known "
+        "unknown layout; give the folder with the files of a known one, or read it as identity folders. Known "
         f"are {known}",
         where=root,
     )
@@ -81,7 +81,9 @@ def read_layout(root: str | os.PathLike[str], *, layout: str = "", part: str = "
         raise DataError(f"it has no part {part!r}: choose from {known}", where=root)
     source = form.read(root, part, faults)
     if not len(source.files):
-        raise DataError(f"it holds no image where one is expected: {form.shape}; put the images there", where=root)
+        raise DataError(
+            f"it has no image where this layout expects one: {form.shape}; put the images there", where=root
+        )
     return source
 
 
@@ -98,7 +100,7 @@ def read_list(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = "",
     """One of them: that of the name, or the only one. Raises DataError where there is none, or several to choose."""
     lists = {protocol.name: protocol for protocol in _lists(root, faces, layout)}
     if not lists:
-        raise DataError("it has no pair list of its own: give one as a file, or draw pairs", where=Path(root))
+        raise DataError("it has no pair list of its own; give one as a file, or draw pairs", where=Path(root))
     if name is None and len(lists) == 1:
         (name,) = lists
     if name not in lists:
@@ -131,7 +133,9 @@ def _layout(root: Path, name: str) -> Layout:
     if layout is None:
         raise DataError(f"unknown layout {name[:80]!r}; known: {', '.join(LAYOUTS)}", where=root)
     if name and not layout.fits(root):
-        raise DataError(f"it has not the layout {name}: {layout.shape}; give the folder that holds these", where=root)
+        raise DataError(
+            f"the folder does not have the layout {name}: {layout.shape}; give the folder with these", where=root
+        )
     return layout
 
 
@@ -194,7 +198,7 @@ def _agedb_name(file: str) -> str | None:
 def _read_agedb(root: Path, part: str, faults: Faults) -> Source:
     found = [(_agedb_name(file), file) for file in images_in(root, faults)]
     if odd := [file for name, file in found if name is None]:
-        raise DataError("it has no name as AgeDB's 0_MariaCallas_35_f.jpg: move it away", where=root / odd[0])
+        raise DataError("its name is not like AgeDB's 0_MariaCallas_35_f.jpg; move it away", where=root / odd[0])
     return list_images(root, [(str(name), file) for name, file in found], faults)
 
 
@@ -217,7 +221,7 @@ def _balanced(root: Path) -> Path | None:
 def _read_races(root: Path, part: str, faults: Faults) -> Source:
     races = [race for race in _races(root, faults) if part in ("", race)]
     if not races:
-        raise DataError("it holds no folder of an identity: check that the data set is whole", where=root / part)
+        raise DataError("it has no identity folders; check that the data set is complete", where=root / part)
     return Joined({race: read_folder(root / race, faults) for race in races})
 
 

@@ -155,22 +155,23 @@ def _name(file: str, parts: int) -> str:
 
 def _json(path: Path) -> object:
     if not path.is_file():
-        raise FileNotFoundError(f"{shown(path)} is missing: fetch the kit's lists again")
+        raise FileNotFoundError(f"{shown(path)} does not exist; fetch the kit's lists again")
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise DataError(f"it is no JSON ({error}): fetch the kit's list again", where=path) from None
+        raise DataError(f"not JSON ({error}); fetch the kit's list again", where=path) from None
 
 
 def _texts(path: Path, found: object, key: str) -> list[str]:
     values = found.get(key) if isinstance(found, dict) else None
     if not isinstance(values, list) or not values:
-        raise DataError(f"it has no list {key!r}: give one of the kit's folder `templatelists`", where=path)
+        raise DataError(f"it has no list {key!r}; give a file of the kit's folder `templatelists`", where=path)
     texts = [str(value) if isinstance(value, int) and not isinstance(value, bool) else value for value in values]
     place = next((n for n, text in enumerate(texts) if not isinstance(text, str) or not text), None)
     if place is not None:
         raise DataError(
-            f"entry {place + 1:,} of {key!r} is {shown(values[place])[:80]!r}, which is no name; fetch the list again",
+            f"entry {place + 1:,} of {key!r} is {shown(values[place])[:80]!r}, which is not a name; fetch the list "
+            "again",
             where=path,
         )
     return texts
@@ -179,4 +180,4 @@ def _texts(path: Path, found: object, key: str) -> list[str]:
 def _once(path: Path, files: Sequence[str]) -> None:
     if len(set(files)) < len(files):
         twice, _ = collections.Counter(files).most_common(1)[0]
-        raise DataError(f"{twice[:80]} stands there more than once; fetch it again", where=path)
+        raise DataError(f"{twice[:80]} appears more than once; fetch the list again", where=path)

@@ -105,8 +105,8 @@ class Packed:
         if self.faces.shape != (size, size, 1 if grey else 3):
             height, width, channels = self.faces.shape
             raise DataError(
-                f"it holds images of {height}×{width}×{channels}, and {size}×{size}×{1 if grey else 3} are asked for: "
-                "ask for the pack's, or pack its source anew",
+                f"the pack has images of {height}×{width}×{channels}, not {size}×{size}×{1 if grey else 3}; "
+                "ask for the pack's size and colour, or pack its source again",
                 where=self.path,
             )
         yield from self.faces.pixels
@@ -134,7 +134,7 @@ def write_pack(
     Raises FileExistsError if `path` holds something that is not a pack, and what the source raises.
     """
     if not 1 <= size <= 4096:
-        raise ValueError(f"images of {size} × {size} pixels cannot be packed: give a size from 1 to 4096")
+        raise ValueError(f"images of {size} × {size} pixels cannot be packed; give a size from 1 to 4096")
     path = Path(path)
     key = {"fingerprint": source.fingerprint(), "size": size, "grey": grey}
     if _holds(path, key):
@@ -208,7 +208,7 @@ def _sound_note(pixels: Path, sha256: str) -> tuple[Path, bytes]:
 def _write(source: Source, folder: Path, key: dict[str, Any], progress: Progress | None) -> None:
     total = len(source.files)
     if total == 0:
-        raise ValueError("the source lists no image, so there is nothing to pack: check where it reads from")
+        raise ValueError("the source has no images to pack; check its path")
     size, grey = key["size"], key["grey"]
     shape = (total, size, size, 1 if grey else 3)
     digest = hashlib.sha256()
@@ -250,7 +250,7 @@ def _holds(path: Path, key: dict[str, Any], level: int = logging.WARNING) -> boo
     if not path.exists():
         return False
     if not path.is_dir() or not {entry.name for entry in path.iterdir()} <= _FILES:
-        raise FileExistsError(f"{shown(path)} is there and is not a pack: choose another path, or move it away")
+        raise FileExistsError(f"{shown(path)} exists and is not a pack; choose another path, or move it away")
     try:
         meta = _read_meta(path)
         if {name: meta.get(name) for name in key} != key:
@@ -268,7 +268,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     file = path / "meta.json"
     if not file.is_file():
         raise FileNotFoundError(
-            f"{shown(path)} is not a pack: it has no meta.json; check the path, or make a pack there with "
+            f"{shown(path)} is not a pack (it has no meta.json); check the path, or make a pack there with "
             "`coalface data pack` (in Python: write_pack)"
         )
     meta = _read_json(file)

@@ -66,7 +66,7 @@ def read_pair_lines(path: Path) -> list[ListedPair]:
         return [_path_pair(where, line.split()) for where, line in lines]
     if len(lines) > 1 and all(len(fields) == 2 and fields[1].isdigit() for fields in (x.split() for _, x in lines[1:])):
         raise DataError(
-            "it has two lines for a pair, as CALFW's and CPLFW's lists: call it pairs_CALFW.txt or "
+            "it has two lines for a pair, as CALFW's and CPLFW's lists: rename it to pairs_CALFW.txt or "
             "pairs_CPLFW.txt, put it into the folder of its images, and evaluate on that folder",
             where=path,
         )
@@ -124,13 +124,13 @@ def _parse_csv(path: Path, lines: Lines, separator: str, names: list[str]) -> li
         if (found := [name for name in known if name in names])
     }
     if len(lines) == 1:
-        raise DataError("it has a header and no pair after it: fetch it again", where=path)
+        raise DataError("it has a header but no pairs; fetch it again", where=path)
     pairs = []
     for where, line in lines[1:]:
         try:
             (fields,) = csv.reader([line], delimiter=separator)
         except csv.Error as error:
-            raise DataError(f"it is no line of a CSV ({error})", where=where) from None
+            raise DataError(f"not a line of a CSV file ({error})", where=where) from None
         if len(fields) != len(names):
             raise line_error(where, line, f"a line of {several(len(names), 'column')}, as the header says")
         of = {key: fields[place].strip() for key, place in column.items()}
@@ -140,7 +140,7 @@ def _parse_csv(path: Path, lines: Lines, separator: str, names: list[str]) -> li
         if pair.fold is not None and (pair.fold, not pair.same) not in kinds:
             raise DataError(
                 f"fold {pair.fold} has only {'genuine' if pair.same else 'impostor'} pairs, and each "
-                "fold needs both kinds: deal the pairs anew, or take the column `fold` out",
+                "fold needs both kinds: assign the pairs to folds again, or remove the column `fold`",
                 where=pair.where,
             )
     return pairs

@@ -107,7 +107,7 @@ def flat_images(root: Path, faults: Faults = None) -> list[str]:
         if (root / folder).is_dir() and (images := images_in(root / folder, faults)):
             return [f"{folder}/{file}" if folder else file for file in images]
     places = ", ".join(filter(None, _FLAT_IMAGES))
-    raise DataError(f"it holds no images: put them there, or into {places} below it", where=root)
+    raise DataError(f"it has no images; put them there, or into {places} below it", where=root)
 
 
 def of_two_lines(root: Path, faces: FaceSet, name: str) -> Iterator[Protocol]:

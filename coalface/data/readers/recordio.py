@@ -208,7 +208,7 @@ def open_records(
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{shown(path)} is not a file: give the path of a record file, as train.rec")
+        raise FileNotFoundError(f"{shown(path)} is not a file; give a record file such as train.rec")
     if path.stat().st_size < _FRAME:
         raise DataError(f"it is empty, or cut short; {FETCH}", where=path)
     with open(path, "rb") as file:

@@ -123,7 +123,7 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
         broken.append(str(error))
         images, identities, exact = *_by_form(records), True
     if not len(images):
-        raise DataError(f"it holds no image, only {len(records.keys):,} records of other kinds; {FETCH}", where=path)
+        raise DataError(f"it has no images, only {len(records.keys):,} records of other kinds; {FETCH}", where=path)
     faults = {} if broken is None else records.faults(images)
     images = images[~np.isin(images, list(faults))] if faults else images
     headers = [(block.label, block.lengths == 0) for block in map(records.read_many, _blocks(images))]
@@ -134,7 +134,7 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
     whole = (raw >= 0) & (raw < LABELS) & (raw == np.floor(raw))
     sound = whole & ~empty
     for key, label, numbered in zip(images[~sound].tolist(), raw[~sound].tolist(), whole[~sound].tolist(), strict=True):
-        why = "it has no image" if numbered else f"its label is {label}, which is no whole number from 0 on"
+        why = "it has no image" if numbered else f"its label is {label}, which is not a whole number, 0 or more"
         faults[key] = DataError(f"{why}; {FETCH}", where=f"{path}, record {key}")
     if faults and (broken is None or not np.any(sound)):
         raise faults[min(faults)]
@@ -288,7 +288,7 @@ def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, al
         except ValueError as error:
             raise ValueError(f"image {key - 1} (label {label}): {error}") from error
     if not first:
-        raise ValueError("there is no image to write: check where they are read from")
+        raise ValueError("there are no images to write; check their source")
     border, end = key, key + len(first)
     for a, b in zip(first, [*first[1:], border], strict=True):
         put(header([a, b], id=key))

@@ -32,7 +32,7 @@ def text_lines(path: Path) -> Iterator[tuple[str, str]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"it is no text ({error}); {FETCH}", where=path) from None
+        raise DataError(f"not a text file ({error}); {FETCH}", where=path) from None
     lines = [(f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise DataError(f"it is empty; {FETCH}", where=path)
@@ -74,7 +74,7 @@ def read_numbers(
 def whole_number(text: str, where: str) -> int:
     """The number that a field of a line holds; DataError where it holds another thing."""
     if not re.fullmatch(NUMBER, text.encode("utf-8", "backslashreplace")):
-        raise DataError(f"{text[:80]!r} is where a number belongs; {FETCH}", where=where)
+        raise DataError(f"{text[:80]!r} should be a number; {FETCH}", where=where)
     return int(text)
 
 
@@ -85,4 +85,4 @@ def line_error(where: str, line: str, meaning: str, remedy: str = FETCH) -> Data
 
 def _check_exists(path: Path) -> None:
     if not path.is_file():
-        raise FileNotFoundError(f"{shown(path)} is missing: fetch the data set's protocol again")
+        raise FileNotFoundError(f"{shown(path)} does not exist; fetch the data set's protocol again")

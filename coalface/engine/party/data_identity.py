@@ -1,4 +1,4 @@
-"""Who is in the images that a party's private state was made from, so that one person is never taken for another."""
+"""The identities behind a party's private state, so that one person is never taken for another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders and files that are their owner's alone, whatever the umask. Imports nothing but the standard library."""
+"""Permissions of private folders and files, whatever the umask. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def check(home: Path, below: Iterable[Path]) -> None:
     for path in every:
         if (mode := _mode(path)) & 0o077:
             raise PermissionError(
-                f"{path} can be read or changed by others (mode {mode:03o}), and holds what is the party's alone: "
-                f"`chmod -R go= {quote(str(home))}` closes it, or name another folder as home"
+                f"others can read or change {path} (mode {mode:03o}), which holds the party's private data; "
+                f"close it with `chmod -R go= {quote(str(home))}`, or use another folder as home"
             )
 
 

@@ -1,4 +1,4 @@
-"""A party's own side of a federation: what it answers to a server elsewhere, however the words come to it.
+"""The service of a party: its answers to a server elsewhere, over any connection.
 
 A reply is encoded bytes, or the kind of the error for which it failed: what an error says may name images, so it stays
 in the party's log.
@@ -37,13 +37,13 @@ class PartyService:
     """Who is in the public images that it holds (`FaceSet.who`), where the method shares some."""
 
 
-def answer(service: Callable[[], PartyService], about: str, said: Said, data: Data) -> tuple[Said, Data]:
+def answer(service: Callable[[], PartyService], about: str, values: Said, data: Data) -> tuple[Said, Data]:
     """What a party says to a message: plain values and bytes. An error of any kind is logged here and told as `failed`.
 
     `about` is one of `coalface.flower.app.records`: its last word says what is asked.
     """
     try:
-        return _WORK[about.rpartition(".")[2]](service(), said, data)
+        return _WORK[about.rpartition(".")[2]](service(), values, data)
     except Exception as error:
         log.exception("%s failed", about)
         return {"failed": type(error.__cause__ or error).__name__}, {}

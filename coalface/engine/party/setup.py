@@ -1,4 +1,4 @@
-"""What a process needs to play parties: who takes part with what, and the method, arithmetic and seed of the run."""
+"""The setup of a process that plays parties: their data, and the method, arithmetic and seed of the run."""
 
 from __future__ import annotations
 

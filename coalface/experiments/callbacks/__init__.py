@@ -1,1 +1,1 @@
-"""What hears of rounds as a run goes."""
+"""Callbacks: observers of the rounds of a run."""

@@ -1,4 +1,4 @@
-"""What a run says of itself as it goes, to whoever listens."""
+"""The callback interface: what a run reports as it goes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person sees while runs train: a live view in a terminal, plain lines elsewhere."""
+"""Progress of runs: a live view in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def loss_of(margins: Any) -> dict[str, Any]:
         ) from None
     if (first != 1) + (second != 0) + (third != 0) > 1 or first < 1 or first != int(first):
         raise RecipeError(
-            f"no loss here has the margins {margins!r}: give (m, 0, 0) for SphereFace with a whole number m, (1, m, 0) "
+            f"no loss has the margins {margins!r}; give (m, 0, 0) for SphereFace with a whole number m, (1, m, 0) "
             "for ArcFace or (1, 0, m) for CosFace",
             where="margin_list",
         )
@@ -84,7 +84,7 @@ def understood(tree: Mapping[str, Any]) -> dict[str, Any]:
         section, _, last = key.partition(".")
         below = recipe.get(section) or {}
         if section in recipe if not last else last in below:
-            raise RecipeError(f"it stands for {key}, which the recipe gives as well; keep one of the two", where=word)
+            raise RecipeError(f"it means {key}, which the recipe also sets; keep one of the two", where=word)
         recipe[section] = {**below, last: value} if last else value
     return recipe
 
@@ -112,11 +112,9 @@ def read_config(path: str | Path) -> dict[str, Any]:
     try:
         tree = ast.parse(Path(path).read_text(encoding="utf-8"), str(path))
     except FileNotFoundError:
-        raise RecipeError("no such file", where=path) from None
+        raise RecipeError("does not exist", where=path) from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise RecipeError(
-            f"it is not a Python file ({error}): give a configuration of insightface", where=path
-        ) from None
+        raise RecipeError(f"not a Python file ({error}); give an insightface configuration", where=path) from None
     config: dict[str, Any] = {}
     owner = ""
     for statement in tree.body:
@@ -132,10 +130,10 @@ def read_config(path: str | Path) -> dict[str, Any]:
         except (ValueError, ArithmeticError, RecursionError) as error:
             where = f"{path}, line {statement.lineno}"
             raise RecipeError(
-                f"{error}; nothing in the file is run: write the value out by hand", where=where
+                f"{error}; the file is not executed, so write the value out by hand", where=where
             ) from None
     if not config:
-        raise RecipeError("it has no line such as config.lr = 0.1; give a configuration of insightface", where=path)
+        raise RecipeError("it has no line such as config.lr = 0.1; give an insightface configuration", where=path)
     return config
 
 

@@ -41,7 +41,7 @@ def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Re
     """A recipe from a YAML file with changes such as `local.lr=0.05`. Raises RecipeError."""
     tree = read(path) if path is not None else {}
     if "grids" in tree:
-        raise RecipeError(f"it holds grids; `coalface sweep {quote(str(path))}` runs their cells", where=str(path))
+        raise RecipeError(f"it has `grids`; `coalface sweep {quote(str(path))}` runs them", where=str(path))
     for change in changes:
         _check_utf8(change)
         key, separator, text = change.partition("=")
@@ -50,7 +50,7 @@ def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Re
         try:
             value = parse_yaml(text)
         except ValueError as error:
-            raise RecipeError(f"the value is not YAML ({error}); put it in quotes?", where=told(change, 80)) from None
+            raise RecipeError(f"the value is not YAML ({error}); try it in quotes", where=told(change, 80)) from None
         tree = with_value(tree, key, value)
     return parse(tree)
 
@@ -83,15 +83,15 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     if rounds is not None and rounds != recipe.rounds:
         if "rounds" in recipe.model_fields_set:
             raise RecipeError(
-                f"it is {recipe.rounds}, and local.total_steps and local.steps_per_round make {rounds}; leave one of "
-                "them out",
+                f"{recipe.rounds} rounds contradict local.total_steps and local.steps_per_round, which make {rounds}; "
+                "remove one of the three",
                 where="rounds",
             )
         recipe = recipe.model_copy(update={"rounds": rounds})
     if (recipe.local.sample_rate or 1) < 1 and recipe.loss.rows(2) != 2:
         raise RecipeError(
             f"the loss {LOSS.name_of(recipe.loss)!r} has several class embeddings for a class and cannot sample them; "
-            "leave sample_rate out, or use another loss",
+            "remove sample_rate, or use another loss",
             where="local.sample_rate",
         )
     if any(size > 1 for size in recipe.engine.processes_per_party.values()):
@@ -125,9 +125,7 @@ def _pretraining(recipe: Recipe, own: Any) -> Pretraining:
     try:
         return Pretraining(parse(merged(tree, own)), json.dumps(own))
     except RecipeError as error:
-        if not error.where:
-            raise RecipeError(f"pretrain.{error}") from None
-        raise RecipeError(str(error).removeprefix(f"{error.where}: "), where=f"pretrain.{error.where}") from None
+        raise RecipeError(error.text, where=f"pretrain.{error.where}" if error.where else "pretrain") from None
 
 
 def _data_before(recipe: Recipe, data: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +158,7 @@ def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
         return {**tree, first: value}
     below = tree.get(first)
     if below is not None and not isinstance(below, Mapping):
-        raise RecipeError(f"it holds {repr(below)[:200]}, which has no keys below it", where=short(first))
+        raise RecipeError(f"{repr(below)[:200]} has no keys below it", where=short(first))
     return {**tree, first: with_value(below or {}, rest, value)}
 
 

@@ -1,4 +1,4 @@
-"""What a recipe says of the images of parties that bring their own."""
+"""A recipe's settings for parties that bring their own images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def before(data: Own, tree: Mapping[str, Any], pretrain: Mapping[str, Any]) -> d
     shared = {key: tree[key] for key in SHARED}
     if data.public is None and not _has_faces(pretrain):
         raise RecipeError(
-            "the server has none of the parties' images, so say on which others it pre-trains, as `data: {public: "
+            "the server has none of the parties' images; give it others to pre-train on, as `data: {public: "
             "{kind: rec, path: ms1m}}`",
             where="pretrain.data.faces",
         )

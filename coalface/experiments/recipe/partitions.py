@@ -1,4 +1,4 @@
-"""Who holds which identities: one class for each kind of partition, with its keys, its parties' names and its draws."""
+"""Kinds of partition: a class for each, with its keys, its parties' names and its draws."""
 
 from __future__ import annotations
 

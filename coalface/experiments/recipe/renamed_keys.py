@@ -1,4 +1,4 @@
-"""Keys that recipes had under other names: one that is still used is refused with the new name."""
+"""Renamed keys of recipes: an old one is refused with its new name."""
 
 from __future__ import annotations
 

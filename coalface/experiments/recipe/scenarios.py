@@ -1,4 +1,4 @@
-"""Where training images come from, and who holds them: one of five scenarios, each with the keys that it has."""
+"""The scenarios of a recipe: where training images come from and who holds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe is: its keys with their types and defaults, what is built of them, and what names it."""
+"""The schema of a recipe: its keys with types and defaults, and what is built from them."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Kinds:
     def _checked(self, value: object) -> object:
         kind = self._kind(value)
         if not isinstance(value, Mapping | Section):
-            raise ValueError(f"a section with keys below it is needed, such as kind; got {repr(value)[:200]}")
+            raise ValueError(f"this key has keys below it, such as kind; got {repr(value)[:200]}")
         if not isinstance(kind, str) or kind not in self.classes:
             raise ValueError(f"unknown kind {repr(kind)[:100]}; use one of {', '.join(self.classes)}")
         return value

@@ -1,4 +1,4 @@
-"""Whether the parts of a recipe agree with each other: its data, method, lists and validators."""
+"""Checks between the parts of a recipe: its data, method, lists and validators."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check(recipe: Recipe) -> None:
     for name, pairs in recipe.evaluation.pairs.items():
         where = f"evaluation.pairs.{name}"
         if pairs.kind == "bin" and pairs.rank1 is not None:
-            raise RecipeError("a .bin does not say who is in its images; leave it out", where=f"{where}.rank1")
+            raise RecipeError("a .bin does not name the people in its images; remove this key", where=f"{where}.rank1")
         _check_part(recipe, pairs, where)
     if recipe.domains is not None:
         _check_domains(recipe, recipe.domains)
@@ -118,13 +118,15 @@ def _check_domains(recipe: Recipe, data: Domains) -> None:
                 where=f"evaluation.pairs.{name}.domain",
             )
     if recipe.validators:
-        raise RecipeError("no method for two domains asks validators; leave them out", where="validators")
+        raise RecipeError("no method for two domains asks validators; remove them", where="validators")
 
 
 def _check_own(recipe: Recipe, data: Own) -> None:
     """Raise RecipeError unless a recipe whose parties bring their own images says what is needed."""
     if len({name.lower() for name in data.parties}) < len(data.parties):
-        raise RecipeError("two have one name, or differ by capitals only; rename one", where="data.parties")
+        raise RecipeError(
+            "two parties have one name, or names that differ in case only; rename one", where="data.parties"
+        )
     if PUBLIC in data.parties:
         raise RecipeError(
             f"{PUBLIC} is what data.exclude calls the people of data.public; rename the party", where="data.parties"
@@ -136,11 +138,11 @@ def _check_own(recipe: Recipe, data: Own) -> None:
     method = METHODS[recipe.method]
     if method.pools or method.scenario == "domains":
         lacks = "one party would hold everybody's images; use solo" if method.pools else "use data.scenario=domains"
-        raise RecipeError(f"{recipe.method} cannot be over parties with images of their own: {lacks}", where="method")
+        raise RecipeError(f"{recipe.method} does not run over parties with their own images: {lacks}", where="method")
     if method.scenario == "private-public" and data.public is None:
         raise RecipeError(
-            f"in {recipe.method} the server and all parties hold images of public people as well, so say where they "
-            "lie, as `public: {kind: rec, path: ms1m}`: below the data root of each",
+            f"in {recipe.method} the server and all parties also hold images of public people; say where these "
+            "lie below each data root, as `public: {kind: rec, path: ms1m}`",
             where="data.public",
         )
     for name, pairs in recipe.evaluation.pairs.items():
@@ -154,7 +156,7 @@ def _check_own(recipe: Recipe, data: Own) -> None:
         placed = one.own or one.source is not None or one.kind in WITH_IMAGES or one.validates is not None
         if one.part is not None or one.identities is not None or not placed:
             raise RecipeError(
-                "nobody can set people of the parties aside for it: write `own: true`, and it brings its images and "
+                "its people cannot be taken from the parties; write `own: true` if it brings its own images and "
                 "pairs, or name their source",
                 where=f"validators.{name}",
             )
@@ -168,11 +170,15 @@ def _check_validators(recipe: Recipe) -> None:
         set_keys = {key for key, value in validator if value != _DEFAULTS[key]}
         if validator.own:
             if other := sorted(set_keys & {"validates", "identities", "part"}):
-                raise RecipeError("it brings images and pairs of its own; leave it out", where=f"{where}.{other[0]}")
+                raise RecipeError(
+                    "this validator brings its own images and pairs; remove this key", where=f"{where}.{other[0]}"
+                )
         elif validator.validates is not None:
             nearest(validator.validates, recipe.evaluation.pairs, f"{where}.validates")
             if other := sorted(set_keys - {"validates"}):
-                raise RecipeError(f"it holds half of {validator.validates}; leave it out", where=f"{where}.{other[0]}")
+                raise RecipeError(
+                    f"this validator holds half of {validator.validates}; remove this key", where=f"{where}.{other[0]}"
+                )
             if (first := halves.setdefault(validator.validates, name)) != name:
                 raise RecipeError(
                     f"{first} already holds that half of {validator.validates}", where=f"{where}.validates"
@@ -183,7 +189,7 @@ def _check_validators(recipe: Recipe) -> None:
                 )
             if recipe.evaluation.pairs[validator.validates].rank1 is not None:
                 raise RecipeError(
-                    f"{name} holds half of its folds, and who is looked up has no fold; leave it out",
+                    f"{name} holds half of its folds, and who is looked up has no fold; remove it",
                     where=f"evaluation.pairs.{validator.validates}.rank1",
                 )
         else:
@@ -195,7 +201,7 @@ def _check_validators(recipe: Recipe) -> None:
                     where=where,
                 )
             if drawn and validator.part is not None:
-                raise RecipeError("identities are set aside from every part alike; leave it out", where=f"{where}.part")
+                raise RecipeError("identities are set aside from every part alike; remove it", where=f"{where}.part")
             _check_part(recipe, validator, where)
     if recipe.fold_split is not None and not halves:
         raise RecipeError("no validator has `validates`, so there is nothing to split", where="fold_split")

@@ -1,4 +1,4 @@
-"""The drawings of a report page: which curves a run folder gives, and what is said beside them."""
+"""The charts of a report page: the curves of a run folder and their captions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What went wrong in a run and what of it was only simulated, in words."""
+"""The faults of a run in words, real and simulated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run folder holds, read with tolerance, and how its numbers and names are written for people."""
+"""Run folders, read with tolerance, and their numbers and names as written for people."""
 
 from __future__ import annotations
 
@@ -117,8 +117,8 @@ def read(path: Path, label: str | None = None) -> Run:
     """
     if not any((path / name).is_file() for name in ("summary.json", "metrics.jsonl", "config.yaml")):
         raise FileNotFoundError(
-            f"{path} is not a run folder: it holds neither summary.json, metrics.jsonl nor config.yaml; "
-            "give the folder that a run has written"
+            f"{path} is not a run folder (it has no summary.json, metrics.jsonl or config.yaml); "
+            "give a folder that a run wrote"
         )
     check(path)
     config_text = _text(path / "config.yaml")

@@ -1,4 +1,4 @@
-"""Where a run stands, as a person reads it: a head, and a line for each party."""
+"""The status of a run as text: a head, and a line for each party."""
 
 from __future__ import annotations
 

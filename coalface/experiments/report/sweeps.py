@@ -66,49 +66,49 @@ def render(
 
 def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
     names = list(dict.fromkeys(name for point in points for name in point.figures))
-    found = {name: over(points, key, name, otherwise) for name in names}
-    found = {name: each for name, each in found.items() if each.lines}
+    curves = {name: over(points, key, name, otherwise) for name in names}
+    curves = {name: curve for name, curve in curves.items() if curve.lines}
     charts = {
         name: Chart(
             axis_title(name),
-            axis_chart(each, title=f"{figure_name(name)} over {key}", axis=key),
-            is_large(each),
+            axis_chart(curve, title=f"{figure_name(name)} over {key}", axis=key),
+            is_large(curve),
         )
-        for name, each in found.items()
+        for name, curve in curves.items()
     }
     return Axis(
         key,
         tuple(chart for name, chart in charts.items() if not name.startswith(ENROLLED)),
         tuple(chart for name, chart in charts.items() if name.startswith(ENROLLED)),
-        _caption(key, list(found.values()), any(mark in chart.svg for chart in charts.values() for mark in BEYOND)),
+        _caption(key, list(curves.values()), any(mark in chart.svg for chart in charts.values() for mark in BEYOND)),
         tuple(
-            (f"{figure_name(name)} over {key}{figure_of(name).unit.caption}", _numbers(key, each))
-            for name, each in found.items()
+            (f"{figure_name(name)} over {key}{figure_of(name).unit.caption}", _numbers(key, curve))
+            for name, curve in curves.items()
         ),
     )
 
 
-def _caption(key: str, found: Sequence[Over], beyond: bool) -> str:
+def _caption(key: str, curves: Sequence[Over], beyond: bool) -> str:
     """What is drawn, in sentences."""
-    lines, levels = [line for each in found for line in each.lines], [at for each in found for at in each.levels]
+    lines, levels = [line for curve in curves for line in curve.lines], [at for curve in curves for at in curve.levels]
     numbers = sorted({n for line in lines for n, spread in line.at.items() if spread is not None})
-    said = ["Mean over seeds."]
+    sentences = ["Mean over seeds."]
     if any(s is not None and s.seeds > 1 for line in lines for s in line.at.values()):
-        said[0] = "Mean over seeds, with a bar from the lowest to the highest seed."
-        if any(len(each.lines) > 1 for each in found):
-            said.append("Bars of one number stand slightly beside each other.")
+        sentences[0] = "Mean over seeds, with a bar from the lowest to the highest seed."
+        if any(len(curve.lines) > 1 for curve in curves):
+            sentences.append("Bars of one number stand slightly beside each other.")
     if numbers and is_log(numbers):
-        said.append(f"{key} on a logarithmic scale{', zero to its left' if numbers[0] == 0 else ''}.")
+        sentences.append(f"{key} on a logarithmic scale{', zero to its left' if numbers[0] == 0 else ''}.")
     if levels:
         ring = ": a ring marks it" if any(level.at is not None for level in levels) else ""
-        said.append(f"Dashed grey: what the sweep has without {key}, or at one number of it alone{ring}.")
+        sentences.append(f"Dashed grey: what the sweep has without {key}, or at one number of it alone{ring}.")
     if beyond:
-        said.append("An arrow and a value: a level beyond the drawing.")
-    if more := max((len(each.lines) - len(drawn(each)[0]) for each in found), default=0):
-        said.append(f"{more} more lines are in the table alone.")
-    if more := max((len(each.levels) - len(drawn(each)[1]) for each in found), default=0):
-        said.append(f"{more} more levels are in the table alone.")
-    return " ".join(said)
+        sentences.append("An arrow and a value: a level beyond the drawing.")
+    if more := max((len(curve.lines) - len(drawn(curve)[0]) for curve in curves), default=0):
+        sentences.append(f"{more} more lines are in the table alone.")
+    if more := max((len(curve.levels) - len(drawn(curve)[1]) for curve in curves), default=0):
+        sentences.append(f"{more} more levels are in the table alone.")
+    return " ".join(sentences)
 
 
 def _numbers(key: str, found: Over) -> Grid:

@@ -80,7 +80,7 @@ def compare(runs: Sequence[Path], intervals: Intervals | None = None, left_out: 
 def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Comparison:
     """`compare` for runs already read."""
     if not runs:
-        raise ValueError("there is nothing to compare: give at least one run folder")
+        raise ValueError("give at least one run folder to compare")
     first = runs[0]
     figures = without_errors(key for run in runs for key in run.figures)
     rows = []

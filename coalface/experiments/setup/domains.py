@@ -38,16 +38,16 @@ def apart(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSet, FaceS
     order = generator(SPLIT_SEED, "domains", "target").permutation(target)
     if data.hold_out >= len(target):
         raise RecipeError(
-            f"{data.hold_out:,} of the {len(target):,} identities of {data.target_domain} would be evaluated on, and "
-            "none would be left to train on; lower it",
+            f"{data.hold_out:,} of the {len(target):,} identities of {data.target_domain} leave nobody to train on; "
+            "lower it",
             where="data.hold_out",
         )
     split = recipe.seed if data.split is None else data.split
     evaluated = order[(split * data.hold_out + np.arange(data.hold_out)) % len(order)]
     if data.calibrate >= len(source):
         raise RecipeError(
-            f"{data.calibrate:,} of the {len(source):,} identities of {data.source_domain} would be kept out of "
-            "training, and none would be left; lower it",
+            f"{data.calibrate:,} of the {len(source):,} identities of {data.source_domain} leave nobody to train on; "
+            "lower it",
             where="data.calibrate",
         )
     kept = generator(SPLIT_SEED, "domains", "source").permutation(source)[: data.calibrate]

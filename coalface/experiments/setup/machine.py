@@ -1,4 +1,4 @@
-"""Whether this machine can carry a recipe out: its device, and the processes that parties are split over."""
+"""Checks of this machine for a recipe: its device, and the processes that parties are split over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def check_device(recipe: Recipe) -> None:
         torch.zeros(1, device=recipe.engine.device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise RecipeError(f"there is no {recipe.engine.device!r} ({reason}); use cpu", where="engine.device") from None
+        raise RecipeError(
+            f"{recipe.engine.device!r} is not available ({reason}); use cpu", where="engine.device"
+        ) from None
 
 
 def check_shards(parts: Parts) -> None:
@@ -35,7 +37,7 @@ def check_shards(parts: Parts) -> None:
         where = f"engine.processes_per_party.{party}"
         if (party in silos) + (party in recipe.validators) + (party == POOLED) > 1:
             raise RecipeError(
-                f"it could be two parties, of a silo, a validator and {POOLED!r}, which holds everybody's images in "
+                f"two parties have this name: a silo, a validator, or {POOLED!r}, which holds all images in "
                 "centralised training; rename the silo or the validator",
                 where=where,
             )
@@ -51,7 +53,7 @@ def check_shards(parts: Parts) -> None:
         elif method.scenario == "devices":
             why = f"a client of {recipe.method} has one class embedding, which cannot lie"
         if why:
-            raise RecipeError(f"{why} over {size} processes; leave engine.processes_per_party out", where=where)
+            raise RecipeError(f"{why} over {size} processes; remove engine.processes_per_party", where=where)
         if engine.device != "cpu" and (engine.device != "cuda" or torch.cuda.device_count() < size):
             raise RecipeError(
                 f"{size} processes need engine.device cpu, or cuda where there are {size} GPUs; it is "

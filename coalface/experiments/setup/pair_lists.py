@@ -36,22 +36,22 @@ def evaluation_pairs(
 ) -> list[VerificationPairs]:
     """The recipe's pair lists. Raises RecipeError where an identity is both evaluated and trained on, or public."""
     lists = []
-    halved = {one.validates for one in recipe.validators.values()}
-    for name, wanted in recipe.evaluation.pairs.items():
+    halved = {validator.validates for validator in recipe.validators.values()}
+    for name, evaluated in recipe.evaluation.pairs.items():
         where = f"evaluation.pairs.{name}"
-        faces, pairs = _list(recipe, name, wanted, held, packing, where)
-        shown = _shown(VerificationPairs(name, faces, pairs))
-        trained = [(train, prefix) for prefix in _prefixes(recipe, wanted)]
+        faces, pairs = _list(recipe, name, evaluated, held, packing, where)
+        people_shown = _shown(VerificationPairs(name, faces, pairs))
+        trained = [(train, prefix) for prefix in _prefixes(recipe, evaluated)]
         if public is not None:
-            trained += [(public, prefix) for prefix in _public_prefixes(recipe, wanted)]
+            trained += [(public, prefix) for prefix in _public_prefixes(recipe, evaluated)]
         try:
             for people, prefix in trained:
-                check_disjoint(people, _called(shown, prefix))
+                check_disjoint(people, _called(people_shown, prefix))
         except ValueError as error:
             shared = str(error).partition(": ")[0].removeprefix("the two sets share ")
             raise RecipeError(
-                f"{shared} would be trained on as well, so that its figures would say nothing of unseen people: keep "
-                "them out of training by data.exclude or data.hold_out, or evaluate on others",
+                f"the run would also train on {shared}, so the figures would not be of unseen people; keep "
+                "them out of training by data.exclude or data.hold_out, or evaluate on other people",
                 where=where,
             ) from None
         if name in halved:
@@ -59,7 +59,7 @@ def evaluation_pairs(
             half = _half(fold, recipe.fold_split != "first")
             lists.append(VerificationPairs(name, faces, replace(pairs, fold=fold), half))
         else:
-            looked_up = (None, None) if wanted.rank1 is None else _looked_up(faces, pairs, name, wanted.rank1)
+            looked_up = (None, None) if evaluated.rank1 is None else _looked_up(faces, pairs, name, evaluated.rank1)
             lists.append(VerificationPairs(name, faces, pairs, None, *looked_up))
     return lists
 
@@ -81,11 +81,11 @@ def _looked_up(faces: FaceSet, pairs: PairList, name: str, rank1: str) -> tuple[
 def _folds(pairs: PairList, where: str) -> NDArray[np.int64]:
     """The folds of a list that is split in halves. Raises RecipeError where they do not make two halves."""
     if pairs.headline is not None:
-        raise RecipeError("a list without accuracy over folds cannot be split in halves", where=where)
+        raise RecipeError("this list has no folds, so it cannot be split in halves", where=where)
     try:
         fold = pairs.fold if pairs.fold is not None else tenths(pairs.same)
     except ValueError as error:
-        raise RecipeError(f"it cannot be split in halves: {error}", where=where) from None
+        raise RecipeError(f"this list cannot be split in halves: {error}", where=where) from None
     if (count := len(np.unique(fold))) < 4:
         raise RecipeError(
             f"a validator chooses the threshold of each fold on its others, so a half needs two or more, and the list "
@@ -114,20 +114,20 @@ def validator(
     Raises RecipeError where it would share an identity with the trainers or, but for half of an evaluated list, with
     those who are evaluated.
     """
-    wanted, where = recipe.validators[name], f"validators.{name}"
-    if wanted.validates is not None:
-        whole = next(one for one in lists if one.name == wanted.validates)
+    settings, where = recipe.validators[name], f"validators.{name}"
+    if settings.validates is not None:
+        whole = next(evaluated for evaluated in lists if evaluated.name == settings.validates)
         assert whole.pairs.fold is not None  # made when the list was split
         mine = np.isin(whole.pairs.fold, _half(whole.pairs.fold, recipe.fold_split == "first"))
         faces, pairs = _held(whole.faces, whole.pairs, mine)
         held = _people(recipe, recipe.evaluation.pairs[whole.name], faces)
-        _apart(recipe, where, held, [one for one in lists if one.evaluated_folds is None])
+        _apart(recipe, where, held, [evaluated for evaluated in lists if evaluated.evaluated_folds is None])
         return faces, pairs
     if aside is not None:
-        wanted = wanted.model_copy(update={"source": None})
-    faces, pairs = _list(recipe, name, wanted, train.only([]) if aside is None else aside, packing, where)
+        settings = settings.model_copy(update={"source": None})
+    faces, pairs = _list(recipe, name, settings, train.only([]) if aside is None else aside, packing, where)
     faces, pairs = _held(faces, pairs, np.ones(len(pairs), dtype=bool))
-    _apart(recipe, where, _people(recipe, wanted, faces), lists, train)
+    _apart(recipe, where, _people(recipe, settings, faces), lists, train)
     return faces, pairs
 
 
@@ -140,8 +140,10 @@ def _apart(
 ) -> None:
     """Raise RecipeError where a validator holds people of the trainers or of an evaluated list."""
     others = {"the trainers": {("", known) for known in train.names}} if train is not None else {}
-    for one in lists:
-        others[f"evaluation.pairs.{one.name}"] = _people(recipe, recipe.evaluation.pairs[one.name], _shown(one))
+    for evaluated in lists:
+        others[f"evaluation.pairs.{evaluated.name}"] = _people(
+            recipe, recipe.evaluation.pairs[evaluated.name], _shown(evaluated)
+        )
     for what, theirs in others.items():
         if shared := sorted(known for _, known in held & theirs):
             some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
@@ -153,14 +155,14 @@ def _apart(
             )
 
 
-def _people(recipe: Recipe, wanted: Pairs, faces: FaceSet) -> People:
+def _people(recipe: Recipe, settings: Pairs, faces: FaceSet) -> People:
     """The identities of a list or a validator."""
-    if wanted.kind == "bin" and wanted.path is not None:  # nothing but the file tells its people
-        place, known = str(below_root(recipe, wanted.path).resolve()), (n.partition("/")[2] for n in faces.names)
+    if settings.kind == "bin" and settings.path is not None:  # nothing but the file tells its people
+        place, known = str(below_root(recipe, settings.path).resolve()), (n.partition("/")[2] for n in faces.names)
         return {(place, name) for name in known}
-    if prefixes := _prefixes(recipe, wanted):
+    if prefixes := _prefixes(recipe, settings):
         return {("", prefix + name) for prefix in prefixes for name in faces.names}
-    own = _own_source(wanted)
+    own = _own_source(settings)
     assert own is not None  # else the prefixes hold ""
     return {(str(origin(recipe, own)), name) for name in faces.names}
 
@@ -180,23 +182,23 @@ def _held(faces: FaceSet, pairs: PairList, chosen: NDArray[np.bool_]) -> tuple[F
     return mine, replace(pairs, left=left, right=right, same=pairs.same[chosen], fold=fold, headline=None)
 
 
-def _prefixes(recipe: Recipe, wanted: Pairs) -> list[str]:
+def _prefixes(recipe: Recipe, settings: Pairs) -> list[str]:
     """What the training source may put before the names of a list's identities.
 
     A list with images of its own is held against every part of a joined source that may show the same people: of the
     same folder, or synthetic of the same seed.
     """
-    parts, own = recipe.data.parts, _own_source(wanted)
+    parts, own = recipe.data.parts, _own_source(settings)
     if own is None or not parts:
         return [""]
     return [f"{name}/" for name, part in parts.items() if origin(recipe, part) == origin(recipe, own)]
 
 
-def _public_prefixes(recipe: Recipe, wanted: Pairs) -> list[str]:
+def _public_prefixes(recipe: Recipe, settings: Pairs) -> list[str]:
     """The same for public people, who have a source of their own where the parties have."""
-    own = _own_source(wanted)
+    own = _own_source(settings)
     if recipe.own is None or (public := recipe.own.public) is None:
-        return _prefixes(recipe, wanted)
+        return _prefixes(recipe, settings)
     return [""] if own is None or origin(recipe, own) == origin(recipe, public) else []
 
 
@@ -204,49 +206,51 @@ def _called(faces: FaceSet, prefix: str) -> FaceSet:
     return replace(faces, names=tuple(prefix + known for known in faces.names))
 
 
-def _own_source(wanted: Pairs) -> sections.Source | None:
+def _own_source(settings: Pairs) -> sections.Source | None:
     """Where a list takes its images from, if not from the training source."""
-    if wanted.kind == "layout" and wanted.source is None and wanted.path is not None:
-        return sections.Folder(path=wanted.path)
-    return wanted.source
+    if settings.kind == "layout" and settings.source is None and settings.path is not None:
+        return sections.Folder(path=settings.path)
+    return settings.source
 
 
 def _list(
-    recipe: Recipe, name: str, wanted: Pairs, held: FaceSet, packing: Packing | None, where: str
+    recipe: Recipe, name: str, settings: Pairs, held: FaceSet, packing: Packing | None, where: str
 ) -> tuple[FaceSet, PairList]:
     """The images and the pairs of a list; the identities are called as in the source that it takes them from."""
-    prefix = f"{wanted.part}/" if wanted.part else ""
-    if wanted.kind == "balanced":
-        faces = held if wanted.source is None else open_source(recipe, wanted.source, packing)
+    prefix = f"{settings.part}/" if settings.part else ""
+    if settings.kind == "balanced":
+        faces = held if settings.source is None else open_source(recipe, settings.source, packing)
         if prefix:
             faces = faces.only([number for number, known in enumerate(faces.names) if known.startswith(prefix)])
-        if wanted.most_images is not None:
-            faces = first_images(faces, wanted.most_images)
+        if settings.most_images is not None:
+            faces = first_images(faces, settings.most_images)
         if len(faces) == 0:
-            of_part = f" of part {wanted.part}" if wanted.part else ""
-            raise RecipeError(f"{where}: no identity{of_part} is held out: set data.hold_out, or give {where}.source")
+            of_part = f" of part {settings.part}" if settings.part else ""
+            raise RecipeError(
+                f"no identity{of_part} is held out; set data.hold_out, or give this list a `source`", where=where
+            )
         try:
             rng = generator(SPLIT_SEED, "pairs", name)
-            return faces, balanced_pairs(faces, pairs=wanted.pairs, rng=rng, title=name)
+            return faces, balanced_pairs(faces, pairs=settings.pairs, rng=rng, title=name)
         except ValueError as error:
-            raise RecipeError(f"{where}: {error}") from None
-    if wanted.path is None:
-        raise RecipeError(f"{where}.path: a list of kind {wanted.kind!r} needs the file of pairs")
-    if wanted.kind == "bin":
-        return _of_bin(recipe, name, wanted.path, packing, where)
-    if wanted.kind == "layout":
-        own = _own_source(wanted)
+            raise RecipeError(str(error), where=where) from None
+    if settings.path is None:
+        raise RecipeError(f"a list of kind {settings.kind!r} needs a file of pairs", where=f"{where}.path")
+    if settings.kind == "bin":
+        return _of_bin(recipe, name, settings.path, packing, where)
+    if settings.kind == "layout":
+        own = _own_source(settings)
         assert own is not None  # a layout without a source is one itself
         faces = open_source(recipe, own, packing)
-        lists = read_lists(below_root(recipe, wanted.path), faces)
-        if wanted.list is None and len(lists) != 1:
-            known = ", ".join(lists) or "none: this data set has no lists"
-            raise RecipeError(f"{where}.list: say which list of {wanted.path}; it has {known}")
-        chosen = nearest(wanted.list, lists, f"{where}.list") if wanted.list else next(iter(lists))
+        lists = read_lists(below_root(recipe, settings.path), faces)
+        if settings.list is None and len(lists) != 1:
+            known = ", ".join(lists) or "none"
+            raise RecipeError(f"choose a list of {settings.path}; it has {known}", where=f"{where}.list")
+        chosen = nearest(settings.list, lists, f"{where}.list") if settings.list else next(iter(lists))
         return faces, lists[chosen]
-    source = recipe.data.parts[wanted.part] if wanted.part else wanted.source or _faces(recipe)
-    faces, path = open_source(recipe, source, packing), below_root(recipe, wanted.path)
-    if wanted.kind == "lfw":
+    source = recipe.data.parts[settings.part] if settings.part else settings.source or _faces(recipe)
+    faces, path = open_source(recipe, source, packing), below_root(recipe, settings.path)
+    if settings.kind == "lfw":
         root = folder(recipe, source) if isinstance(source, sections.Folder) else None
         return _called(faces, prefix), read_pairs(path, faces, root=root)
     pairs = devtest_all(faces, named_identities(path))
@@ -263,6 +267,6 @@ def _of_bin(recipe: Recipe, name: str, path: str, packing: Packing | None, where
     """The images and pairs of a `.bin`. Who is in them is not known, so its identities are named after the list."""
     store = open_store(below_root(recipe, path))
     if store.pairs is None:
-        raise RecipeError(f"{where}.path: {path} is no .bin of pairs")
+        raise RecipeError(f"{path} is not a .bin of pairs", where=f"{where}.path")
     faces = pixels(recipe, store, packing)
     return replace(faces, names=tuple(f"{name}/{known}" for known in faces.names)), store.pairs

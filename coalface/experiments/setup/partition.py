@@ -1,4 +1,4 @@
-"""Who holds which of a recipe's identities: silos, devices, domains, one pooled party, or parties with their own."""
+"""The parties of a recipe and their identities: silos, devices, domains, a pooled party, parties with their own."""
 
 from __future__ import annotations
 
@@ -63,10 +63,11 @@ def check_one_identity(recipe: Recipe, parties: Mapping[str, FaceSet]) -> None:
     more = [party for party, faces in parties.items() if len(faces.names) != 1]
     if more and METHODS[recipe.method].scenario == "devices":
         own = recipe.own is not None
-        remedy = "let it bring those of one person" if own else "set data.scenario=devices"
+        remedy = "let it bring the images of one person" if own else "set data.scenario=devices"
         raise RecipeError(
-            f"data.{'parties' if own else 'partition'}: {recipe.method} is for clients of one identity, and {more[0]} "
-            f"would hold {len(parties[more[0]].names)}; {remedy}"
+            f"{recipe.method} needs clients with one identity each, and {more[0]} has {len(parties[more[0]].names)}; "
+            f"{remedy}",
+            where="data.parties" if own else "data.partition",
         )
 
 
@@ -75,8 +76,9 @@ def _bringing(data: Own, faces: FaceSet) -> dict[str, FaceSet]:
     there = set() if faces.domains is None else set(faces.domains.tolist())
     if empty := [name for number, name in enumerate(names) if number not in there]:
         raise RecipeError(
-            f"{empty[0]}: none of its people has data.min_images={data.min_images} images or more, or "
-            "data.exclude names them all, so nothing is left to train on: look at its folder, or lower data.min_images"
+            f"nobody is left to train on: each of its people has fewer than data.min_images={data.min_images} "
+            "images, or is in data.exclude; check its folder, or lower data.min_images",
+            where=empty[0],
         )
     return by_domain(faces, names) if names else {}
 

@@ -1,4 +1,4 @@
-"""What is made of a recipe: each part once in a process, when it is first asked for."""
+"""The parts of a recipe as objects, each built once in a process, on first use."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ class Parts:
         why = why or next((reason for reason, holds in hindrances.items() if holds), "")
         if why and wanted != "auto":
             raise RecipeError(
-                f"{why}; set engine.client_batch=0, or auto to do without where it cannot be",
+                f"{why}; set engine.client_batch to 0, or to auto",
                 where="engine.client_batch",
             )
         return 0 if why else CLIENT_BATCH if wanted == "auto" else wanted

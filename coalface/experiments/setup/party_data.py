@@ -1,4 +1,4 @@
-"""From a recipe and a party's own file to the world of that party's node, which holds nobody else's images."""
+"""The federated data of one party's node, from a recipe and the party's own file; it holds nobody else's images."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ def party_data(recipe: Recipe, name: str, file: Path | None = None, packing: Pac
     given = party_file.read(file) if file is not None else party_file.PartyFile()
     bringing = name in lacking(recipe)
     if given.name not in (None, name):
-        raise RecipeError(f"it is that of {given.name}, and this node plays {name}: give it its own", where=str(file))
+        raise RecipeError(
+            f"this file belongs to {given.name}, and the node plays {name}; give the file of {name}", where=file or ""
+        )
     if given.role not in (None, role(recipe, name)):
         return _without_images(recipe, name, given.role)
     if bringing and file is None:
         raise RecipeError(
-            "it brings images of its own, and its node does not say where they lie: name its party.yaml in the node's "
-            f'configuration, data="/path/to/party.yaml"; in it, {party_file.EXAMPLE}',
+            "this party brings its own images, and its node does not say where they lie; name its party.yaml in the "
+            f'node\'s configuration, data="/path/to/party.yaml", and write {party_file.EXAMPLE} into it',
             where=name,
         )
     if not bringing and (given.data is not None or given.pairs is not None):
         raise RecipeError(
-            f"{file} names images of {name}'s own, and this recipe would have others used: take `data` and `pairs` out "
-            "of it to agree, or ask for a recipe with data.scenario own"
+            f"the file names images of {name}, which this recipe does not use; remove `data` and `pairs` from the "
+            "file, or ask for a recipe with `data: {scenario: own}`",
+            where=file or "",
         )
     ours = recipe.own is not None
     asked = [*(recipe.own.parties if recipe.own else ()), *(recipe.validators if Parts(recipe).has_validators else ())]
@@ -66,25 +69,27 @@ def check_here(recipe: Recipe) -> None:
     """Raise RecipeError unless it is known where the images of all parties lie, so that they can be played here."""
     if missing := lacking(recipe):
         raise RecipeError(
-            f"{', '.join(missing[:8])}{', …' if len(missing) > 8 else ''}: the recipe has parties with images of "
-            "their own and does not say where they lie. To play all of them on this machine: `coalface run … "
-            "--party-data FILE`, or for a sweep the same below data.party_data of the recipe; a YAML file with a "
-            f"line for each, such as `{missing[0]}: {party_file.EXAMPLE}`; over Flower each party's node says it "
-            "(docs/flower.md)"
+            "the recipe does not say where these parties' own images lie. To play all of them on this machine, use "
+            "`coalface run … --party-data FILE`, a YAML file with a line for each such as "
+            f"`{missing[0]}: {party_file.EXAMPLE}`; in a sweep, write the same below data.party_data. Over Flower each "
+            "party's node names them (docs/flower.md)",
+            where=", ".join(missing[:8]) + (", …" if len(missing) > 8 else ""),
         )
 
 
 def check_elsewhere(recipe: Recipe) -> None:
     """Raise RecipeError where a recipe for parties elsewhere names their images, or would have them evaluated here."""
-    if told := own_data.named(recipe):
+    if placed := own_data.named(recipe):
         raise RecipeError(
-            f"{told[0]}: the recipe says where images lie that are the party's own: take data.party_data out of it, "
-            "and source, kind and path of validators with `own: true`; each party's node says it"
+            "the recipe says where this party's own images lie, and its node does too; remove data.party_data from the "
+            "recipe, and source, kind and path of validators with `own: true`",
+            where=placed[0],
         )
     if recipe.own is not None and recipe.evaluation.personalised is not None:
         raise RecipeError(
-            "evaluation.personalised: it takes test images of all parties in one place, and these are the parties' "
-            "own: leave it out, or play the parties on one machine (`coalface run … --party-data FILE`)"
+            "it needs the test images of all parties in one place; remove it, or play the parties on one machine "
+            "(`coalface run … --party-data FILE`)",
+            where="evaluation.personalised",
         )
 
 

@@ -42,8 +42,9 @@ def open_source(recipe: Recipe, source: sections.Source, packing: Packing | None
     if faces.shape != (size, size, 1 if grey else 3):
         height, width, channels = faces.shape
         raise RecipeError(
-            f"{source.path} holds images of {height}×{width}×{channels}, the recipe wants "
-            f"{size}×{size}×{1 if grey else 3}: set data.size and data.grey to the pack's, or pack anew"
+            f"this pack has images of {height}×{width}×{channels}, and the recipe {size}×{size}×{1 if grey else 3}; "
+            "set data.size and data.grey to the pack's, or pack it again",
+            where=source.path,
         )
     return faces
 

@@ -94,7 +94,7 @@ def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
         drawn = generator(deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
         faces = faces.only(np.sort(drawn))
     if len(faces) == 0 and (recipe.own is None or recipe.own.party_data):
-        raise RecipeError("no image is left to train on: lower data.min_images or data.hold_out, or check data.exclude")
+        raise RecipeError("no image is left to train on; lower data.min_images or data.hold_out, or check data.exclude")
     return faces
 
 
@@ -106,7 +106,7 @@ def _without_test_images(recipe: Recipe, faces: FaceSet, own: FaceSet) -> tuple[
     if brought is not None and len(brought.party_data) < len(brought.parties):  # what one party has says nothing of all
         return _held_back(faces, wanted.images) if (faces.counts() > wanted.images).any() else (faces, None)
     if np.count_nonzero(faces.counts()) < 2:
-        raise RecipeError("one identity alone has nobody to be told apart from; use two or more", where="data.test")
+        raise RecipeError("there is one identity, and telling people apart needs two or more", where="data.test")
     try:
         rest, test = _held_back(faces, wanted.images)
     except ValueError as error:
@@ -134,8 +134,9 @@ def public_faces(recipe: Recipe, own: Split, packing: Packing | None = None) -> 
         return _of_nobody(recipe, recipe.own, own, _public_alone(recipe, recipe.own, packing))
     if recipe.private is None:
         raise RecipeError(
-            f"data.scenario: in {recipe.method} all parties hold the public images beside their own: write `scenario: "
-            "private-public`, and how many identities are the parties', as `private: {identities: 150}`"
+            f"in {recipe.method} all parties hold public images beside their own; write `scenario: private-public`, "
+            "and how many identities are private, as `private: {identities: 150}`",
+            where="data.scenario",
         )
     return _of_side(recipe, own.trainable, "public")
 
@@ -146,7 +147,9 @@ def _public_alone(recipe: Recipe, data: Own, packing: Packing | None) -> FaceSet
     try:
         return split(recipe.model_copy(update={"data": alone, "validators": {}}), packing).train
     except (ValueError, OSError) as error:
-        raise RecipeError(str(error) if str(error).startswith("data.exclude") else f"data.public: {error}") from None
+        if isinstance(error, RecipeError) and error.where == "data.exclude":
+            raise
+        raise RecipeError(str(error), where="data.public") from None
 
 
 def _of_nobody(recipe: Recipe, data: Own, own: Split, public: FaceSet) -> FaceSet:
@@ -178,8 +181,8 @@ def _drawn(faces: FaceSet, private: Private) -> NDArray[np.int64]:
     eligible = np.flatnonzero(faces.counts() >= private.min_images)
     if len(eligible) < private.identities:
         raise RecipeError(
-            f"{private.identities:,} are wanted of those with {private.min_images} images or more, and there are "
-            f"{len(eligible):,}; lower it, or data.private.min_images",
+            f"{private.identities:,} identities need {private.min_images} images or more, and {len(eligible):,} have "
+            "them; lower it, or data.private.min_images",
             where="data.private.identities",
         )
     return generator(SPLIT_SEED, "private").permutation(eligible)[: private.identities]

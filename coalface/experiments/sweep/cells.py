@@ -35,7 +35,7 @@ def read_cells(path: Path, *, mend: bool = True) -> dict[str, dict[str, Any]]:
                 found[cell["hash"]] = cell
             except (ValueError, KeyError, TypeError) as error:
                 where = f"{file}, line {number}"
-                raise DataError(f"not a cell ({error!r}); delete the line, and it is run again", where=where) from None
+                raise DataError(f"not a cell ({error!r}); delete the line to run the cell again", where=where) from None
     return found
 
 
@@ -72,7 +72,7 @@ def _lines(file: Path, mend: bool = False) -> list[str]:
         try:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"cannot be unpacked ({error}); restore it from a copy", where=file) from None
+            raise DataError(f"cannot unpack it ({error}); restore it from a copy", where=file) from None
     whole = data.rfind(b"\n") + 1
     if mend and whole < len(data) and file.suffix != ".gz":
         os.truncate(file, whole)

@@ -69,10 +69,10 @@ def bases_of(settings: Sequence[str], baseline: str | None) -> dict[str, str]:
 def of_figures(cells: Sequence[Cell], done: Mapping[str, Line], groups: Groups, to: Bases) -> list[str]:
     """Each setting less what it is compared with, of one baseline in rows, of several in columns."""
     pairs = {
-        baseline: [(setting, base) for setting in groups if (base := each.get(setting, setting)) != setting]
-        for baseline, each in to.items()
+        baseline: [(setting, base) for setting in groups if (base := base_of.get(setting, setting)) != setting]
+        for baseline, base_of in to.items()
     }
-    every = list(dict.fromkeys(pair for each in pairs.values() for pair in each))
+    every = list(dict.fromkeys(pair for compared in pairs.values() for pair in compared))
     if not every:
         return []
     records = _compared(_recipes(cells, done), groups, every)
@@ -102,8 +102,8 @@ def _compared(recipes: Sequence[Recipe], groups: Groups, pairs: Collection[tuple
         for chosen in Parts(recipe).pairs:
             lists.setdefault(chosen.name, {})[chosen.identities.sha256] = chosen.identities
     records = []
-    for name, each in lists.items():
-        bootstraps = [bootstrap_of(identities) for identities in each.values()]
+    for name, by_sha256 in lists.items():
+        bootstraps = [bootstrap_of(identities) for identities in by_sha256.values()]
         drawn: dict[str, dict[int, dict[str, list[Resampled]]]] = {}  # setting -> seed -> figure
         for setting in (setting for setting in groups if any(setting in pair for pair in pairs)):
             drawn[setting] = {}
@@ -123,13 +123,14 @@ def _apart(
     """The difference of each figure over the seeds that both have, or over all where they have none in common."""
     seeds = drawn[setting].keys() & drawn[base].keys()
     first, second = (
-        [each for seed, each in sorted(drawn[side].items()) if seed in seeds or not seeds] for side in (setting, base)
+        [figures for seed, figures in sorted(drawn[side].items()) if seed in seeds or not seeds]
+        for side in (setting, base)
     )
-    for figure in dict.fromkeys(figure for each in first for figure in each):
-        sides = [[run for each in side for run in each.get(figure, ())] for side in (first, second)]
+    for figure in dict.fromkeys(figure for figures in first for figure in figures):
+        sides = [[run for figures in side for run in figures.get(figure, ())] for side in (first, second)]
         if sides[1] and same_pairs(sides[0], sides[1]):
-            found = compare(sides[0], sides[1])
-            value, low, high = 100 * found.difference, 100 * found.low, 100 * found.high
+            difference = compare(sides[0], sides[1])
+            value, low, high = 100 * difference.difference, 100 * difference.low, 100 * difference.high
             yield Record(setting, f"{name}/{figure}", value, base, low=low, high=high)
 
 
@@ -161,10 +162,10 @@ def _in_columns(groups: Groups, pairs: Mapping[str, Sequence[tuple[str, str]]], 
         "compared with it: of those with the baseline it is most like them. **Bold**: the interval does not hold zero.",
         "What one table compares is not compared the other way round in a later one.",
     ]
-    shown: set[frozenset[str]] = set()
-    for baseline, each in pairs.items():
-        new = [pair for pair in each if frozenset(pair) not in shown]
-        shown |= {frozenset(pair) for pair in new}
+    seen: set[frozenset[str]] = set()
+    for baseline, compared in pairs.items():
+        new = [pair for pair in compared if frozenset(pair) not in seen]
+        seen |= {frozenset(pair) for pair in new}
         rows = []
         for base in groups:
             if beneath := [pair for pair in new if pair[1] == base]:

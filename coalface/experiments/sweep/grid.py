@@ -81,11 +81,11 @@ def _axes(changes: Sequence[str]) -> dict[str, list[Any]]:
         if not separator:
             raise RecipeError("not a change: write key=value or key=a,b,c", where=repr(change))
         if key in axes:
-            raise RecipeError(f"given twice; write all its values in one, as {key}=a,b,c", where=key)
+            raise RecipeError(f"given twice; write all its values at once, as {key}=a,b,c", where=key)
         try:
             values = parse_yaml(f"[{text}]") or [None]
         except ValueError as error:
-            raise RecipeError(f"the values are not YAML ({error}); put them in quotes?", where=repr(change)) from None
+            raise RecipeError(f"the values are not YAML ({error}); try them in quotes", where=repr(change)) from None
         axes[key] = [value for place, value in enumerate(values) if value not in values[:place]]
     return axes
 

@@ -60,7 +60,7 @@ def axes_of(cells: Sequence[Cell], wanted: Sequence[str]) -> list[str]:
         if key not in able:
             there = ", ".join(able) or "none"
             raise RecipeError(
-                f"the sweep has no two numbers of {key}; keys with several numbers: {there}", where="--axis"
+                f"the sweep has fewer than two numbers of {key}; keys with several: {there}", where="--axis"
             )
     return list(dict.fromkeys(wanted)) or series.axes(planned)
 

@@ -1,4 +1,4 @@
-"""What a reader of a sweep's table must know: what its numbers are, and which runs are not alike."""
+"""The remarks below a sweep's table: what its numbers are, and which runs differ in more than the grid."""
 
 from __future__ import annotations
 

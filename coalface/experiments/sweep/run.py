@@ -118,7 +118,7 @@ def describe(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequen
         try:
             parties = len(preflight.check(cell.recipe))
         except ValueError as error:
-            raise RecipeError(f"{where}: {error}") from None
+            raise RecipeError(str(error), where=where) from None
         begun = (out / "runs" / digest / "config.yaml").exists()
         state = f"failed before ({failed[digest]})" if digest in failed else "begun" if begun else "to run"
         length = several(cell.recipe.rounds, "round")

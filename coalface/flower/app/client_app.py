@@ -1,4 +1,4 @@
-"""The parties' side: a ClientApp that hands every message to whoever plays the party, and sends what it says."""
+"""The ClientApp of a party: hands every message to the process that plays the party, and sends its answer."""
 
 from __future__ import annotations
 

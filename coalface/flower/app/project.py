@@ -1,4 +1,4 @@
-"""A project that `flwr run` takes: a recipe, the app that imports it, its plain values as keys of the run-config."""
+"""A project for `flwr run`: a recipe, the app that imports it, and its plain values as run-config."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coalface.flower.app.templates import render
 def new(folder: Path, recipe: Path) -> Path:
     """Write the project of a recipe into a new folder. Raises RecipeError where it is not empty."""
     if folder.exists() and any(folder.iterdir()):
-        raise RecipeError("it exists and is not empty; name a new folder", where=folder)
+        raise RecipeError("the folder is not empty; name a new one", where=folder)
     loaded, text = loader.load(recipe), recipe.read_text(encoding="utf-8")
     party_data.check_elsewhere(loaded)
     name = re.sub(r"[^a-z0-9-]+", "-", loaded.name.lower()).strip("-") or "faces"

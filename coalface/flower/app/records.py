@@ -1,4 +1,4 @@
-"""What lies in a Flower message: plain values as JSON, and encoded bytes as they are. Nothing is ever unpickled."""
+"""The content of Flower messages: plain values as JSON, and encoded bytes. Nothing is ever unpickled."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What `--run-config` changes of the values that a kit's project has, read and checked before Flower is given it."""
+"""The run-config of a kit's project: `--run-config`, checked before Flower receives it."""
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -10,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coalface.core.checks import unknown_name
 from coalface.core.errors import RecipeError
 from coalface.core.text import told
 from coalface.flower.app import project as flowerproject
@@ -33,7 +33,7 @@ def read(text: str | None) -> dict[str, Any]:
         try:
             return dict(flowerproject.leaves(tomllib.loads(Path(text).expanduser().read_text(encoding="utf-8"))))
         except (OSError, ValueError) as error:
-            raise RecipeError(f"{text} cannot be read: {error}", where=OPTION) from None
+            raise RecipeError(f"cannot read {text}: {error}", where=OPTION) from None
     if left := _PAIR.sub("", text).split():
         raise RecipeError(f"{left[0]!r} is not KEY=VALUE; write 'rounds=3 local.lr=0.01'", where=OPTION)
     return {key: _value(key, value) for key, value in _PAIR.findall(text)}
@@ -43,11 +43,9 @@ def check(project: Path, text: str | None) -> None:
     """Raise RecipeError, with the nearest key, for one that the project has not."""
     values = usual(project)
     for key in read(text).keys() - values.keys():
-        near = difflib.get_close_matches(key, values, n=1, cutoff=0.0)[0]
+        unknown = unknown_name(told(key), values, OPTION)
         raise RecipeError(
-            f"{told(key)!r} is not known; did you mean {near!r}? A run-config changes what the recipe writes out, and "
-            f"nothing else: write another key into {project / 'recipe.yaml'}",
-            where=OPTION,
+            f"{unknown.text}. Write a key that is not among them into {project / 'recipe.yaml'}", where=OPTION
         )
 
 
@@ -63,6 +61,6 @@ def _value(key: str, text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         raise RecipeError(
-            f"{key}={text} is neither a number, true nor false, and text needs quotes of its own: '{key}=\"{text}\"'",
+            f"{key}={text} is neither a number, true nor false; quote text, as in '{key}=\"{text}\"'",
             where=OPTION,
         ) from None

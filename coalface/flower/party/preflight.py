@@ -1,4 +1,4 @@
-"""What a party's own file and images come to, shown at the party before it takes part."""
+"""The check of a party's own file and images, at the party, before it takes part."""
 
 from __future__ import annotations
 
@@ -62,7 +62,9 @@ def check(file: Path, recipe: Recipe | None = None, name: str | None = None) -> 
         _check_images(open_store(party.data.path, part=part or "", damaged="leave out"), recipe, report)
     if recipe is not None:
         if (name := name or party.name) is None:
-            raise RecipeError("say which party it is of: write `name: NAME` in it, or give --party NAME", where=file)
+            raise RecipeError(
+                "the file does not name its party; write `name: NAME` in it, or use --party NAME", where=file
+            )
         _check_part(recipe, party, name, file, report)
     return report
 
@@ -70,7 +72,7 @@ def check(file: Path, recipe: Recipe | None = None, name: str | None = None) -> 
 def _check_images(store: Store, recipe: Recipe | None, report: PartyReport) -> None:
     """How many images of whom there are, and how large."""
     lines, faults = report.lines, report.faults
-    lines += [f"passed over: {ignored}" for ignored in store.passed_over()]
+    lines += [f"ignored: {ignored}" for ignored in store.passed_over()]
     lines.append(f"{shown(store.path)}: {_count(len(store), len(store.names))}")
     wrong = [*store.faults, *store.broken]
     faults += [shown(fault) for fault in wrong[:NAMED]]

@@ -1,4 +1,4 @@
-"""The key that a party's private state is encrypted with on its disk, and how all of it is written anew under another.
+"""The rewriting of a party's encrypted private state under another key.
 
 Importing this file raises RecipeError where cryptography, which Flower brings, is not installed.
 """
@@ -23,9 +23,9 @@ def vault(key: Path, run: str, party: str) -> Vault:
     try:
         return Vault.of(certificates.secret(key.read_bytes()), run, party)
     except OSError as error:
-        raise RecipeError(f"it cannot be read: {error.strerror}", where=key) from None
+        raise RecipeError(f"cannot read it: {error.strerror}", where=key) from None
     except ValueError:
-        raise RecipeError("it is not the private key of a node; name the key in its kit", where=key) from None
+        raise RecipeError("not the private key of a node; give the key in its kit", where=key) from None
 
 
 def rekey(home: Path, old: Path | None, new: Path | None) -> int:
@@ -38,10 +38,12 @@ def rekey(home: Path, old: Path | None, new: Path | None) -> int:
     neither key; then nothing was changed.
     """
     if at_work := daemon.serving(home / "processes"):
-        raise RecipeError(f"the party is at work (process {at_work[0]}); end its node first", where=home)
+        raise RecipeError(f"the party is running (process {at_work[0]}); end its node first", where=home)
     files = sorted(path for kind in ("commit", "shard") for path in home.glob(f"*/parties/*/*.{kind}"))
     if not files:
-        raise RecipeError("no private state here; name the home of a party's node, as in its configuration", where=home)
+        raise RecipeError(
+            "the folder has no private state; give the home of a party's node, as in its configuration", where=home
+        )
 
     def vaults(path: Path) -> list[Vault | None]:
         run, party = path.parts[-4], path.parts[-2]

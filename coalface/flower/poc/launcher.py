@@ -82,7 +82,7 @@ class Loopback:
         try:
             held = lock(self.kits / "logs" / ".lock", timeout=0).acquire()
         except Timeout:
-            raise RecipeError("another process is starting it; wait for it", where=self.kits) from None
+            raise RecipeError("another process is starting this federation; wait for it", where=self.kits) from None
         with held:
             self._check_proxy()
             operator = self.kits / "operator"  # the kits may have moved
@@ -102,7 +102,7 @@ class Loopback:
             )
         for place in (SUPERLINK, "operator", *(f"parties/{name}" for name in self.config.parties)):
             if not (self.kits / place / ("run.sh" if place == "operator" else "start.sh")).is_file():
-                raise RecipeError("it is not whole, and all kits are needed; make them again", where=self.kits / place)
+                raise RecipeError("this kit is incomplete; make the kits again", where=self.kits / place)
 
     def _check_proxy(self) -> None:
         link = self.config.superlink
@@ -111,7 +111,7 @@ class Loopback:
                 socket.create_connection((link.hosts[0], link.port), timeout=5).close()
             except OSError as error:
                 raise Down(
-                    f"nothing listens at {link.address}, where the parties dial ({error}): by the kits a reverse proxy "
+                    f"nothing listens at {link.address}, where the parties dial ({error}); by the kits a reverse proxy "
                     f"does. Start {quote(str(self.kits / SUPERLINK / 'proxy.sh'))}, and then this again"
                 ) from None
 
@@ -138,7 +138,7 @@ class Loopback:
             processes.end(self.kits, part=part)
         with contextlib.suppress(OSError), self._dial():
             port = self.config.superlink.own[1]
-            raise Down(f"port {port} is taken by another process: end that, or provision with another port")
+            raise Down(f"port {port} is in use by another process; end that, or provision another port")
         self.tell(f"starting the SuperLink at {address}")
         self._write_state(runs, registered and (self.kits / SUPERLINK / "state.db").exists())
         process = self._spawn(SUPERLINK, self.kits / SUPERLINK / "start.sh", COALFACE_RUNS=str(runs))
@@ -169,7 +169,7 @@ class Loopback:
         except ssl.SSLCertVerificationError as error:
             raise Down(
                 f"the SuperLink's certificate is refused: {error.verify_message}. `coalface provision check "
-                f"{self.typed}` says what is wrong with the kits; make new ones"
+                f"{self.typed}` names the fault; make new kits"
             ) from None
         except OSError:
             return False
@@ -233,7 +233,9 @@ class Loopback:
         active = [one for one in self._runs() if one.get("status", "").partition(":")[0] in _ACTIVE]
         if active and self._running("flwr-serverapp"):
             if run_config is not None:
-                raise RecipeError(f"a run is going on: wait for it, or `coalface down {self.typed}`", where=self.kits)
+                raise RecipeError(
+                    f"a run is in progress; wait for it, or `coalface down {self.typed}`", where=self.kits
+                )
             self.tell("a run is going on already")
             number = int(active[0]["run-id"])
         else:

@@ -1,4 +1,4 @@
-"""What a person sees of a federation: its run as it goes, where it stands, what its parts say."""
+"""The monitor of a federation: the progress and status of its run, and the logs of its parts."""
 
 from __future__ import annotations
 

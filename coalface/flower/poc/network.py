@@ -1,4 +1,4 @@
-"""A network of its own for a federation on this machine: what listens in it is reached by no other user.
+"""A private network for a federation on this machine, out of reach of other users.
 
 Flower's ports ask nobody who they are, so nobody else may reach them. Linux lets root make a network namespace, and any
 user together with a user namespace, unless the system forbids that (as containers often do). It ends with the last

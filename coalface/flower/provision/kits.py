@@ -41,8 +41,8 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
     if ca_key is not None:
         ca_key = Path(os.path.abspath(ca_key))
         if os.path.lexists(ca_key) or ca_key.is_relative_to(out):
-            fault = "lies in the kits, which are handed out" if ca_key.is_relative_to(out) else "exists"
-            raise RecipeError(f"{ca_key} {fault}; name a new file elsewhere for the CA's key", where="--ca-key")
+            fault = "lies in the kits, which others receive" if ca_key.is_relative_to(out) else "exists"
+            raise RecipeError(f"{ca_key} {fault}; give a new file elsewhere", where="--ca-key")
     out.parent.mkdir(parents=True, exist_ok=True)
     fresh = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}"
     try:
@@ -66,59 +66,61 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
 def _check(config: ProvisionConfig, recipe: Path, file: Path) -> None:
     """Raise RecipeError unless the recipe can be read and its parties are those of the federation."""
     if not recipe.is_file():
-        raise RecipeError(f"{recipe} does not exist; a path is from where this file lies", where=f"{file}, recipe")
+        raise RecipeError(f"{recipe} does not exist; paths start at the folder of this file", where=f"{file}, recipe")
     loaded = loader.load(recipe)
     validators, trainers = set(loaded.validators), set(loaded.own.parties if loaded.own is not None else ())
     for name, party in config.parties.items():
         where = f"{file}, parties.{name}"
         if party.role == "validator" and name not in validators:
-            raise RecipeError("a validator, but the recipe's `validators` does not name it", where=where)
+            raise RecipeError("the recipe's `validators` does not name this validator", where=where)
         if party.role == "trainer" and name in validators:
-            raise RecipeError("a trainer, but the recipe's `validators` names it", where=f"{where}.role")
-        party_file.made(party.file(name), f"{file}: parties.{name}", file.parent)
+            raise RecipeError("the recipe's `validators` names this trainer", where=f"{where}.role")
+        party_file.made(party.file(name), f"{file}, parties.{name}", file.parent)
         brings = name in trainers or (name in validators and loaded.validators[name].own)
         if not brings and (given := [key for key in ("faces", "pairs") if getattr(party, key) is not None]):
             raise RecipeError(
-                "by the recipe this party brings no images: leave it out (`data` is the root of the recipe's), or use "
-                "a recipe with data.scenario own",
+                "the recipe has this party bring no images; remove this key (`data` is the root of the recipe's), or "
+                "use a recipe with `data: {scenario: own}`",
                 where=f"{where}.{given[0]}",
             )
         if trainers and party.role == "trainer" and name not in trainers:
-            raise RecipeError("a trainer, but the recipe's data.parties does not name it", where=where)
+            raise RecipeError("the recipe's data.parties does not name this trainer", where=where)
     if missing := sorted((trainers | validators) - config.parties.keys()):
         raise RecipeError(f"the recipe's party {missing[0]} is missing; add it", where=f"{file}, parties")
-    _check_dealt(config, loaded, file)
+    _check_assigned(config, loaded, file)
 
 
-def _check_dealt(made: ProvisionConfig, recipe: Recipe, file: Path) -> None:
+def _check_assigned(made: ProvisionConfig, recipe: Recipe, file: Path) -> None:
     """Raise RecipeError unless the trainers are those to whom the recipe deals images.
 
     `pooled` may be there, and the silos of a pooled method: one federation runs a recipe by several methods. Where the
     images tell who trains, nothing is known before a run.
     """
-    method, assigned = METHODS[recipe.method], recipe.partition
+    method, partition = METHODS[recipe.method], recipe.partition
     if method.scenario == "domains":
-        dealt, needed = [domains.NAMED_SOURCE, *domains.targets(recipe)], domains.parties(recipe)
-    elif (names := assigned.names() if assigned is not None else None) is not None:
-        dealt, needed = names, [POOLED] if method.pools else names
+        assigned, needed = [domains.NAMED_SOURCE, *domains.targets(recipe)], domains.parties(recipe)
+    elif (names := partition.names() if partition is not None else None) is not None:
+        assigned, needed = names, [POOLED] if method.pools else names
     else:
         return
     if missing := [name for name in needed if name not in made.parties]:
         raise RecipeError(
-            f"{file}: the recipe deals its images to {', '.join(needed)}, and {', '.join(missing)} is none of the "
-            "parties: add it, or change `data` of the recipe"
+            f"the recipe assigns images to {', '.join(needed)}; add {', '.join(missing)}, or change `data` of the "
+            "recipe",
+            where=f"{file}, parties",
         )
-    known = {*dealt, POOLED, *recipe.validators}
+    known = {*assigned, POOLED, *recipe.validators}
     if extra := [name for name in made.parties if name not in known]:
         raise RecipeError(
-            f"{file}: parties.{extra[0]} is a trainer to whom the recipe deals no images; it deals them to "
-            f"{', '.join(dealt)}: take it out, or change `data` of the recipe"
+            f"the recipe assigns this trainer no images, but {', '.join(assigned)}; remove it, or change `data` of "
+            "the recipe",
+            where=f"{file}, parties.{extra[0]}",
         )
 
 
 def _check_free(out: Path) -> None:
     if os.path.lexists(out):
-        raise RecipeError("it exists, and kits are not written over anything; name a new folder", where=out)
+        raise RecipeError("it already exists; name a new folder", where=out)
 
 
 def _write_key(path: Path, key: bytes) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
 from collections.abc import Sequence
@@ -11,9 +10,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from coalface.core.checks import short
+from coalface.core.checks import invalid_value, needs_section, short, unknown_key
 from coalface.core.errors import RecipeError
-from coalface.core.text import told
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe.party_file import Pairs
 from coalface.experiments.recipe.sections import SOURCES, OneSource, PartyName, Section
@@ -41,7 +39,7 @@ class SuperLink(Section):
     @model_validator(mode="after")
     def _are_two_ports(self) -> SuperLink:
         if self.loopback_port == self.port:
-            raise ValueError("loopback_port: the proxy listens at `port`, so the SuperLink needs another")
+            raise ValueError("the proxy listens at `port`; give loopback_port another number")
         return self
 
     @field_validator("hosts", mode="before")
@@ -55,7 +53,9 @@ class SuperLink(Section):
         for host in value:
             numeric = host.rpartition(".")[2].isdigit()  # an address with a slip: no resolver takes it for a name
             if not is_address(host) and (numeric or not HOST.fullmatch(host)):
-                raise ValueError(f"{host!r} is not a host: give a name such as fl.example.org or an address, no port")
+                raise ValueError(
+                    f"{host!r} is not a host; give a name such as fl.example.org or an address, without a port"
+                )
         return tuple(str(ipaddress.ip_address(host)) if is_address(host) else host for host in value)
 
     @property
@@ -131,9 +131,9 @@ class ProvisionConfig(Section):
     @classmethod
     def _have_folders_of_their_own(cls, value: dict[str, PartyConfig]) -> dict[str, PartyConfig]:
         if taken := [name for name in value if name.lower() in PARTS]:
-            raise ValueError(f"{taken[0]!r} is a part of every federation; give the party another name")
+            raise ValueError(f"{taken[0]!r} is reserved: every federation has a part of this name; rename the party")
         if len({name.lower() for name in value}) < len(value):
-            raise ValueError("names that differ by capitals alone share a folder on some disks; rename one")
+            raise ValueError("two names differ in case only and share a folder on some disks; rename one")
         return value
 
     def encrypts(self, party: str) -> bool:
@@ -147,8 +147,8 @@ def read(path: Path) -> ProvisionConfig:
     try:
         return ProvisionConfig.model_validate(parse_yaml(path.read_text(encoding="utf-8")))
     except ValidationError as error:
-        key, text = _explain(error)
-        raise RecipeError(text, where=f"{path}, {key}" if key else path) from None
+        fault = _fault(error)
+        raise RecipeError(fault.text, where=f"{path}, {fault.where}" if fault.where else path) from None
     except ValueError as error:
         raise RecipeError(str(error), where=path) from None
 
@@ -156,7 +156,7 @@ def read(path: Path) -> ProvisionConfig:
 def read_kits(kits: Path) -> ProvisionConfig:
     """The federation of a folder of kits. Raises RecipeError for what is not one."""
     if not (kits / "federation.yaml").is_file():
-        raise RecipeError("no federation.yaml here; name the folder that `coalface provision` made", where=kits)
+        raise RecipeError("it has no federation.yaml; give a folder that `coalface provision` made", where=kits)
     return read(kits / "federation.yaml")
 
 
@@ -181,20 +181,19 @@ def _section(path: Sequence[str]) -> type[Section]:
     return SuperLink if path[:1] == ["superlink"] else ProvisionConfig
 
 
-def _explain(error: ValidationError) -> tuple[str, str]:
-    """The key that is at fault, and what is wrong with it."""
+def _fault(error: ValidationError) -> RecipeError:
+    """The first thing that pydantic refuses, as an error of its key."""
     # an unknown key comes before what is missing: it is most often that, misspelt
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     path = [str(part) for part in first["loc"] if "[" not in str(part)]
-    text = f"{first['msg'].removeprefix('Value error, ')}; got {told(repr(first['input']))}"
+    key = short(".".join(path))
     if first["type"] == "extra_forbidden":
         kind = str(first["loc"][-2]).strip("[]") if path[1:] else ""  # of a party's images
         known = list(SOURCES.classes.get(kind, _section(path[:-1])).model_fields)
-        near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.0)[0]
-        text = f"it is not a key of a federation; did you mean {near}? Known here: {', '.join(known)}"
-    elif first["type"] == "missing":
-        text = "it is missing"
-    elif first["type"] == "model_type":
-        needed = ", ".join(name for name, field in _section(path).model_fields.items() if field.is_required())
-        text = f"it needs keys of its own, at least {needed}; got {told(repr(first['input']))}"
-    return short(".".join(path)), text
+        return unknown_key(key, known, of="a federation")
+    if first["type"] == "missing":
+        return RecipeError("this key is missing", where=key)
+    if first["type"] == "model_type":
+        required = [name for name, field in _section(path).model_fields.items() if field.is_required()]
+        return needs_section(key, first["input"], required)
+    return invalid_value(key, error, first)

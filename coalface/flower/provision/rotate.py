@@ -28,8 +28,8 @@ def rotate(kits: Path, party: str) -> list[Path]:
     kit, lists = kits / "parties" / party, [kits / place / "names.json" for place in ("superlink", "operator")]
     if (kit / OLD).exists():
         raise RecipeError(
-            "it is there from a rotation before, and private state may be encrypted with it. Delete it once `coalface "
-            "party rekey` is through, or where nothing is encrypted, and rotate again",
+            "an earlier rotation left this key, and private state may be encrypted with it; delete it once `coalface "
+            "party rekey` is done, or if nothing is encrypted, and rotate again",
             where=kit / OLD,
         )
     names = {path: json.loads(path.read_bytes()) for path in lists}

@@ -1,4 +1,4 @@
-"""What is wrong with a folder of kits: expired, mismatched, misplaced, readable by others; each with what to do."""
+"""Checks of a folder of kits: expired, mismatched, misplaced, readable by others; each with what to do."""
 
 from __future__ import annotations
 
