@@ -58,9 +58,9 @@ def test_hidden_and_linked_folders_of_an_identity_are_named_and_not_entered(tmp_
 def test_the_commands_say_it_and_read_the_part_that_is_asked_for(tmp_path: Path) -> None:
     MADE["vggface2"](tmp_path / "v")
     part = "1 image of the part test: `--part test`, in a recipe `part: test`, reads it"
-    assert f"passed over: {part}\n" in invoked("inspect", tmp_path / "v").output
+    assert f"ignored: {part}\n" in invoked("inspect", tmp_path / "v").output
     assert json.loads(invoked("inspect", tmp_path / "v", "--json").stdout)["passed_over"] == [part]
-    assert f"note: passed over: {part}\n" in invoked("convert", tmp_path / "v", tmp_path / "r", "--to", "rec").output
+    assert f"note: ignored: {part}\n" in invoked("convert", tmp_path / "v", tmp_path / "r", "--to", "rec").output
     assert f"note: ignored: {part}\n" in invoked("pack", tmp_path / "v", tmp_path / "p", "--size", 8).output
     for command in (["inspect"], ["convert", tmp_path / "s", "--to", "folder"], ["pack", tmp_path / "q", "--size", 8]):
         told = invoked(command[0], tmp_path / "v", *command[1:], "--part", "test")

@@ -103,3 +103,14 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     code = "import sys, coalface; print(*(name for name in sys.modules if name.startswith('coalface.') or name in "
     code += "('torch', 'numpy', 'pydantic', 'yaml')))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split() == []
+
+
+def test_a_part_that_cannot_be_is_refused_by_its_key() -> None:
+    for make, where in (
+        (lambda: cf.Engine(worker=2), "worker"),  # type: ignore[call-arg]
+        (lambda: cf.Engine(workers=0), "workers"),
+        (lambda: cf.Silos(partition=3), "partition"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(RecipeError) as refused:
+            make()
+        assert refused.value.where == where

@@ -115,7 +115,7 @@ def test_what_is_no_value_of_its_key_names_it(tree: dict[str, Any], where: str) 
         ({"data": {"faces": {"parts": {"a": {}}}}}, "data.faces.parts: "),
         (
             {"data": {"faces": {"kind": "joined", "parts": {"a": {"kind": "pack", "path": "x"}}}}},
-            "data.faces.parts.a: ",
+            "data.faces.parts.a.kind: ",
         ),
         ({"data": {"faces": JOINED, "exclude": ["x.txt"]}}, "as `exclude: {lfw: [x.txt]}`"),
         ({"data": {"faces": JOINED, "exclude": {"lwf": []}}}, "data.exclude: 'lwf' is not known; did you mean 'lfw'?"),
@@ -128,7 +128,7 @@ def test_what_is_no_value_of_its_key_names_it(tree: dict[str, Any], where: str) 
             {"data": {"faces": JOINED}, "evaluation": {"pairs": {"a": {"part": "made", "source": {}}}}},
             "evaluation.pairs.a: ",
         ),
-        ({"evaluation": {"pairs": {"a": {"source": JOINED}}}}, "evaluation.pairs.a.source: "),
+        ({"evaluation": {"pairs": {"a": {"source": JOINED}}}}, "evaluation.pairs.a.source.kind: "),
     ],
 )
 def test_parts_of_a_joined_source_and_what_names_them_must_fit(tree: dict[str, Any], said: str) -> None:
@@ -371,20 +371,32 @@ def test_a_scenario_has_keys_of_its_own(changes: list[str], where: str, said: st
 
 
 def test_another_scenario_keeps_the_keys_that_it_has_too() -> None:
-    recipe = loader.load(None, ["data.size=32", "data.partition.parties=3", "data.scenario=devices"])
+    tree = {"data": {"size": 32, "partition": {"parties": 3}}}
+    recipe = loader.parse(loader.with_value(tree, "data.scenario", "devices"))
     assert (recipe.data.size, recipe.partition) == (32, partitions.OneIdentity())
 
 
 def test_another_kind_keeps_the_keys_that_it_has_too() -> None:
-    changes = [
-        "data.partition.parties=3",
-        "data.partition.kind=dirichlet",
-        "data.partition.alpha=2",
-        "data.faces.seed=7",
-    ]
+    changes = ["data.partition.parties=3", "data.partition.kind=dirichlet", "data.partition.alpha=2"]
     assert loader.load(None, changes).data.partition == partitions.Dirichlet(parties=3, alpha=2)
-    recipe = loader.load(None, [*changes, "data.partition.kind=equal", "data.faces.path=x", "data.faces.kind=rec"])
+    tree: dict[str, Any] = {
+        "data": {"partition": {"kind": "dirichlet", "parties": 3, "alpha": 2}, "faces": {"seed": 7}}
+    }
+    for key, value in (("partition.kind", "equal"), ("faces.path", "x"), ("faces.kind", "rec")):
+        tree = loader.with_value(tree, f"data.{key}", value)
+    recipe = loader.parse(tree)
     assert (recipe.data.partition, recipe.data.faces) == (partitions.Equal(parties=3), sections.Records(path="x"))
     before = {"pretrain": {"data": {"partition": {"kind": "shares", "shares": {"a": 1}}}}}
     inner = loader.pretraining(loader.parse(loader.merged(recipe.model_dump(mode="json"), before)))
     assert inner.data.partition == partitions.Shares(shares={"a": 1})
+
+
+def test_a_change_that_a_later_one_drops_is_refused() -> None:
+    with pytest.raises(RecipeError) as error:
+        loader.load(None, ["data.partition.parties=3", "data.partition.kind=one-identity"])
+    assert error.value.where == "data.partition.parties"
+
+
+def test_an_unknown_kind_offers_the_nearest() -> None:
+    error = fault({"data": {"partition": {"kind": "dirichlt"}}})
+    assert error.where == "data.partition.kind" and "'dirichlet'" in str(error)

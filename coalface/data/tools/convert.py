@@ -82,7 +82,7 @@ def convert(
     check_free(out)
     if store.path.is_dir() and out.resolve().is_relative_to(store.path.resolve()):
         raise DataError(f"it lies in what is converted: choose a place outside {store.path}", where=out)
-    remarks = [f"passed over: {said}" for said in store.passed_over()]
+    remarks = [f"ignored: {said}" for said in store.passed_over()]
     if kind == "folder":
         return remarks + _to_folder(store, out, progress)
     if kind == "rec":

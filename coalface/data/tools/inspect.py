@@ -170,7 +170,7 @@ def text(report: Report) -> str:
     for found, count in ((report.broken, report.broken_count), (report.damaged, report.damaged_count)):
         lines += [f"damaged: {said}" for said in found]
         lines += [f"damaged: and {count - len(found):,} more"] if count > len(found) else []
-    lines += [f"passed over: {said}" for said in report.passed_over]
+    lines += [f"ignored: {said}" for said in report.passed_over]
     lines += [f"{what}: {', '.join(group)}" for what, group in groups]
     lines += ["", "what looks wrong:", *(f"- {said}" for said in report.wrong)] if report.wrong else []
     lines += [] if report.wrong else ["nothing looks wrong"]

@@ -25,7 +25,7 @@ from coalface.experiments.recipe.partitions import PARTITIONS
 from coalface.experiments.recipe.renamed_keys import check_names
 from coalface.experiments.recipe.scenarios import KINDS, SCENARIOS, with_kind
 from coalface.experiments.recipe.schema import LOSS, Pretraining, Recipe
-from coalface.experiments.recipe.sections import SOURCES
+from coalface.experiments.recipe.sections import SOURCES, UnknownKind
 from coalface.methods import METHODS
 from coalface.training.distributed.softmax import check_shardable
 from coalface.training.losses.registry import LOSSES
@@ -42,6 +42,7 @@ def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Re
     tree = read(path) if path is not None else {}
     if "grids" in tree:
         raise RecipeError(f"it has `grids`; `coalface sweep {quote(str(path))}` runs them", where=str(path))
+    values: dict[str, Any] = {}
     for change in changes:
         _check_utf8(change)
         key, separator, text = change.partition("=")
@@ -51,8 +52,15 @@ def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Re
             value = parse_yaml(text)
         except ValueError as error:
             raise RecipeError(f"the value is not YAML ({error}); try it in quotes", where=told(change, 80)) from None
-        tree = with_value(tree, key, value)
+        tree, values[key] = with_value(tree, key, value), value
+    for key in values:
+        if not _has(tree, key.split(".")):
+            raise RecipeError("a change after it chooses something that has no such key; leave one out", where=key)
     return parse(tree)
+
+
+def _has(tree: Any, path: Sequence[str]) -> bool:
+    return not path or (isinstance(tree, Mapping) and path[0] in tree and _has(tree[path[0]], path[1:]))
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -209,6 +217,8 @@ def _fault(error: ValidationError) -> RecipeError:
         return cause
     path, scenario = _path_of(first["loc"])
     where = short(".".join(map(str, path)))
+    if isinstance(cause, UnknownKind):
+        return unknown_name(cause.kind, cause.known, f"{where}.kind")
     if first["type"] == "extra_forbidden":
         kind = str(first["loc"][-2]).strip("[]") if len(first["loc"]) > 1 else ""  # of a source or a partition
         beside = list(KINDS[kind].model_fields) if kind in KINDS else _keys_at(path[:-1], scenario)

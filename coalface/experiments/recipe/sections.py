@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
+from coalface.core.checks import invalid_value, unknown_key
 from coalface.core.compression import Updates
 from coalface.core.names import check_name, check_party
 
@@ -22,11 +23,34 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
+    if not TYPE_CHECKING:
+
+        def __init__(self, /, **values: Any) -> None:
+            """Raises RecipeError for a key or a value that the section cannot have."""
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
+                if first["type"] == "extra_forbidden":
+                    raise unknown_key(where, list(type(self).model_fields)) from None
+                raise invalid_value(where, error, first) from None
+
+        __init__.__pydantic_base_init__ = True  # sections within a recipe are read by pydantic, and explained as one
+
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy with other values, which are not checked. Raises TypeError for a key that the section has not."""
         if unknown := (update or {}).keys() - type(self).model_fields.keys():
             raise TypeError(f"{type(self).__name__} has no key {min(unknown)}")
         return super().model_copy(update=update, deep=deep)
+
+
+class UnknownKind(ValueError):
+    """A `kind` that a key has not."""
+
+    def __init__(self, kind: object, known: Iterable[str]) -> None:
+        self.kind, self.known = kind, tuple(known)
+        super().__init__(f"unknown kind {repr(kind)[:100]}; use one of {', '.join(self.known)}")
 
 
 class Kinds:
@@ -54,7 +78,7 @@ class Kinds:
         if not isinstance(value, Mapping | Section):
             raise ValueError(f"this key has keys below it, such as kind; got {repr(value)[:200]}")
         if not isinstance(kind, str) or kind not in self.classes:
-            raise ValueError(f"unknown kind {repr(kind)[:100]}; use one of {', '.join(self.classes)}")
+            raise UnknownKind(kind, self.classes)
         return value
 
 
