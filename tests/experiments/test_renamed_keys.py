@@ -41,6 +41,11 @@ def test_an_old_key_is_refused_with_the_new_one(old: str, new: str) -> None:
     assert "is now called" not in str(accepted)
 
 
+def test_all_old_keys_are_told_at_once() -> None:
+    error = refused(loader.parse, nested("local.batch") | nested("engine.cohorts"))
+    assert "local.batch_size" in str(error) and "engine.client_batch" in str(error)
+
+
 def test_it_is_refused_wherever_it_is_written(tmp_path: Path) -> None:
     path = tinyruns.write(tmp_path / "tiny.yaml")
     assert refused(loader.parse, tinyruns.TINY | {"pretrain": nested("local.batch")}).where == "pretrain.local.batch"

@@ -162,8 +162,9 @@ def name_of(value: Any, registry: Mapping[str, type[Any]], where: str) -> str:
     for name, cls in registry.items():
         if type(value) is cls:
             return name
-    known = ", ".join(cls.__name__ for cls in registry.values())
-    raise RecipeError(f"a recipe has no name for {type(value).__name__}; use one of {known}", where=where)
+    what = type(value).__name__
+    table = "coalface.methods.METHODS" if where == "method" else "coalface.training.losses.registry.LOSSES"
+    raise RecipeError(f"a recipe has no name for {what}; give it one, {table}['my-name'] = {what}", where=where)
 
 
 def changed(value: Any) -> dict[str, Any]:

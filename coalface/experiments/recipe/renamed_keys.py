@@ -50,11 +50,16 @@ RENAMED = {
 
 
 def check_names(tree: Mapping[str, Any]) -> None:
-    """Raise RecipeError where a tree of keys has one under its old name."""
+    """Raise RecipeError where a tree of keys has some under their old names; it gives all the new ones."""
+    renamed = []
     for old, new in RENAMED.items():
         for names in _matches(tree, old.split(".")):
             starred = dict(zip(old.split("."), names, strict=True)).get("*", "*")
-            raise RecipeError(f"this key is now called {new.replace('*', starred)}", where=".".join(names))
+            renamed.append((".".join(names), new.replace("*", starred)))
+    if renamed:
+        (first, now), *others = renamed
+        also = "".join(f"; {key} is now called {name}" for key, name in others)
+        raise RecipeError(f"this key is now called {now}{also}", where=first)
 
 
 def _matches(tree: Any, path: list[str]) -> Iterator[tuple[str, ...]]:
