@@ -12,7 +12,7 @@ import torch
 
 from coalface.core.disk import write_text
 from coalface.core.json_text import strict_json
-from coalface.core.method import plays
+from coalface.core.method import Models, plays
 from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.server import Server
@@ -48,46 +48,66 @@ def execute(
 
     `passed_over` comes to name the files of images that are left out.
     """
-    recipe = run.recipe
     with open_transport(run, out, carrier) as transport:
-        (out / runs.DIGESTS).unlink(missing_ok=True)
-        status.began(out, transport.members, asked=None if carrier is None else carrier.asked)
-        readable = plan.what_can_be_read(run.method, run.plan, _images_and_identities(transport))
-        counts = status.image_counts(transport.members, run.policy.max_share) if recipe.own is not None else []
-        _note(callback, recipe.name, *filter(None, [readable]), *counts)
-        if adjusted:
-            provenance.adjust(out, recipe, adjusted)
-        if recipe.evaluation.pairs:
-            callback.doing("evaluating the model that the run starts from")
+        readable = _begin(run, out, transport, callback, adjusted, carrier)
         evaluated = {k: v for e in run.evaluators for k, v in e.evaluate_start(run.first_model).items()}
         server = _server(run, out, transport, callback)
-        _start(server, callback, recipe.name)
-        if carrier is None and recipe.engine.workers > 1:
-            callback.doing(f"starting {recipe.engine.workers} worker processes, then training")
+        _start(server, callback, run.recipe.name)
+        if carrier is None and run.recipe.engine.workers > 1:
+            callback.doing(f"starting {run.recipe.engine.workers} worker processes, then training")
         entered = time.perf_counter()
         _, models = server.run()
         left = time.perf_counter()
         callback.doing("evaluating the model that the run leaves, and checking the ledgers")
-        if not any(stats.rounds for stats in server.at.party_stats.values()):
-            raise RunFailed(
-                f"{out}: no round was accepted: too few replies counted (metrics.jsonl has the reasons), so the model "
-                "has not changed"
-            )
-        for evaluator in run.evaluators:
-            evaluated |= (added := evaluator.evaluate(server, models))
-            _note(callback, recipe.name, *([evaluator.missing] if evaluator.missing and not added else []))
+        evaluated |= _evaluate(run, server, models, callback)
         faults = server.check_ledgers()
-        model_folder.write(recipe, server, models, out, evaluated["figures"], readable)
+        model_folder.write(run.recipe, server, models, out, evaluated["figures"], readable)
         if (members := run.find_members()) is not None:
             membership.write(out, members)
     for fault in faults.values():
         callback.warn(fault)
     if share := server.checkpoint_share():
-        _note(callback, recipe.name, f"checkpoints took {100 * share:.1f} % of the rounds' time")
+        _note(callback, run.recipe.name, f"checkpoints took {100 * share:.1f} % of the rounds' time")
     evaluated |= {key: lines for key, lines in (("readable", readable), ("passed_over", passed_over)) if lines}
     whole = summary.of_run(run, server, models, evaluated) | {"ledger": summary.ledgers(out, server, faults)}
     beside = entered - began + time.perf_counter() - left
     return whole | {"seconds": {"total": beside + sum(server.at.seconds.values()), **server.at.seconds}}
+
+
+def _begin(
+    run: PreparedRun,
+    out: Path,
+    transport: Transport,
+    callback: Callback,
+    adjusted: tuple[str, ...],
+    carrier: Carrier | None,
+) -> str:
+    """Record in the folder that the run begins, and say who takes part; returns what can be read from updates."""
+    recipe = run.recipe
+    (out / runs.DIGESTS).unlink(missing_ok=True)
+    status.began(out, transport.members, asked=None if carrier is None else carrier.asked)
+    readable = plan.what_can_be_read(run.method, run.plan, _images_and_identities(transport))
+    counts = status.image_counts(transport.members, run.policy.max_share) if recipe.own is not None else []
+    _note(callback, recipe.name, *filter(None, [readable]), *counts)
+    if adjusted:
+        provenance.adjust(out, recipe, adjusted)
+    if recipe.evaluation.pairs:
+        callback.doing("evaluating the model that the run starts from")
+    return readable
+
+
+def _evaluate(run: PreparedRun, server: Server, models: Models, callback: Callback) -> dict[str, Any]:
+    """What the evaluators say of the models that a run leaves. Raises RunFailed where no round counted."""
+    if not any(stats.rounds for stats in server.at.party_stats.values()):
+        raise RunFailed(
+            f"{server.folder}: no round counted: too few replies could be used (metrics.jsonl has the reasons), so the "
+            "model is as it was at the start"
+        )
+    evaluated: dict[str, Any] = {}
+    for evaluator in run.evaluators:
+        evaluated |= (added := evaluator.evaluate(server, models))
+        _note(callback, run.recipe.name, *([evaluator.missing] if evaluator.missing and not added else []))
+    return evaluated
 
 
 def finish(out: Path, whole: dict[str, Any], callback: Callback, *, report: bool = True) -> None:

@@ -21,17 +21,14 @@ from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, us
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
-from coalface.evaluation import membership, personalised
-from coalface.evaluation.base import Evaluator, PublicImages
-from coalface.evaluation.clustering import Clustering
-from coalface.evaluation.enrolled import Enrolled
+from coalface.evaluation import membership
+from coalface.evaluation.base import Evaluator
 from coalface.evaluation.membership import Members
-from coalface.evaluation.personalised import Personalised
-from coalface.evaluation.verification import Verification
 from coalface.experiments import model_folder, preflight, provenance
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.setup.evaluators import make_evaluators
 from coalface.experiments.setup.parts import Parts, make_data
 from coalface.models.folder import read_about, read_tensors
 
@@ -88,20 +85,13 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         parts.backbone.load(start)
     callback.doing("reading the images")
     data, method, notes = parts.data, parts.method, []
-    numerics, verification = parts.numerics(parts.client_batch), _verification(parts)
-    if not verification.pairs:
+    numerics, evaluators = parts.numerics(parts.client_batch), make_evaluators(parts)
+    if not parts.pairs:
         notes.append(preflight.NOTHING_EVALUATED)
     if recipe.pretrain is None and (wrong := method.untrained()):
         notes.append(wrong)
-    evaluators: list[Evaluator] = [verification]
-    if parts.split.test is not None:
-        evaluators.append(_of_clients(parts))
-    elif recipe.test is not None:
+    if recipe.test is not None and parts.split.test is None:
         notes.append("data.test: the test images are the parties' own, so nobody is verified on them")
-    if method.scenario == "domains":
-        evaluators.append(Clustering(parts.truth))
-    if data.public is not None:
-        evaluators.append(PublicImages(len(data.public)))
     return PreparedRun(
         recipe=recipe,
         method=method,
@@ -110,31 +100,11 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         numerics=numerics,
         policy=round_policy(recipe),
         plan=preflight.planned(parts),
-        evaluators=tuple(evaluators),
+        evaluators=evaluators,
         classifier=classifier,
         find_members=functools.partial(parts.members, before),
         notes=tuple(notes),
     )
-
-
-def _verification(parts: Parts) -> Verification:
-    evaluation, device = parts.recipe.evaluation, parts.recipe.engine.device
-    return Verification(parts.pairs, parts.backbone, evaluation.flip, device, evaluation.parties, fars=evaluation.fars)
-
-
-def _of_clients(parts: Parts) -> Evaluator:
-    """Evaluates on the test images of those who are trained on. Raises RecipeError where nobody could be told apart."""
-    settings, test = parts.recipe.evaluation.personalised, parts.split.test
-    assert test is not None
-    if settings is None:
-        return Enrolled(parts.data, parts.split.train, test)
-    if len(served := personalised.tested(parts.clients, test)) < 2:
-        raise RecipeError(
-            f"a client's people are told from those of others, and {len(served)} of the clients of data.partition has "
-            "test images; assign identities to two or more, or use a smaller data.test.images",
-            where="evaluation.personalised",
-        )
-    return Personalised(parts.data, parts.clients, test, **dict(settings))
 
 
 def round_policy(recipe: Recipe) -> RoundPolicy:

@@ -1,0 +1,60 @@
+"""The evaluators of a run: each says whether it applies, by what the parts of the recipe are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from coalface.core.errors import RecipeError
+from coalface.evaluation import personalised
+from coalface.evaluation.base import Evaluator, PublicImages
+from coalface.evaluation.clustering import Clustering
+from coalface.evaluation.enrolled import Enrolled
+from coalface.evaluation.personalised import Personalised
+from coalface.evaluation.verification import Verification
+from coalface.experiments.setup.parts import Parts
+
+
+def verify(parts: Parts) -> Evaluator:
+    """The pair lists; without one there are no figures."""
+    evaluation, device = parts.recipe.evaluation, parts.recipe.engine.device
+    return Verification(parts.pairs, parts.backbone, evaluation.flip, device, evaluation.parties, fars=evaluation.fars)
+
+
+def evaluate_clients(parts: Parts) -> Evaluator | None:
+    """The test images of those who are trained on. Raises RecipeError where nobody could be told apart."""
+    settings, test = parts.recipe.evaluation.personalised, parts.split.test
+    if test is None:
+        return None
+    if settings is None:
+        return Enrolled(parts.data, parts.split.train, test)
+    if len(served := personalised.tested(parts.clients, test)) < 2:
+        raise RecipeError(
+            f"a client's people are told from those of others, and {len(served)} of the clients of data.partition has "
+            "test images; assign identities to two or more, or use a smaller data.test.images",
+            where="evaluation.personalised",
+        )
+    return Personalised(parts.data, parts.clients, test, **dict(settings))
+
+
+def evaluate_clusters(parts: Parts) -> Evaluator | None:
+    """The labels that parties give their own images, where the method is for two domains."""
+    return Clustering(parts.truth) if parts.method.scenario == "domains" else None
+
+
+def count_public_images(parts: Parts) -> Evaluator | None:
+    """How many public images each party used, where there are any."""
+    return PublicImages(len(parts.data.public)) if parts.data.public is not None else None
+
+
+EVALUATORS: tuple[Callable[[Parts], Evaluator | None], ...] = (
+    verify,
+    evaluate_clients,
+    evaluate_clusters,
+    count_public_images,
+)
+"""In the order of their parts of `summary.json`."""
+
+
+def make_evaluators(parts: Parts) -> tuple[Evaluator, ...]:
+    """Those that apply to a run."""
+    return tuple(evaluator for make in EVALUATORS if (evaluator := make(parts)) is not None)
