@@ -100,8 +100,8 @@ def _evaluate(run: PreparedRun, server: Server, models: Models, callback: Callba
     """What the evaluators say of the models that a run leaves. Raises RunFailed where no round counted."""
     if not any(stats.rounds for stats in server.at.party_stats.values()):
         raise RunFailed(
-            f"{server.folder}: no round counted: too few replies could be used (metrics.jsonl has the reasons), so the "
-            "model is as it was at the start"
+            f"{server.folder}: no round was accepted: too few replies counted (metrics.jsonl has the reasons), so the "
+            "model has not changed"
         )
     evaluated: dict[str, Any] = {}
     for evaluator in run.evaluators:
