@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,17 @@ class Standing:
         begun = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.begun.append(begun)
         return begun
+
+    @contextlib.contextmanager
+    def taken_down(self) -> Iterator[Standing]:
+        """The federation for a block; after it no process of it is left."""
+        try:
+            yield self
+        finally:
+            self.leave()
+            code, printed = self.ended(self.coalface("down", str(self.kits)))
+            assert code == 0, printed
+        assert not self.processes()
 
     def leave(self) -> None:
         """End the commands that a test which failed has left."""

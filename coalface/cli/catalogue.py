@@ -118,7 +118,7 @@ def messages(
     planned = preflight.plan(loaded)
     if as_json:
         readable = plan.what_can_be_read(loaded.build_method(), planned)
-        said = {"sent": [vars(sent) for sent in planned.sent], "stays": planned.stays, "readable": readable}
-        typer.echo(json.dumps(said, indent=1))
+        messages = {"sent": [vars(sent) for sent in planned.sent], "stays": planned.stays, "readable": readable}
+        typer.echo(json.dumps(messages, indent=1))
         return
     typer.echo(preflight.messages_text(loaded, planned))

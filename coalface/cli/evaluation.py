@@ -44,7 +44,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model on pairs: ten-fold accuracy, TAR at FARs with the threshold named, EER.
 
-    Where people in them were trained on, the figures on the pairs of others stand beside.
+    Where the model was trained on people in them, the figures on the pairs of others are given too.
     """
     from coalface.data.stores import telling_passed_over
     from coalface.data.tools.progress_bar import counting

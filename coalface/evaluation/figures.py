@@ -55,7 +55,7 @@ def axis_title(key: str) -> str:
 
 
 def figure_text(figures: Mapping[str, float], key: str, *, sign: bool = False) -> str:
-    """A figure with its standard error where it has one, `83.1 ± 1.1`; nothing where it is not there."""
+    """A figure with its standard error where it has one, `83.1 ± 1.1`; empty without the figure."""
     if key not in figures:
         return ""
     figure = figure_of(key)

@@ -78,8 +78,8 @@ class Experiment:
             "faults": _changed(self.faults),
             "pretrain": self.pretrain.as_tree() if self.pretrain is not None else None,
         }
-        given = {key: value for key, value in tree.items() if value not in (None, {})}
-        return dict(json.loads(json.dumps(given)))  # tuples become lists
+        written = {key: value for key, value in tree.items() if value not in (None, {})}
+        return dict(json.loads(json.dumps(written)))  # tuples become lists
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the recipe as a file, which `coalface run` carries out to the same bytes."""

@@ -28,15 +28,9 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     """Three silos that stand ready; each test runs under a name of its own, and leaves them standing or for `up`."""
-    made = Standing.made(tmp_path_factory.mktemp("standing"))
-    try:
-        assert made.ended(made.up("--no-run"))[0] == 0
-        yield made
-    finally:
-        made.leave()
-        code, said = made.ended(made.coalface("down", str(made.kits)))
-        assert code == 0, said
-    assert not made.processes()
+    with Standing.made(tmp_path_factory.mktemp("standing")).taken_down() as federation:
+        assert federation.ended(federation.up("--no-run"))[0] == 0
+        yield federation
 
 
 def test_a_node_killed_in_a_round_is_left_out_by_the_deadline_and_takes_part_again(standing: Standing) -> None:

@@ -14,14 +14,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     """Three silos in the middle of a run that takes long."""
-    made = Standing.made(tmp_path_factory.mktemp("standing"))
-    try:
-        yield made
-    finally:
-        made.leave()
-        code, said = made.ended(made.coalface("down", str(made.kits)))
-        assert code == 0, said
-    assert not made.processes()
+    with Standing.made(tmp_path_factory.mktemp("standing")).taken_down() as federation:
+        yield federation
 
 
 def test_the_run_goes_on_and_who_looked_is_told_so(standing: Standing) -> None:

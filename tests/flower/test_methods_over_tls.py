@@ -109,16 +109,10 @@ def test_every_method_is_run() -> None:
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     """Four nodes that stand ready for any of the recipes."""
-    made = Standing.made(tmp_path_factory.mktemp("standing"), recipe=SILOS, roles=ROLES)
-    try:
-        code, said = made.ended(made.up("--no-run"))
-        assert code == 0, said
-        yield made
-    finally:
-        made.leave()
-        code, said = made.ended(made.coalface("down", str(made.kits)))
-        assert code == 0, said
-    assert not made.processes()
+    with Standing.made(tmp_path_factory.mktemp("standing"), recipe=SILOS, roles=ROLES).taken_down() as federation:
+        code, printed = federation.ended(federation.up("--no-run"))
+        assert code == 0, printed
+        yield federation
 
 
 @pytest.mark.slow

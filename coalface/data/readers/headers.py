@@ -190,7 +190,7 @@ def _webp(encoded: Bytes) -> tuple[int, int, int]:
     if chunk == b"VP8 ":
         start, width, height = struct.unpack_from("<3sHH", encoded, 23)
         if start != b"\x9d\x01\x2a":
-            raise ValueError("the first frame is no key frame")
+            raise ValueError("the first frame is not a key frame")
         return width & 0x3FFF, height & 0x3FFF, 3
     if chunk == b"VP8L":
         signature, bits = struct.unpack_from("<BI", encoded, 20)

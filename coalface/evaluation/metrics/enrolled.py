@@ -63,9 +63,9 @@ class Verified:
 
     def figures(self) -> dict[str, float]:
         """The figures in percent, unrounded: `tar@far=0.1`, …, `eer`, `accepted`, `accepted of others`."""
-        found = {TAR.at(far): 100 * tar for far, tar in self.tars.items()} | {EER.name: 100 * self.eer}
+        over_all = {TAR.at(far): 100 * tar for far, tar in self.tars.items()} | {EER.name: 100 * self.eer}
         own = {ACCEPTED.name: self.accepted, ACCEPTED_OF_OTHERS.name: self.accepted_of_others}
-        return found | {name: 100 * share for name, share in own.items() if share is not None}
+        return over_all | {name: 100 * share for name, share in own.items() if share is not None}
 
 
 def verify(

@@ -65,8 +65,8 @@ class Personalised:
     def figures(self) -> dict[str, float]:
         """In percent, unrounded: `tar@far=1e-06 (paper)`, …, `tpir@fpir=1e-05 (standard)`, …, what is carried alone."""
         tars = {f"{TAR.at(tar.far)} ({self.one_to_one})": 100 * tar.tar for tar in self.tars if tar.carried}
-        found = {f"{TPIR.at(t.fpir)} ({self.one_to_many})": 100 * t.tpir for t in self.tpirs if t.carried}
-        return tars | found
+        tpirs = {f"{TPIR.at(t.fpir)} ({self.one_to_many})": 100 * t.tpir for t in self.tpirs if t.carried}
+        return tars | tpirs
 
 
 @dataclass(frozen=True)

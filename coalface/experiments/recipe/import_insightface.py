@@ -96,8 +96,8 @@ def _targets(names: Any, tree: Mapping[str, Any]) -> dict[str, Any]:
     folder = ((tree.get("data") or {}).get("faces") or {}).get("path")
     if names and folder is None:
         raise RecipeError(
-            "the packs NAME.bin lie beside the training images, and data.faces.path names no folder. Give data.faces: "
-            "{kind: rec, path: FOLDER}, or evaluation.pairs instead of val_targets",
+            "the packs NAME.bin are searched beside the training images, but data.faces.path names no folder. Give "
+            "data.faces: {kind: rec, path: FOLDER}, or evaluation.pairs instead of val_targets",
             where="val_targets",
         )
     return {name: {"kind": "bin", "path": f"{folder}/{name}.bin"} for name in names}
@@ -197,7 +197,7 @@ def translate(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             "faces stand there"
         )
         if recipe.pop("val_targets", None):
-            remarks.append("val_targets are left out: they lie beside the training images")
+            remarks.append("val_targets are left out: their packs would be beside the training images")
     known = {*WORDS, *NEEDLESS, *NUMBERS, "network", "fp16", "optimizer", "warmup_epoch", "rec"}
     remarks += [f"{word} has no counterpart here" for word in config if word not in known]
     return recipe, remarks

@@ -83,8 +83,8 @@ def parties(recipe: Recipe) -> list[str]:
     method = METHODS[recipe.method]
     if method.pools:
         return ["pooled"]
-    mine = targets(recipe) if "target" in method.sides else []
-    return [*([NAMED_SOURCE] if "source" in method.sides else []), *mine]
+    clients = targets(recipe) if "target" in method.sides else []
+    return [*([NAMED_SOURCE] if "source" in method.sides else []), *clients]
 
 
 def targets(recipe: Recipe) -> list[str]:
