@@ -47,13 +47,11 @@ def templates(share: float) -> None:
     subject = np.concatenate([np.arange(GALLERY), rng.integers(GALLERY, size=PROBES)])
     centres = rng.standard_normal((GALLERY, D), np.float32)
     features = unit(rng, centres[subject], 1.2)
-    pairs = int(share * PAIRS)
-    left = rng.integers(GALLERY, size=pairs)
-    right = GALLERY + rng.integers(PROBES, size=pairs)
-    genuine = rng.integers(PROBES, size=int(share * GENUINE))
-    left[: len(genuine)], right[: len(genuine)] = subject[GALLERY + genuine], GALLERY + genuine
-    order = rng.permutation(pairs)
-    left, right = left[order], right[order]
+    probe = rng.permutation(PROBES)[: int(share * GENUINE)]
+    cells = rng.choice(GALLERY * PROBES, int(share * PAIRS) - len(probe), replace=False, shuffle=False)
+    cells = rng.permutation(np.unique(np.append(cells, subject[GALLERY + probe] * PROBES + probe)))  # each pair once
+    left, right = np.divmod(cells, PROBES)
+    right, pairs = right + GALLERY, len(cells)
     same = subject[left] == subject[right]
 
     with tempfile.TemporaryDirectory() as folder:

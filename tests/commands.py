@@ -12,9 +12,14 @@ from coalface.cli import main
 
 def said(*arguments: object) -> str:
     """What a command that comes to its end prints."""
+    return outputs(*arguments)[0]
+
+
+def outputs(*arguments: object) -> tuple[str, str]:
+    """What a command that comes to its end prints on stdout, and on stderr."""
     result = CliRunner().invoke(main.app, [str(a) for a in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    return result.stdout
+    return result.stdout, result.stderr
 
 
 def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import worlds
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from worlds import LOSS, Tiny
 
@@ -183,3 +184,10 @@ def naive_accuracy(scores: list[float], same: list[bool], fold: list[int]) -> fl
         test = [(s >= best) == g for s, g, k in zip(scores, same, fold, strict=True) if k == f]
         right.append(sum(test) / len(test))
     return 100 * sum(right) / len(right)
+
+
+@torch.no_grad()
+def embedding(module: nn.Module, pixels: NDArray[np.uint8]) -> Tensor:
+    """(d,) what a network gives for one image (height, width) or (height, width, channels), in float64."""
+    image = torch.from_numpy(np.atleast_3d(pixels).astype(np.float32)).permute(2, 0, 1)
+    return module.eval()((image[None] - 127.5) / 127.5)[0].double()  # type: ignore[no-any-return]

@@ -29,19 +29,19 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
     if context.invoked_subcommand is not None:
         return
     place = caches.default_cache()
-    found = caches.entries(place)
+    entries = caches.entries(place)
     if as_json:
-        listed = [{**dataclasses.asdict(entry), "path": str(entry.path)} for entry in found]
+        listed = [{**dataclasses.asdict(entry), "path": str(entry.path)} for entry in entries]
         typer.echo(json.dumps({"cache": str(place), "entries": listed}, indent=1))
         return
-    named = "as COALFACE_CACHE says" if os.environ.get("COALFACE_CACHE") else "COALFACE_CACHE would name another folder"
-    typer.echo(f"{place} ({named})")
+    is_set = bool(os.environ.get("COALFACE_CACHE"))
+    typer.echo(f"{place} ({'as COALFACE_CACHE says' if is_set else 'COALFACE_CACHE would name another folder'})")
     rows = []
     for kind in caches.KINDS:
-        if these := [entry for entry in found if entry.kind == kind]:
-            row = {"kind": kind, "number": f"{len(these):,}", "size": size(sum(entry.bytes for entry in these))}
-            row |= {"oldest made": _ago(min(entry.made for entry in these)), "longest unused": _ago(these[0].used)}
-            rows.append(row | {"last used": _ago(these[-1].used)})
+        if of_kind := [entry for entry in entries if entry.kind == kind]:
+            row = {"kind": kind, "number": f"{len(of_kind):,}", "size": size(sum(entry.bytes for entry in of_kind))}
+            row |= {"oldest made": _ago(min(entry.made for entry in of_kind)), "longest unused": _ago(of_kind[0].used)}
+            rows.append(row | {"last used": _ago(of_kind[-1].used)})
     if not rows:
         typer.echo("the cache is empty")
         return
@@ -60,10 +60,10 @@ def clear(
     from coalface.experiments.report.runs import size
 
     chosen = None if kind is None else nearest(kind, dict.fromkeys(caches.KINDS), "KIND")
-    removed, left = caches.clear(caches.default_cache(), chosen, older_than)
+    removed, in_use = caches.clear(caches.default_cache(), chosen, older_than)
     typer.echo(f"removed {_counted(removed)}: {size(sum(entry.bytes for entry in removed))} freed")
-    if left:
-        typer.echo(f"left {_counted(left)}: a process uses {'it' if len(left) == 1 else 'them'}")
+    if in_use:
+        typer.echo(f"left {_counted(in_use)}: a process uses {'it' if len(in_use) == 1 else 'them'}")
 
 
 def _ago(moment: float) -> str:
@@ -71,7 +71,7 @@ def _ago(moment: float) -> str:
     return f"{several(days, 'day')} ago" if days > 0 else "today"
 
 
-def _counted(found: Sequence[Entry]) -> str:
+def _counted(entries: Sequence[Entry]) -> str:
     names = {"packs": "pack", "pretrained": "pre-trained model", "unfinished": "unfinished folder"}
-    counts = collections.Counter(names[entry.kind] for entry in found)
+    counts = collections.Counter(names[entry.kind] for entry in entries)
     return ", ".join(several(count, name) for name, count in counts.items()) or "nothing"

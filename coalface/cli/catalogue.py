@@ -68,12 +68,12 @@ def models(
         begins=lambda name: typer.echo(f"measuring {name} …", err=True),
     )
     if as_json:
-        asked = {"size": size, "channels": channels, **({"processor": processor()} if measure else {})}
-        typer.echo(json.dumps({**asked, "models": entries}, indent=1))
+        settings = {"size": size, "channels": channels, **({"processor": processor()} if measure else {})}
+        typer.echo(json.dumps({**settings, "models": entries}, indent=1))
     cannot = [str(entry["cannot"]) for entry in entries if "cannot" in entry]
     if len(cannot) == len(entries):
-        for said in cannot:
-            typer.echo(f"coalface: {said}", err=True)
+        for reason in cannot:
+            typer.echo(f"coalface: {reason}", err=True)
         raise typer.Exit(1)
     if as_json:
         return
@@ -96,8 +96,8 @@ def models(
         rows.append(row)
     keys = max(rows, key=len)
     print_table([{key: row.get(key, "") for key in keys} for row in rows], numbers=set(keys) - {"model", "BatchNorm"})
-    for said in cannot:
-        typer.echo(said)
+    for reason in cannot:
+        typer.echo(reason)
     typer.echo(f"\nOne image of {size}×{size}, {'grey' if channels == 1 else 'RGB'}; a message: its float32 tensors.")
     if measure:
         typer.echo(f"Images per second: batches of {batch}, float32, {several(threads, 'thread')}, {processor()}.")

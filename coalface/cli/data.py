@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from coalface.core.text import several
 
 Part = Annotated[str, typer.Option(help="A part of a layout: train or test of VGGFace2, a race of RFW or BUPT.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
@@ -23,19 +25,16 @@ def pack(
     part: Part = "",
 ) -> None:
     """Decode a set of images once, into a pack that training reads as a memory map."""
-    from coalface.core.text import several
     from coalface.data.readers.pack import read_pack, write_pack
     from coalface.data.stores import open_store
     from coalface.data.tools.progress_bar import counting
 
-    listed = open_store(source, part=part)
-    for said in listed.passed_over():
-        typer.echo(f"note: ignored: {said}")
-    with counting("packing", len(listed.files)) as count:
-        write_pack(listed, out, size=size, grey=grey, progress=lambda done, total: count(done))
-    faces = read_pack(out)
-    held = f"{several(len(faces), 'image')} of {several(len(faces.names), 'identity', 'identities')}"
-    typer.echo(f"{out}: {held}, {size}×{size}")
+    store = open_store(source, part=part)
+    for note in store.passed_over():
+        typer.echo(f"note: ignored: {note}")
+    with counting("packing", len(store.files)) as count:
+        write_pack(store, out, size=size, grey=grey, progress=lambda number, total: count(number))
+    typer.echo(f"{out}: {_counts(read_pack(out))}, {size}×{size}")
 
 
 @data.command()
@@ -58,7 +57,7 @@ def convert(
         str | None, typer.Option(help="The format: folder, rec, bin or pack; required unless OUT ends in .bin.")
     ] = None,
     pairs: Annotated[Path | None, typer.Option(help="For a .bin: a pair list (docs/formats.md).")] = None,
-    own: Annotated[
+    list_name: Annotated[
         str | None, typer.Option("--list", help="For a .bin: the name of one of a layout's own pair lists.")
     ] = None,
     draw: Annotated[
@@ -72,26 +71,23 @@ def convert(
 ) -> None:
     """Convert between identity folders, insightface records (.rec) and pairs (.bin), and packs."""
     from coalface.core.method import generator
-    from coalface.core.text import several
     from coalface.data.stores import open_store
     from coalface.data.tools import convert as converting
     from coalface.data.tools.progress_bar import counting
 
     kind = converting.kind_of(out, to)
-    options = {"--pairs": pairs, "--list": own, "--draw": draw, "--seed": seed, "--size": size, "--grey": grey or None}
-    converting.check_options(kind, [option for option, value in options.items() if value is not None])
+    values = {"--pairs": pairs, "--list": list_name, "--draw": draw, "--seed": seed, "--size": size}
+    converting.check_options(kind, [option for option in values if values[option] is not None] + ["--grey"] * grey)
     store = open_store(source, part=part)
-    wanted = converting.Pairs(pairs, draw, generator(seed or 0, "convert", "pairs"), own)
+    pair_source = converting.Pairs(pairs, draw, generator(seed or 0, "convert", "pairs"), list_name)
     side = 112 if size is None else size
     with counting("converting", len(store), quiet) as count:
         remarks = converting.convert(
-            store, out, kind, size=side, grey=grey, pairs=wanted, progress=lambda done, total: count(done)
+            store, out, kind, size=side, grey=grey, pairs=pair_source, progress=lambda number, total: count(number)
         )
     for remark in remarks:
         typer.echo(f"note: {remark}")
-    made = open_store(out)
-    held = f"{several(len(made), 'image')} of {several(len(made.names), 'identity', 'identities')}"
-    typer.echo(f"{out}: {kind}, {held}")
+    typer.echo(f"{out}: {kind}, {_counts(open_store(out))}")
 
 
 @data.command()
@@ -104,21 +100,18 @@ def align(
     quiet: Quiet = False,
 ) -> None:
     """Align faces by five landmarks each, and write them into a folder with the same tree."""
-    from coalface.core.text import several
     from coalface.data.align import align_folder
     from coalface.data.readers.landmarks import landmark_lists, read_landmarks
     from coalface.data.stores import open_store
     from coalface.data.tools.progress_bar import counting
 
     store = open_store(source, part=part)
-    found = read_landmarks(landmark_lists(landmarks), store.files)
-    with counting("aligning", int(found.known.sum()), quiet) as count:
-        remarks = align_folder(store, found, out, size=size, progress=count)
+    points = read_landmarks(landmark_lists(landmarks), store.files)
+    with counting("aligning", int(points.known.sum()), quiet) as count:
+        remarks = align_folder(store, points, out, size=size, progress=count)
     for remark in remarks:
         typer.echo(f"note: {remark}")
-    made = open_store(out, part=part)
-    held = f"{several(len(made), 'image')} of {several(len(made.names), 'identity', 'identities')}"
-    typer.echo(f"{out}: {held}, {size}×{size}")
+    typer.echo(f"{out}: {_counts(open_store(out, part=part))}, {size}×{size}")
 
 
 @data.command()
@@ -162,3 +155,7 @@ def inspect(
     typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else inspection.text(report))
     if not report.sound:
         raise typer.Exit(1)
+
+
+def _counts(images: Any) -> str:
+    return f"{several(len(images), 'image')} of {several(len(images.names), 'identity', 'identities')}"

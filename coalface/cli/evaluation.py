@@ -36,7 +36,7 @@ def evaluate(
         int | None,
         typer.Option(help="How many genuine pairs to draw where --on has no list; 3000, or all, by default."),
     ] = None,
-    own: Annotated[
+    list_name: Annotated[
         str | None, typer.Option("--list", help="The name of one of the pair lists of --on, a layout such as RFW.")
     ] = None,
     as_json: AsJson = False,
@@ -51,7 +51,7 @@ def evaluate(
     from coalface.evaluation.finished_model import evaluate_model
 
     show = functools.partial(counting, quiet=quiet or as_json)
-    with telling_passed_over(lambda said: typer.echo(f"note: {said}", err=True)):
+    with telling_passed_over(lambda note: typer.echo(f"note: {note}", err=True)):
         figures = evaluate_model(
             model,
             on,
@@ -60,12 +60,12 @@ def evaluate(
             threshold_from=threshold_from,
             flip=flip,
             pairs=pairs,
-            own=own,
+            list_name=list_name,
             show=show,
         )
-    for said in remarks(figures, asked=pairs):
-        typer.echo(said, err=True)
-    typer.echo(json.dumps(figures, indent=1)) if as_json else print_figures(figures)
+    for remark in _remarks(figures, requested_pairs=pairs):
+        typer.echo(remark, err=True)
+    typer.echo(json.dumps(figures, indent=1)) if as_json else _print_figures(figures)
 
 
 def ijb(
@@ -146,14 +146,14 @@ def megaface(
         typer.echo(json.dumps(figures, indent=1))
         return
     for name, value in figures.items():
-        typer.echo(f"{name:24} {said(name, value)}")
+        typer.echo(f"{name:24} {_value_text(name, value)}")
 
 
-def remarks(figures: dict[str, Any], asked: int | None) -> Iterator[str]:
-    """What a person must know to read the figures of `coalface evaluate`, `asked` being the pairs to draw."""
+def _remarks(figures: dict[str, Any], requested_pairs: int | None) -> Iterator[str]:
+    """What a person must know to read the figures of `coalface evaluate`; `requested_pairs` is its --pairs."""
     from coalface.evaluation.finished_model import PAIRS
 
-    if asked is None and (drawn := figures.get("drawn", PAIRS)) < PAIRS:
+    if requested_pairs is None and (drawn := figures.get("drawn", PAIRS)) < PAIRS:
         yield f"note: drew {drawn:,} genuine pairs and as many impostor pairs: these images make no {PAIRS:,} of each"
     lists = figures.get("lists", {"": figures})
     if any(of_list["trained_on"] is None for of_list in lists.values()):
@@ -164,41 +164,37 @@ def remarks(figures: dict[str, Any], asked: int | None) -> Iterator[str]:
     for name, of_list in lists.items():
         where = f"{name}: " if name else ""
         if shared := of_list.get("people_in_both_lists"):
-            yield (
-                f"warning: {where}{shared:,} people are in both lists, so the threshold has seen people of the pairs"
-            )
-        for key, what in (("trained_on", "in the pairs"), ("threshold_trained_on", "in the list of the threshold")):
+            text = f"{shared:,} people are in both lists, so the threshold has seen people of the pairs"
+            yield f"warning: {where}{text}"
+        for key, place in (("trained_on", "in the pairs"), ("threshold_trained_on", "in the list of the threshold")):
             trained = of_list.get(key)
             if trained and trained["people"]:
                 alone = f" ({trained['by_name_alone']:,} by name alone)" if trained["by_name_alone"] else ""
-                left = (
-                    "`others` is without them"
-                    if "eer" in of_list["others"]
-                    else "too few others are left to evaluate on"
-                )
+                is_enough = "eer" in of_list["others"]
+                remedy = "`others` is without them" if is_enough else "too few others are left to evaluate on"
                 yield (
-                    f"warning: {where}{trained['people']:,} of the {trained['of']:,} people {what} were trained "
-                    f"on{alone}, and {trained['pairs']:,} pairs show them: {left}"
+                    f"warning: {where}{trained['people']:,} of the {trained['of']:,} people {place} were trained "
+                    f"on{alone}, and {trained['pairs']:,} pairs show them: {remedy}"
                 )
 
 
-def print_figures(figures: dict[str, Any]) -> None:
+def _print_figures(figures: dict[str, Any]) -> None:
     """The figures of `coalface evaluate`, list by list, those on people who were not trained on beside them."""
     lists = figures.pop("lists", {})
     for name, of_list in [("", figures), *lists.items()]:
         if name:
             typer.echo(f"\n{name}")
-        others = of_list.pop("others", None)
+        figures_of_others = of_list.pop("others", None)
         for key, value in of_list.items():
-            if others is not None and key == "pairs":
+            if figures_of_others is not None and key == "pairs":
                 typer.echo(f"{'':24} {'all':>12} {'others':>12}")
-            if others is not None and isinstance(others.get(key), (int, float)):
-                typer.echo(f"{key:24} {said(key, value):>12} {said(key, others[key]):>12}")
+            if figures_of_others is not None and isinstance(figures_of_others.get(key), (int, float)):
+                typer.echo(f"{key:24} {_value_text(key, value):>12} {_value_text(key, figures_of_others[key]):>12}")
             elif key != "roc":  # points for a drawing
-                typer.echo(f"{key:24} {said(key, value)}")
+                typer.echo(f"{key:24} {_value_text(key, value)}")
 
 
-def said(name: str, value: Any) -> str:
+def _value_text(name: str, value: Any) -> str:
     """A figure for people, in its unit."""
     from coalface.evaluation.figures import figure_of
 
@@ -213,7 +209,7 @@ def said(name: str, value: Any) -> str:
 def _print_ijb(results: dict[str, Any]) -> None:
     for name in ("model", "set", "options", "images", "templates", "pairs", "genuine", "splits"):
         if name in results:
-            typer.echo(f"{name:24} {said(name, results[name])}")
+            typer.echo(f"{name:24} {_value_text(name, results[name])}")
     typer.echo("")
     if "splits" in results:
         rows = [

@@ -49,24 +49,24 @@ def up(
     from coalface.flower.provision import verify  # after that: these bring threads along
 
     typed = quote(str(kits))
-    here = launcher.Loopback(kits, tell, timeout)
+    loopback = launcher.Loopback(kits, tell, timeout)
     runconfig.check(kits / "operator" / "project", run_config)
     monitor.say_faults(verify.check(kits, monitor.now()), tell)
     following = False
     try:
-        here.start(out)
+        loopback.start(out)
         if not run:
             by_hand = shlex.join([*([] if is_open else network.entering(kits)), str(kits / "operator" / "run.sh")])
             tell(f"`{by_hand}` starts a run, `coalface down {typed}` ends everything")
             return
-        number, folder = here.run(run_config), here.folder(run_config)
+        number, folder = loopback.run(run_config), loopback.folder(run_config)
         tell(f"run {number}, in {folder}; logs in {kits / 'logs'}")
         tell("its first round begins once the server and the parties have loaded the recipe")
         if detach:
             tell(f"`coalface status {typed}` says how it goes, `coalface down {typed}` ends everything")
             return
         following = True
-        monitor.follow(here, number, folder, quiet=quiet)
+        monitor.follow(loopback, number, folder, quiet=quiet)
     except KeyboardInterrupt:
         went = "the federation and its run continue" if following else "stopped; what was started still runs"
         typer.echo(f"{went}: `coalface status {typed}`, `coalface down {typed}` ends it", err=True)
@@ -78,24 +78,24 @@ def up(
     tell(f"results: {folder}; the nodes wait for another run, `coalface down {typed}` ends them")
 
 
-def _consent(is_open: str, others: list[str], yes: bool) -> None:
+def _consent(is_open: str, users: list[str], yes: bool) -> None:
     """Ask whether to go on where others could reach the ports. Raises RecipeError without a terminal."""
     from coalface.core.errors import RecipeError
 
-    if not others:
+    if not users:
         return
-    named = ", ".join(others[:4]) + (f" and {len(others) - 4} more" if len(others) > 4 else "")
-    said = (
-        f"Others can log in to this machine: {named}. While the federation is up, each of them can reach its ports, "
+    names = ", ".join(users[:4]) + (f" and {len(users) - 4} more" if len(users) > 4 else "")
+    warning = (
+        f"Others can log in to this machine: {names}. While the federation is up, each of them can reach its ports, "
         "which ask nobody who they are: start code as you, and so read and change all that you can, images too. Why it "
         f"is open: {is_open}."
     )
     if yes:
-        typer.echo(said, err=True)
+        typer.echo(warning, err=True)
     elif not sys.stdin.isatty():
-        raise RecipeError(f"{said} Nothing was started; use a machine of your own, or add --yes")
+        raise RecipeError(f"{warning} Nothing was started; use a machine of your own, or add --yes")
     else:
-        typer.confirm(f"{said} Go on?", abort=True)
+        typer.confirm(f"{warning} Go on?", abort=True)
 
 
 def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
@@ -110,11 +110,11 @@ def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
     brought = following.brought_up(run)
     if brought is None:
         return False
-    kits, asked = brought
+    kits, run_config = brought
     if changes:
         raise typer.BadParameter(f"{run}: a run over Flower resumes unchanged; remove {changes[0]}")
     words = ["coalface", "up", str(kits), "--yes"]  # it was answered when the run was started
-    if (text := runconfig.changed(kits / "operator" / "project", asked)) is not None:
+    if (text := runconfig.changed(kits / "operator" / "project", run_config)) is not None:
         words += ["--run-config", text]
     sys.stdout.flush()
     os.execv(flwr_cli.program("coalface"), [*words, *(["--quiet"] if quiet else [])])  # anew: threads are here by now
@@ -129,7 +129,7 @@ def down(
 
     launcher.check_party(kits, party)
     ended = processes.end(kits, part=party)
-    parts = sorted({one.part for one in ended})
+    parts = sorted({process.part for process in ended})
     typer.echo(f"ended {len(ended)} processes of {', '.join(parts)}" if ended else f"{kits}: nothing is running")
 
 

@@ -18,8 +18,8 @@ def new(
     """Write a project for `flwr run`: the app, the recipe, and its plain values as run-config."""
     from coalface.flower.app import project
 
-    made = project.new(folder, recipe)
-    typer.echo(f"wrote {made}; its README.md says how to start its SuperNodes and run it")
+    project_folder = project.new(folder, recipe)
+    typer.echo(f"wrote {project_folder}; its README.md says how to start its SuperNodes and run it")
 
 
 @flower.command(

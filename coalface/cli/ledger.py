@@ -50,8 +50,8 @@ def verify(
         parties = several(len(comparison.parties), "party", "parties")
         typer.echo(f"{several(comparison.replies, 'reply', 'replies')} of {parties} compared with the parties' ledgers")
         if comparison.absent:
-            more = f" and {len(comparison.absent) - MOST:,} more" if len(comparison.absent) > MOST else ""
-            typer.echo(f"not compared (give --party-home): {', '.join(comparison.absent[:MOST])}{more}")
+            more_parties = f" and {len(comparison.absent) - MOST:,} more" if len(comparison.absent) > MOST else ""
+            typer.echo(f"not compared (give --party-home): {', '.join(comparison.absent[:MOST])}{more_parties}")
     for why in comparison.faults:
         typer.echo(f"coalface: {why}", err=True)
     if comparison.faults:
@@ -77,13 +77,14 @@ def show(
 
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
         raise typer.BadParameter(f"{head!r} is not the head of a ledger, which has 64 digits 0-9a-f")
-    read = ledger_summary.read(ledger_summary.files(path), each=tensors, head=head)
+    summary = ledger_summary.read(ledger_summary.files(path), each=tensors, head=head)
+    ledgers = summary.ledgers
     if as_json:
-        typer.echo(json.dumps(read.as_dict(), indent=1))
+        typer.echo(json.dumps(summary.as_dict(), indent=1))
     else:
         rows = [
             {
-                **({"run": row["run"]} if len({entry.run for entry in read.rows}) > 1 else {}),
+                **({"run": row["run"]} if len({entry.run for entry in summary.rows}) > 1 else {}),
                 "step": row["step"],
                 "what": shown(row["name"]) + (f" ({row['tensors']})" if row["tensors"] > 1 else ""),
                 "kind": row["kind"],
@@ -95,30 +96,30 @@ def show(
                 "to": row["to"],
                 "protection": row["protection"],
             }
-            for row in (entry.as_dict() for entry in read.rows)
+            for row in (entry.as_dict() for entry in summary.rows)
         ]
         if rows:
             print_table(rows, numbers={"times", "bytes"})
-        lines = sum(entry.lines for entry in read.ledgers)
+        lines = sum(entry.lines for entry in ledgers)
         typer.echo(
-            f"\n{read.bytes:,} bytes left, in {several(lines, 'line')} of {several(len(read.ledgers), 'ledger')}\n"
+            f"\n{summary.bytes:,} bytes left, in {several(lines, 'line')} of {several(len(ledgers), 'ledger')}\n"
         )
-        names = collections.Counter(entry.party for entry in read.ledgers)
-        for entry in read.ledgers[:MOST]:
+        names = collections.Counter(entry.party for entry in ledgers)
+        for entry in ledgers[:MOST]:
             of = f" of {shown(Path(entry.path).absolute().parents[1].name)}" if names[entry.party] > 1 else ""
-            more = "; the last line is cut off: it is being written, or a crash left it" if entry.cut_off else ""
+            unfinished = "; the last line is cut off: it is being written, or a crash left it" if entry.cut_off else ""
             lines_and_bytes = f"{several(entry.lines, 'line')}, {entry.bytes:,} bytes"
-            typer.echo(f"{shown(entry.party)}{of}: {lines_and_bytes}, head {entry.head}{more}")
-        if len(read.ledgers) > MOST:
-            typer.echo(f"… and {len(read.ledgers) - MOST:,} more: use --json, or give the file of one")
-        if head is None and read.ledgers:
+            typer.echo(f"{shown(entry.party)}{of}: {lines_and_bytes}, head {entry.head}{unfinished}")
+        if len(ledgers) > MOST:
+            typer.echo(f"… and {len(ledgers) - MOST:,} more: use --json, or give the file of one")
+        if head is None and ledgers:
             typer.echo("Note the head elsewhere: `--head` then checks that nothing before it has changed")
-    wrong = [entry.fault for entry in read.ledgers if entry.fault] + ledger_summary.missing(path)
+    wrong = [entry.fault for entry in ledgers if entry.fault] + ledger_summary.missing(path)
     if head is not None:
-        for entry in read.ledgers:
+        for entry in ledgers:
             if entry.found is not None and not as_json:
                 typer.echo(f"the given head ends line {entry.found:,} of {entry.lines:,} of {shown(entry.party)}")
-        if all(entry.found is None for entry in read.ledgers):
+        if all(entry.found is None for entry in ledgers):
             wrong.append(
                 f"{path}: no line ends with the head {head}: lines before it have been changed or removed since it was "
                 "noted, or it belongs to another ledger"

@@ -66,8 +66,8 @@ def main() -> None:
             _end_stopped()
         raise
     except MemoryError as error:
-        what = f"there is too little memory for this{f' ({error})' if str(error) else ''}"
-        typer.echo(f"coalface: {what}: use smaller batches or images, fewer workers, or a larger machine", err=True)
+        reason = f"there is too little memory for this{f' ({error})' if str(error) else ''}"
+        typer.echo(f"coalface: {reason}: use smaller batches or images, fewer workers, or a larger machine", err=True)
         sys.exit(1)
     except Exception as error:
         from coalface.engine.checkpoint import CheckpointError  # not before: it takes a second, and brings threads
@@ -76,9 +76,10 @@ def main() -> None:
         if not isinstance(error, (CheckpointError, RunFailed, OSError, ValueError)):
             raise
         then = disk.GOES_ON if sys.argv[1:2] and sys.argv[1] in _RUNS else disk.AGAIN
-        said = str(error)
+        message = str(error)
         if isinstance(error, OSError):
-            named = disk.named_by(error)
-            said = ". ".join(filter(None, [disk.explained(error, then), "" if named is None else caches.advice(named)]))
-        typer.echo(f"coalface: {said}", err=True)
+            path = disk.named_by(error)
+            advice = "" if path is None else caches.advice(path)
+            message = ". ".join(filter(None, [disk.explained(error, then), advice]))
+        typer.echo(f"coalface: {message}", err=True)
         sys.exit(1)

@@ -48,6 +48,6 @@ def rekey(
 
     if old is None and new is None:
         raise typer.BadParameter("give the present key (--from), the new one (--to), or both")
-    written = sealing.rekey(home, old, new)
-    done = f"{written} file was" if written == 1 else f"{written} files were"
-    typer.echo(f"{home}: {done} rewritten; start the node with {f'key={new}' if new else 'no key'}")
+    count = sealing.rekey(home, old, new)
+    files = f"{count} file was" if count == 1 else f"{count} files were"
+    typer.echo(f"{home}: {files} rewritten; start the node with {f'key={new}' if new else 'no key'}")

@@ -45,10 +45,10 @@ def make(
     """Write a CA, certificates, a key and a start script for each party. `make` may be omitted."""
     from coalface.flower.provision import kits as provisioning
 
-    made = provisioning.make(federation, out, datetime.datetime.now(datetime.UTC), ca_key)
-    typer.echo(f"wrote {made}; its README.md says what to hand to whom, and how")
-    kept = "nothing needs it again" if ca_key is None else "keep it off every network"
-    typer.echo(f"the CA's key is {'not kept' if ca_key is None else f'in {ca_key}'}: {kept}")
+    folder = provisioning.make(federation, out, datetime.datetime.now(datetime.UTC), ca_key)
+    typer.echo(f"wrote {folder}; its README.md says what to hand to whom, and how")
+    advice = "nothing needs it again" if ca_key is None else "keep it off every network"
+    typer.echo(f"the CA's key is {'not kept' if ca_key is None else f'in {ca_key}'}: {advice}")
 
 
 @provision.command()
@@ -59,8 +59,8 @@ def rotate(
     """Make a new key for one party's node; other keys and the certificates stay."""
     from coalface.flower.provision import rotate as rotating
 
-    written = rotating.rotate(kits, party)
-    typer.echo(f"{party} has a new key: wrote {', '.join(map(str, written))}")
+    files = rotating.rotate(kits, party)
+    typer.echo(f"{party} has a new key: wrote {', '.join(map(str, files))}")
     typer.echo(STEPS.format(party=party))
 
 
@@ -71,9 +71,9 @@ def check(
     """Check kits for what is expired, mismatched, misplaced or readable by others; exit status 1 on a fault."""
     from coalface.flower.provision import verify
 
-    found = verify.check(kits, datetime.datetime.now(datetime.UTC))
-    for fault in found:
+    faults = verify.check(kits, datetime.datetime.now(datetime.UTC))
+    for fault in faults:
         typer.echo(fault)
-    if found:
+    if faults:
         raise typer.Exit(1)
     typer.echo(f"{kits}: no faults found")

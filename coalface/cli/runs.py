@@ -53,7 +53,7 @@ class ResumeCommand(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from coalface.experiments.recipe import schema as config
 
-        changes = next(each for each in self.params if each.name == "changes")
+        changes = next(parameter for parameter in self.params if parameter.name == "changes")
         changes.help = f"What may change: {', '.join(config.FREE + config.ADJUSTABLE)}."  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)
 
@@ -122,14 +122,13 @@ def identify(
     from coalface.data.stores import telling_passed_over
     from coalface.experiments import export as exporting
 
-    with telling_passed_over(lambda said: typer.echo(f"note: {said}", err=True)):
-        found = [dataclasses.asdict(one) for one in exporting.identify(model, images, fpir)]
+    with telling_passed_over(lambda note: typer.echo(f"note: {note}", err=True)):
+        identified = [dataclasses.asdict(image) for image in exporting.identify(model, images, fpir)]
     if as_json:
-        typer.echo(json.dumps(found, indent=1))
+        typer.echo(json.dumps(identified, indent=1))
         return
-    print_table(
-        [{**one, "cosine": f"{one['cosine']:.3f}", "accepted": "yes" if one["accepted"] else "no"} for one in found]
-    )
+    accepted = {True: "yes", False: "no"}
+    print_table([row | {"cosine": f"{row['cosine']:.3f}", "accepted": accepted[row["accepted"]]} for row in identified])
 
 
 def compare(

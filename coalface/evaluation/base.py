@@ -32,16 +32,16 @@ class Evaluator:
 
 
 class PublicImages(Evaluator):
-    """How many of the `held` public images each party trained on in each round that it took part in."""
+    """How many of the `count` public images each party trained on in each round that it took part in."""
 
-    def __init__(self, held: int) -> None:
-        self.held = held
+    def __init__(self, count: int) -> None:
+        self.count = count
 
     def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
         """Party -> images by round, under `public_images`."""
         used = {
-            party: given["images"].tolist()
-            for party, given in server.local_results(PUBLIC_IMAGES_USED, models)
-            if given
+            party: results["images"].tolist()
+            for party, results in server.local_results(PUBLIC_IMAGES_USED, models)
+            if results
         }
-        return {"public_images": {"held": self.held, "used": used}} if used else {}
+        return {"public_images": {"held": self.count, "used": used}} if used else {}

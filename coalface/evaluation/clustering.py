@@ -27,16 +27,14 @@ class Clustering(Evaluator):
     def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
         """Party -> figure -> value of every party that labelled its images, under `clusters`."""
         figures = {}
-        for party, given in server.local_results(PSEUDO_LABELS, models):
-            if "labels" in given:
-                evaluated = evaluate_clusters(self.truth[party].labels, given["labels"].cpu().numpy())
+        for party, results in server.local_results(PSEUDO_LABELS, models):
+            if "labels" in results:
+                evaluated = evaluate_clusters(self.truth[party].labels, results["labels"].cpu().numpy())
                 figures[party] = evaluated.figures() | {"images": float(evaluated.images)}
         return {"clusters": figures} if figures else {}
 
 
 def mean(clusters: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The mean of every figure over the parties; {} without any."""
-    if not clusters:
-        return {}
-    names = next(iter(clusters.values())).keys()
-    return {name: float(np.mean([each[name] for each in clusters.values()])) for name in names}
+    names = next(iter(clusters.values()), {})
+    return {name: float(np.mean([figures[name] for figures in clusters.values()])) for name in names}

@@ -17,8 +17,8 @@ BATCH = 256
 
 def load(backbone: Backbone, model: Tensors) -> None:
     """A whole model into the backbone, with what its policy keeps at parties where the model has that."""
-    shared, kept = backbone.shared(), backbone.kept()
-    backbone.load({n: model[n] for n in shared}, {n: model[n] for n in kept} if kept else None)
+    shared, private = backbone.shared(), backbone.kept()
+    backbone.load({n: model[n] for n in shared}, {n: model[n] for n in private} if private else None)
 
 
 @torch.no_grad()

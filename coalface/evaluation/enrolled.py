@@ -45,47 +45,47 @@ class Enrolled(Evaluator):
         clients = np.flatnonzero(self.train.counts())
         place = np.full(len(self.train.names), -1, dtype=np.int64)
         place[clients] = np.arange(len(clients))
-        own, probes = embedding.embeddings(self.data, self.train), embedding.embeddings(self.data, self.test)
-        enrolled = templates(embedding.unit(own), place[self.train.labels], len(clients))
+        training, probes = embedding.embeddings(self.data, self.train), embedding.embeddings(self.data, self.test)
+        enrolled = templates(embedding.unit(training), place[self.train.labels], len(clients))
         by_features = verify(cosine_scores(enrolled, embedding.unit(probes)), clients, self.test.labels)
         figures: dict[str, Any] = {FEATURES: by_features.figures()}
         about = {"clients": len(clients), "trials": _trials(by_features)}
         if server.method.local_step(OWN_SCORES) is not None:
-            mine, absent = self._by_parties(server, models, probes)
+            by_parties, absent = self._by_parties(server, models, probes)
             about["never enrolled"] = absent
-            if mine is not None:
-                figures[OWN] = mine.figures()
-                about[f"trials of {OWN}"] = _trials(mine)
+            if by_parties is not None:
+                figures[OWN] = by_parties.figures()
+                about[f"trials of {OWN}"] = _trials(by_parties)
         return {"enrolled": figures | about}
 
     def _by_parties(self, server: Server, models: Models, probes: Tensor) -> tuple[Verified | None, int]:
         """What parties of one identity each say by themselves, and how many have never enrolled; these are left out."""
         places = {name: place for place, name in enumerate(self.train.names)}
         absent, clients, rows, thresholds = 0, list[int](), [], []
-        for party, given in server.local_results(OWN_SCORES, models, Probes(embeddings=probes)):
-            if "scores" not in given:
+        for party, results in server.local_results(OWN_SCORES, models, Probes(embeddings=probes)):
+            if "scores" not in results:
                 absent += 1
                 continue
-            names, shape = self.data.data[party].names, tuple(given["scores"].shape)
+            names, shape = self.data.data[party].names, tuple(results["scores"].shape)
             if len(names) != 1 or shape != (len(self.test),):
                 raise ValueError(
                     f"{party}: a party that verifies by itself has one identity and a score for each probe; it has "
                     f"{len(names)} identities, and scores {shape} of {len(self.test)} probes"
                 )
             clients.append(places[names[0]])
-            rows.append(given["scores"].double().numpy())
-            thresholds.append(float(given["threshold"]) if "threshold" in given else np.nan)
+            rows.append(results["scores"].double().numpy())
+            thresholds.append(float(results["threshold"]) if "threshold" in results else np.nan)
         whose = np.array(clients, dtype=np.int64)
-        same = whose[:, None] == self.test.labels[None]
-        if not same.any() or same.all():  # too few have enrolled for trials of both kinds
+        genuine = whose[:, None] == self.test.labels[None]
+        if not genuine.any() or genuine.all():  # too few have enrolled for trials of both kinds
             return None, absent
         return verify(np.stack(rows), whose, self.test.labels, np.array(thresholds)), absent
 
 
 def by_kind(enrolled: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Kind of verification -> figure -> percent, of what `Enrolled` gave."""
-    return {kind: each for kind, each in enrolled.items() if kind in ENROLLED_BY}
+    return {kind: figures for kind, figures in enrolled.items() if kind in ENROLLED_BY}
 
 
-def _trials(found: Verified) -> dict[str, int]:
-    return {"genuine": found.genuine, "impostor": found.impostors}
+def _trials(verified: Verified) -> dict[str, int]:
+    return {"genuine": verified.genuine, "impostor": verified.impostors}

@@ -63,7 +63,7 @@ def find_files(folder: Path, names: Sequence[str], where: str, *, spellings: boo
     if not folder.is_dir():
         raise FileNotFoundError(f"{shown(folder)} is not a folder; give that of the images in {where}")
     stamp = hashlib.sha256(f"decoder {DECODER}\n".encode())
-    found, missing = [], []
+    paths, missing = [], []
     for name in names:
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts:
@@ -76,7 +76,7 @@ def find_files(folder: Path, names: Sequence[str], where: str, *, spellings: boo
             except (OSError, ValueError):  # ValueError: a name that holds a NUL
                 continue
             stamp.update(os.fsencode(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\n"))
-            found.append(path)
+            paths.append(path)
             break
         else:
             missing.append(name)
@@ -85,7 +85,7 @@ def find_files(folder: Path, names: Sequence[str], where: str, *, spellings: boo
             f"{len(missing):,} of {several(len(names), 'image')} of {where} {'is' if len(missing) == 1 else 'are'} not "
             f"below {shown(folder)}: {_some(missing)}; put them there"
         )
-    return found, stamp.hexdigest()
+    return paths, stamp.hexdigest()
 
 
 def listed_faces(
@@ -120,17 +120,17 @@ def folder_for(features: Path | None) -> Iterator[Path]:
         features.mkdir(parents=True, exist_ok=True)
         yield features
         return
-    with tempfile.TemporaryDirectory(prefix="coalface-features-") as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="coalface-features-") as temporary:
+        yield Path(temporary)
 
 
 def model_stamp(module: nn.Module) -> str:
     """SHA-256 over a model's tensors and their names."""
-    found = hashlib.sha256(repr(type(module)).encode())
+    digest = hashlib.sha256(repr(type(module)).encode())
     for name, tensor in sorted(module.state_dict().items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 class Stream:
@@ -146,17 +146,17 @@ class Stream:
     def __init__(self, folder: Path, name: str, module: nn.Module, images: Listed, kind: str) -> None:
         self._module, self._images, self._kind = module, images, kind
         self._rows, self._about = folder / f"{name}.f32", folder / f"{name}.json"
-        self._mine = {"model": model_stamp(module), "images": images.stamp, "count": len(images), "kind": kind}
-        self.done, self.width = self._begun()
+        self._settings = {"model": model_stamp(module), "images": images.stamp, "count": len(images), "kind": kind}
+        self.embedded, self.width = self._begun()
         """How many rows are there, and how many numbers a row has: 0 where it is not known yet."""
 
     def _begun(self) -> tuple[int, int]:
         if not self._about.exists():
             return 0, 0
         try:
-            known: dict[str, Any] = json.loads(self._about.read_bytes())
-            done, width = int(known["done"]), int(known["width"])
-            differ = [key for key, value in self._mine.items() if known[key] != value]
+            about: dict[str, Any] = json.loads(self._about.read_bytes())
+            count, width = int(about["done"]), int(about["width"])
+            differ = [key for key, value in self._settings.items() if about[key] != value]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise DataError("the file is damaged: delete it, and begin anew", where=self._about) from None
         if differ:
@@ -166,49 +166,49 @@ class Stream:
                 where=self._rows,
             )
         length = self._rows.stat().st_size if self._rows.exists() else 0
-        if not 0 <= done <= len(self._images) or width < 1 or length < 4 * done * width:
+        if not 0 <= count <= len(self._images) or width < 1 or length < 4 * count * width:
             raise DataError(
-                f"the file is damaged: it holds {length:,} bytes of {done:,} rows; delete it and {self._about.name}, "
+                f"the file is damaged: it holds {length:,} bytes of {count:,} rows; delete it and {self._about.name}, "
                 "and begin anew",
                 where=self._rows,
             )
-        return done, width
+        return count, width
 
     @property
-    def left(self) -> int:
-        """Images that are not embedded yet."""
-        return len(self._images) - self.done
+    def remaining(self) -> int:
+        """How many images are not embedded yet."""
+        return len(self._images) - self.embedded
 
-    def look(self, done: Callable[[int], None] = lambda count: None) -> None:
-        """Read every image that is left, and embed none. Raises DataError with those that cannot be read."""
+    def look(self, progress: Callable[[int], None] = lambda count: None) -> None:
+        """Read every image that remains, and embed none. Raises DataError with those that cannot be read."""
         faults: dict[str, str] = {}
 
         def fault(k: int) -> str:
             try:
-                self._images.read(self.done + k)
+                self._images.read(self.embedded + k)
             except (OSError, ValueError) as error:
                 return str(error) or type(error).__name__
             return ""
 
-        for k, text in enumerate(in_order(fault, self.left)):
+        for k, text in enumerate(in_order(fault, self.remaining)):
             if text:
-                faults[self._images.names[self.done + k]] = text
-            done(k + 1)
+                faults[self._images.names[self.embedded + k]] = text
+            progress(k + 1)
         if faults:
             name, text = next(iter(faults.items()))
             raise DataError(
-                f"{len(faults):,} of {several(self.left, 'image')} cannot be read: {_some(list(faults))} (of the "
+                f"{len(faults):,} of {several(self.remaining, 'image')} cannot be read: {_some(list(faults))} (of the "
                 f"first: {shown(text)}); nothing of these was embedded",
                 where=shown(name[:200]),
             )
 
-    def embed(self, done: Callable[[int], None] = lambda count: None) -> None:
-        """Embed what is left. Raises DataError for a feature that is not finite."""
-        start, waiting = self.done, []
-        with writing(self._rows), open(self._rows, "r+b" if self.done else "wb") as file:
-            file.seek(4 * self.done * self.width)
+    def embed(self, progress: Callable[[int], None] = lambda count: None) -> None:
+        """Embed the others. Raises DataError for a feature that is not finite."""
+        start, waiting = self.embedded, []
+        with writing(self._rows), open(self._rows, "r+b" if self.embedded else "wb") as file:
+            file.seek(4 * self.embedded * self.width)
             file.truncate()
-            faces = in_order(lambda k: self._images.read(start + k), self.left)
+            faces = in_order(lambda k: self._images.read(start + k), self.remaining)
             for place, face in enumerate(faces, start=start + 1):
                 waiting.append(face)
                 if len(waiting) == BATCH or place == len(self._images):
@@ -216,12 +216,12 @@ class Stream:
                     self.width = rows.shape[1]
                     file.write(rows.tobytes())
                     waiting = []
-                    done(place - start)
+                    progress(place - start)
                     if place % (KEPT * BATCH) == 0 or place == len(self._images):
                         file.flush()
                         os.fsync(file.fileno())
-                        self.done = place
-                        write_json(self._about, {**self._mine, "width": self.width, "done": place})
+                        self.embedded = place
+                        write_json(self._about, {**self._settings, "width": self.width, "done": place})
 
     def _features(self, faces: NDArray[np.uint8], first: int) -> NDArray[np.float32]:
         if self._kind in ("unit", "flipped"):
@@ -240,14 +240,14 @@ class Stream:
         return np.memmap(self._rows, np.float32, "r", shape=(len(self._images), self.width))
 
 
-def embed_all(streams: Sequence[Stream], show: Show, looked: Callable[[], None] = lambda: None) -> None:
-    """Look through all images of all streams first, then call `looked`, which may raise, and only then embed them."""
+def embed_all(streams: Sequence[Stream], show: Show, check: Callable[[], None] = lambda: None) -> None:
+    """Look through all images of all streams first, then call `check`, which may raise, and only then embed them."""
     for stream in streams:
-        if stream.left:
-            with show("looking", stream.left) as count:
+        if stream.remaining:
+            with show("looking", stream.remaining) as count:
                 stream.look(count)
-    looked()
+    check()
     for stream in streams:
-        if stream.left:
-            with show("embedding", stream.left) as count:
+        if stream.remaining:
+            with show("embedding", stream.remaining) as count:
                 stream.embed(count)

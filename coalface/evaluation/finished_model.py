@@ -87,7 +87,7 @@ def read_faces(place: Path, about: dict[str, Any], show: Show = QUIET) -> FaceSe
     if not (place / "meta.json").exists():
         store = open_store(place)
         with show("decoding", len(store)) as count:
-            return cached_pack(store, size=size, grey=grey, progress=lambda done, total: count(done))
+            return cached_pack(store, size=size, grey=grey, progress=lambda number, total: count(number))
     faces = read_pack(place)
     if faces.shape != (size, size, about["channels"]):
         raise DataError(
@@ -107,14 +107,14 @@ def evaluate_model(
     threshold_from: Path | None = None,
     flip: bool = False,
     pairs: int | None = None,
-    own: str | None = None,
+    list_name: str | None = None,
     show: Show = QUIET,
 ) -> dict[str, Any]:
     """Figures of a model on a pair list over `images`, or on pairs drawn from a pack or from identity folders.
 
     Where `on` is a folder in one of the field's layouts that brings pair lists (`coalface.data.readers.layouts`), the
-    figures are those of each of its lists by name, in `lists`, or of the one that `own` names. `pairs`, if given, asks
-    for so many drawn pairs nevertheless. `drawn` says how many genuine pairs were drawn, and as many impostor pairs.
+    figures are those of each of its lists by name, in `lists`, or of the one called `list_name`. With `pairs`, so
+    many pairs are drawn nevertheless. `drawn` says how many genuine pairs were drawn, and as many impostor pairs.
 
     Accuracy is ten-fold; with `threshold_from`, a second list, the threshold is the best on that one (LFW's View 1),
     and `people_in_both_lists` says how many people the two share: where it is not 0, the figure flatters the model.
@@ -132,23 +132,25 @@ def evaluate_model(
     members = membership.read_beside(_folder(model))
     if not on.exists():
         raise FileNotFoundError(f"{on} does not exist: give a pair list, a .bin, a pack, or identity folders")
-    if own is not None and pairs is not None:
+    if list_name is not None and pairs is not None:
         raise RecipeError("it names a list, and --pairs draws pairs: leave one of them out", where="--list")
-    faces, chosen, drawn = _chosen(on, images, about, pairs, own, show)
+    faces, chosen, drawn = _chosen(on, images, about, pairs, list_name, show)
     figures: dict[str, Any] = {"model": str(model), "on": str(on), **({"drawn": drawn} if drawn else {})}
-    one = _Evaluation(backbone, faces, images or on, members, flip, show)
+    evaluation = _Evaluation(backbone, faces, images or on, members, flip, show)
     if isinstance(chosen, PairList):
-        return figures | one.figures(chosen, on, threshold_from)
-    return figures | {"lists": {name: one.figures(each, on, threshold_from) for name, each in chosen.items()}}
+        return figures | evaluation.figures(chosen, on, threshold_from)
+    return figures | {
+        "lists": {name: evaluation.figures(pair_list, on, threshold_from) for name, pair_list in chosen.items()}
+    }
 
 
 def _chosen(
-    on: Path, images: Path | None, about: dict[str, Any], pairs: int | None, own: str | None, show: Show
+    on: Path, images: Path | None, about: dict[str, Any], pairs: int | None, list_name: str | None, show: Show
 ) -> tuple[FaceSet, PairList | dict[str, PairList], int]:
     """The images, the pairs (one list, or by name those that a data set of the field brings), how many were drawn."""
     store = open_store(on) if on.suffix == ".bin" or (on.is_dir() and not (on / "meta.json").exists()) else None
     layout = store.layout if store is not None else ""
-    if own is not None and not layout:
+    if list_name is not None and not layout:
         raise RecipeError(f"{on} is not a data set with pair lists of its own: leave it out", where="--list")
     brings_images = on.is_dir() or on.suffix in (".rec", ".bin")
     if images is not None and brings_images:
@@ -157,8 +159,8 @@ def _chosen(
         raise RecipeError(f"{on} says which pairs are evaluated, so none are drawn: leave it out", where="--pairs")
     if layout and pairs is None:
         faces = read_faces(on, about, show)
-        if own is not None:
-            return faces, {own: read_list(on, faces, layout=layout, name=own)}, 0
+        if list_name is not None:
+            return faces, {list_name: read_list(on, faces, layout=layout, name=list_name)}, 0
         if has_lists(on, faces, layout=layout):
             return faces, read_lists(on, faces, layout=layout), 0
     if store is not None and store.pairs is not None:
@@ -187,38 +189,40 @@ class _Evaluation:
 
     def figures(self, chosen: PairList, on: Path, threshold_from: Path | None) -> dict[str, Any]:
         """Those of a list, and those of the pairs in it that show nobody who was trained on."""
-        other = None if threshold_from is None else self._second(threshold_from, chosen, on)
-        said, strangers = self._trained_on(chosen)
+        threshold_pairs = None if threshold_from is None else self._threshold_list(threshold_from, chosen, on)
+        trained_on, strangers = self._trained_on(chosen)
         evaluated = self._scored(chosen)
-        figures: dict[str, Any] = {"pairs": len(chosen), "trained_on": said, **_figures(evaluated)}
-        rest = evaluated.only(strangers)
-        others: dict[str, Any] = {"pairs": len(rest.pairs), **(_figures(rest) if _carries(rest.pairs) else {})}
-        known = not strangers.all()
-        if other is not None:
-            figures["people_in_both_lists"] = len(np.intersect1d(self._people(chosen), self._people(other)))
-            figures["threshold_trained_on"], strangers = self._trained_on(other)
-            second = self._scored(other)
-            figures |= _by_threshold(second, evaluated)
-            if _has_both(rest.pairs) and _has_both(second.only(strangers).pairs):
-                others |= _by_threshold(second.only(strangers), rest)
-            known = known or not strangers.all()
-        if known:
-            figures["others"] = others
+        figures: dict[str, Any] = {"pairs": len(chosen), "trained_on": trained_on, **_figures(evaluated)}
+        on_strangers = evaluated.only(strangers)
+        others_figures: dict[str, Any] = {"pairs": len(on_strangers.pairs)}
+        if _carries(on_strangers.pairs):
+            others_figures |= _figures(on_strangers)
+        has_members = not strangers.all()
+        if threshold_pairs is not None:
+            figures["people_in_both_lists"] = len(np.intersect1d(self._people(chosen), self._people(threshold_pairs)))
+            figures["threshold_trained_on"], strangers = self._trained_on(threshold_pairs)
+            threshold_scored = self._scored(threshold_pairs)
+            figures |= _by_threshold(threshold_scored, evaluated)
+            if _has_both(on_strangers.pairs) and _has_both(threshold_scored.only(strangers).pairs):
+                others_figures |= _by_threshold(threshold_scored.only(strangers), on_strangers)
+            has_members = has_members or not strangers.all()
+        if has_members:
+            figures["others"] = others_figures
         counted = np.ones(len(chosen), dtype=bool) if chosen.headline is None else chosen.headline | ~chosen.same
         curve = roc(evaluated.scores[counted], chosen.same[counted])
         return {**figures, "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()}}
 
-    def _second(self, path: Path, chosen: PairList, on: Path) -> PairList:
+    def _threshold_list(self, path: Path, chosen: PairList, on: Path) -> PairList:
         """The list that a threshold is chosen on. Raises DataError where it holds pairs that are evaluated."""
-        faces, other = self.faces, read_pairs(path, self.faces, root=self.root)
-        if shared := _images(chosen) & _images(other):
+        faces, threshold_pairs = self.faces, read_pairs(path, self.faces, root=self.root)
+        if shared := _image_pairs(chosen) & _image_pairs(threshold_pairs):
             first, second = (faces.files[faces.rows[image]] for image in min(shared)) if faces.files else min(shared)
             raise DataError(
                 f"{several(len(shared), 'pair')} of it, such as {first} with {second}, are in {on} too: a threshold "
                 "chosen on pairs that are evaluated flatters the model; give a list of others",
                 where=path,
             )
-        return other
+        return threshold_pairs
 
     def _people(self, pairs: PairList) -> NDArray[np.int64]:
         return np.unique(self.faces.labels[np.concatenate([pairs.left, pairs.right])])
@@ -228,12 +232,12 @@ class _Evaluation:
         if self.members is None:
             return None, np.ones(len(pairs), dtype=bool)
         people = self._people(pairs)
-        found = self.members.among(self.faces, people)
-        met = found != STRANGER
+        membership_of = self.members.among(self.faces, people)
+        met = membership_of != STRANGER
         strangers = ~(met[self.faces.labels[pairs.left]] | met[self.faces.labels[pairs.right]])
-        by_name_alone = int((found == BY_NAME).sum())
-        said = {"people": int(met.sum()), "of": len(people), "by_name_alone": by_name_alone}
-        return said | {"pairs": int((~strangers).sum())}, strangers
+        by_name_alone = int((membership_of == BY_NAME).sum())
+        counts = {"people": int(met.sum()), "of": len(people), "by_name_alone": by_name_alone}
+        return counts | {"pairs": int((~strangers).sum())}, strangers
 
     def _scored(self, pairs: PairList) -> _Scored:
         needed, left, right = images_needed(pairs.left, pairs.right)
@@ -251,8 +255,8 @@ class _Scored:
 
     def only(self, chosen: NDArray[np.bool_]) -> _Scored:
         columns = {name: getattr(self.pairs, name) for name in ("left", "right", "same", "fold", "headline")}
-        kept = {name: column[chosen] for name, column in columns.items() if column is not None}
-        return _Scored(self.scores[chosen], replace(self.pairs, **kept))
+        remaining = {name: column[chosen] for name, column in columns.items() if column is not None}
+        return _Scored(self.scores[chosen], replace(self.pairs, **remaining))
 
 
 def _figures(evaluated: _Scored) -> dict[str, float]:
@@ -279,6 +283,6 @@ def _carries(pairs: PairList) -> bool:
     return min(int(pairs.same.sum()), int((~pairs.same).sum())) >= FOLDS
 
 
-def _images(pairs: PairList) -> set[tuple[int, int]]:
+def _image_pairs(pairs: PairList) -> set[tuple[int, int]]:
     """The pairs of a list, whichever of the two images it names first."""
     return {(min(pair), max(pair)) for pair in zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)}

@@ -112,7 +112,7 @@ class _Ijb:
         place_of = {name: i for i, name in enumerate(names)}
         with folder_for(self.features) as place:
             rows = self._embedded(images, place, "IJB-A")
-            each = [
+            tars_of_splits = [
                 _verified(
                     self._pooled(rows[[place_of[file] for file in split.images.files]], split.images),
                     split.pairs,
@@ -120,7 +120,7 @@ class _Ijb:
                 )
                 for split in splits
             ]
-        figures = over_splits(each)
+        figures = over_splits(tars_of_splits)
         return {
             "set": "IJB-A",
             "options": f"N{self.norm:d} D0 F{self.flip:d}",
@@ -128,7 +128,7 @@ class _Ijb:
             "splits": len(splits),
             "mean": {name: mean for name, (mean, _) in figures.items()},
             "sd": {name: sd for name, (_, sd) in figures.items()},
-            "each": [{f"tar@far={tar.far:g}": 100 * tar.tar for tar in tars if tar.carried} for tars in each],
+            "each": [{f"tar@far={tar.far:g}": 100 * tar.tar for tar in tars if tar.carried} for tars in tars_of_splits],
         }
 
     def _aligned(self, lists: Ijb, meta: Path) -> tuple[Listed, Callable[[], None]]:

@@ -54,25 +54,25 @@ def evaluate_megaface(
     DataError for images that cannot be read and for probes of which no identity has two.
     """
     backbone, about = read_model(model, party)
-    asked = read_probes(lists / PROBES)
+    probe_list = read_probes(lists / PROBES)
     if facescrub_noises is not None:
-        asked, _ = asked.without(read_facescrub_noises(facescrub_noises))
-    known = distractor_lists(lists, number)
-    if size not in known:
-        sizes = ", ".join(map(str, known))
+        probe_list, _ = probe_list.without(read_facescrub_noises(facescrub_noises))
+    lists_by_size = distractor_lists(lists, number)
+    if size not in lists_by_size:
+        sizes = ", ".join(map(str, lists_by_size))
         raise RecipeError(
             f"{shown(lists)} has no list of {size:,} distractors of set {number}; it has {sizes}", where="--size"
         )
-    crowd = read_distractors(known[size])
+    crowd = read_distractors(lists_by_size[size])
     if megaface_noises is not None:
         noisy = read_megaface_noises(megaface_noises).among(crowd)
         crowd = tuple(file for file, wrong in zip(crowd, noisy.tolist(), strict=True) if not wrong)
-    if not crowd or np.bincount(asked.identity, minlength=1).max() < 2:
-        what = "no distractor" if not crowd else "no identity with two probes"
-        raise DataError(f"without the noises there is {what}: check that the lists belong together", where=lists)
+    if not crowd or np.bincount(probe_list.identity, minlength=1).max() < 2:
+        missing = "no distractor" if not crowd else "no identity with two probes"
+        raise DataError(f"without the noises there is {missing}: check that the lists belong together", where=lists)
     sides = (
-        ("facescrub", probes, asked.files, lists / PROBES),
-        (f"megaface-{size}-{number}", distractors, crowd, known[size]),
+        ("facescrub", probes, probe_list.files, lists / PROBES),
+        (f"megaface-{size}-{number}", distractors, crowd, lists_by_size[size]),
     )
     with folder_for(features) as place:
         streams = []
@@ -80,14 +80,14 @@ def evaluate_megaface(
             images = listed_faces(folder, files, about, shown(where), spellings=True)
             streams.append(Stream(place, name, backbone.module, images, "flipped" if flip else "unit"))
         embed_all(streams, show)
-        found = evaluate_probes(np.asarray(streams[0].rows()), asked.identity, streams[1].rows(), fars=fars)
+        evaluated = evaluate_probes(np.asarray(streams[0].rows()), probe_list.identity, streams[1].rows(), fars=fars)
     return {
         "model": str(model),
-        "probes": len(asked.files),
-        "identities": len(np.unique(asked.identity)),
-        "pairs": found.pairs,
-        "distractors": found.distractors,
+        "probes": len(probe_list.files),
+        "identities": len(np.unique(probe_list.identity)),
+        "pairs": evaluated.pairs,
+        "distractors": evaluated.distractors,
         "set": number,
-        **found.figures(),
-        **{f"threshold@far={tar.far:g}": tar.threshold for tar in found.tars if tar.carried},
+        **evaluated.figures(),
+        **{f"threshold@far={tar.far:g}": tar.threshold for tar in evaluated.tars if tar.carried},
     }

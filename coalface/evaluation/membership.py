@@ -47,14 +47,14 @@ class Members:
         A person is one `BY_IMAGE` if any image of theirs in the set was trained on, whatever they are called, and
         `BY_NAME` if nothing but the name says so. Numbers name nobody: record files number their identities.
         """
-        found = np.full(len(faces.names), STRANGER, dtype=np.int8)
-        named = [number for number in people.tolist() if not faces.names[number].rpartition("/")[2].isdigit()]
-        known = np.isin(_names([faces.names[number] for number in named]), self.names)
-        found[np.array(named, dtype=np.int64)[known]] = BY_NAME
-        mine = np.flatnonzero(np.isin(faces.labels, people))
-        seen = np.isin(_images(faces.pixels, faces.rows[mine]), self.images)
-        found[faces.labels[mine[seen]]] = BY_IMAGE
-        return found
+        membership_of = np.full(len(faces.names), STRANGER, dtype=np.int8)
+        numbers = [number for number in people.tolist() if not faces.names[number].rpartition("/")[2].isdigit()]
+        is_member = np.isin(_names([faces.names[number] for number in numbers]), self.names)
+        membership_of[np.array(numbers, dtype=np.int64)[is_member]] = BY_NAME
+        rows = np.flatnonzero(np.isin(faces.labels, people))
+        was_trained_on = np.isin(_images(faces.pixels, faces.rows[rows]), self.images)
+        membership_of[faces.labels[rows[was_trained_on]]] = BY_IMAGE
+        return membership_of
 
 
 def of_faces(sets: Iterable[FaceSet], parts: Collection[str] = ()) -> Members:
@@ -62,8 +62,8 @@ def of_faces(sets: Iterable[FaceSet], parts: Collection[str] = ()) -> Members:
     names, images = set[str](), [np.empty(0, dtype=np.uint64)]
     for faces in sets:
         for number in np.flatnonzero(faces.counts()).tolist():
-            part, _, rest = faces.names[number].partition("/")
-            names.add(rest if part in parts else faces.names[number])
+            part, _, own_name = faces.names[number].partition("/")
+            names.add(own_name if part in parts else faces.names[number])
         images.append(_images(faces.pixels, faces.rows))
     return Members(np.unique(_names(names)), np.unique(np.concatenate(images)))
 
@@ -90,10 +90,10 @@ def read(folder: Path, model: Path | None = None) -> Members | None:
     if not path.exists():
         return None
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
-            if model is not None and not np.array_equal(kept["model"], _model(model)):
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+            if model is not None and not np.array_equal(arrays["model"], _model(model)):
                 return None
-            return Members(kept["names"].astype(np.uint64), kept["images"].astype(np.uint64))
+            return Members(arrays["names"].astype(np.uint64), arrays["images"].astype(np.uint64))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(
             f"the file is damaged ({error}): `coalface resume {quote(str(folder))}` writes it anew; without it the "

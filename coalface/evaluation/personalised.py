@@ -31,8 +31,8 @@ KINDS = (SHARED, OWN, BRANCH)
 
 def tested(clients: Mapping[str, FaceSet], test: FaceSet) -> list[str]:
     """The clients that have test images, sorted: those that are evaluated. It takes two of them at least."""
-    shown = {test.names[label] for label in np.unique(test.labels)}
-    return [name for name in sorted(clients) if shown.intersection(clients[name].names)]
+    people = {test.names[label] for label in np.unique(test.labels)}
+    return [name for name in sorted(clients) if people.intersection(clients[name].names)]
 
 
 class Personalised(Evaluator):
@@ -65,11 +65,11 @@ class Personalised(Evaluator):
                 by_kind[kind] = {name: self._evaluate(name, probes, self._own(name)) for name in self.tested}
         for name, model in server.local_results(PERSONAL_MODEL, models):
             if model and name in self.tested:
-                probes, own = self._probes(model), self._own(name)
-                by_kind.setdefault(OWN, {})[name] = self._evaluate(name, probes, own)
+                probes, own_images = self._probes(model), self._own(name)
+                by_kind.setdefault(OWN, {})[name] = self._evaluate(name, probes, own_images)
                 if "branch.weight" in model:
                     branch = model["branch.weight"].cpu(), model["branch.bias"].cpu()
-                    mapped = self._evaluate(name, F.linear(probes, *branch), F.linear(own, *branch))
+                    mapped = self._evaluate(name, F.linear(probes, *branch), F.linear(own_images, *branch))
                     by_kind.setdefault(BRANCH, {})[name] = mapped
         return {"personalised": _summary(by_kind)}
 
@@ -82,11 +82,11 @@ class Personalised(Evaluator):
         """A client's training images by the model that is loaded."""
         return embedding.embeddings(self.data, self.clients[name])
 
-    def _evaluate(self, name: str, probes: Tensor, own: Tensor) -> Figures:
+    def _evaluate(self, name: str, probes: Tensor, own_images: Tensor) -> Figures:
         """A client by some features of all test images, and of its own images, whose means are its gallery."""
         number = {identity: place for place, identity in enumerate(self.test.names)}
         labels = np.array([number[identity] for identity in self.clients[name].names], dtype=np.int64)
-        gallery, identities = gallery_of(embedding.unit(own), labels[self.clients[name].labels])
+        gallery, identities = gallery_of(embedding.unit(own_images), labels[self.clients[name].labels])
         client = self.names.index(name)
         return evaluate_client(
             embedding.unit(probes), self.test.labels, self.owners, client, gallery, identities, **self.settings
@@ -96,9 +96,8 @@ class Personalised(Evaluator):
 def _summary(by_kind: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
     summary: dict[str, Any] = {"clients": {}}
     for kind, by_client in by_kind.items():
-        mean = over_clients(list(by_client.values()))
-        summary[kind] = mean.figures()
-        summary.setdefault("trials", {})[kind] = {"clients": mean.clients, "carried": mean.carried}
+        summary[kind], carried = over_clients(list(by_client.values()))
+        summary.setdefault("trials", {})[kind] = {"clients": len(by_client), "carried": carried}
         for name, client in by_client.items():
             summary["clients"].setdefault(name, {})[kind] = client.figures()
             counts = {"genuine": client.genuine, "impostors": client.impostors}

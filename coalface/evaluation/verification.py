@@ -51,13 +51,13 @@ class VerificationPairs:
     def identities(self) -> PairIdentities:
         """Who is in each pair, as the paired comparison wants it."""
         labels, pairs = self.faces.labels, self.pairs
-        who = labels[pairs.left], labels[pairs.right]
+        identities = labels[pairs.left], labels[pairs.right]
         sha256 = list_sha256(pairs, self.faces)
         if self.queries is None or self.gallery is None:
-            return PairIdentities(*who, sha256, pairs.headline, pairs.fold)
+            return PairIdentities(*identities, sha256, pairs.headline, pairs.fold)
         looked_up = np.concatenate([self.queries, [-1], self.gallery]).astype("<i8")
         sha256 = hashlib.sha256(sha256.encode() + looked_up.tobytes()).hexdigest()
-        return PairIdentities(*who, sha256, pairs.headline, pairs.fold, labels[self.queries])
+        return PairIdentities(*identities, sha256, pairs.headline, pairs.fold, labels[self.queries])
 
 
 @dataclass
@@ -88,9 +88,9 @@ class Verification(Evaluator):
         if models.shared is not None:
             self.last_parties = {}
             return self.models([models.shared])
-        own = list(itertools.islice(server.local_results(OWN_MODEL, models), self.most))
-        self.last_parties = {party: self.models([tensors]) for party, tensors in own}
-        return self.models([tensors for _, tensors in own])
+        local_models = list(itertools.islice(server.local_results(OWN_MODEL, models), self.most))
+        self.last_parties = {party: self.models([tensors]) for party, tensors in local_models}
+        return self.models([tensors for _, tensors in local_models])
 
     def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
         """The `figures` and `curves` of what the run leaves, and those of each party's own model, under `judged`.
@@ -180,23 +180,18 @@ def keep_lists(folder: Path, lists: Sequence[VerificationPairs]) -> None:
     """Write who is in each pair of each list, so that runs can be compared later without the images."""
     folder.mkdir(parents=True, exist_ok=True)
     for chosen in lists:
-        who = chosen.identities
-        arrays: dict[str, NDArray[Any]] = {"left": who.left.astype(np.int32), "right": who.right.astype(np.int32)}
-        if who.headline is not None:
-            arrays["headline"] = who.headline
-        if who.fold is not None:
-            arrays["fold"] = who.fold.astype(np.int32)
-        if who.queries is not None:
-            arrays["queries"] = who.queries.astype(np.int32)
+        identities = chosen.identities
+        columns = {name: getattr(identities, name) for name in ("left", "right", "headline", "fold", "queries")}
+        arrays = {n: c if c.dtype == bool else c.astype(np.int32) for n, c in columns.items() if c is not None}
         with writing(path := folder / f"{chosen.name}.npz"):
-            np.savez_compressed(path, sha256=np.array(who.sha256), **arrays)  # type: ignore[arg-type]
+            np.savez_compressed(path, sha256=np.array(identities.sha256), **arrays)
 
 
 def read_lists(folder: Path) -> Iterator[tuple[str, PairIdentities]]:
     """What `keep_lists` wrote, by list name."""
     for path in sorted(folder.glob("*.npz")):
-        with np.load(path, allow_pickle=False) as kept:
-            optional = {n: kept[n] for n in ("headline", "fold", "queries") if n in kept}
+        with np.load(path, allow_pickle=False) as arrays:
+            optional = {n: arrays[n] for n in ("headline", "fold", "queries") if n in arrays}
             optional |= {n: optional[n].astype(np.int64) for n in ("fold", "queries") if n in optional}
-            left, right = kept["left"].astype(np.int64), kept["right"].astype(np.int64)
-            yield path.stem, PairIdentities(left, right, str(kept["sha256"]), **optional)
+            left, right = arrays["left"].astype(np.int64), arrays["right"].astype(np.int64)
+            yield path.stem, PairIdentities(left, right, str(arrays["sha256"]), **optional)

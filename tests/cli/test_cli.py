@@ -35,10 +35,10 @@ def test_the_methods_as_a_table_and_as_json() -> None:
 
 
 def test_the_wire_as_text_and_as_json() -> None:
-    found = json.loads(said("messages", "fedavg", "--json"))
-    up = {s["field"]: s for s in found["sent"] if s["direction"] == "up"}
+    messages = json.loads(said("messages", "fedavg", "--json"))
+    up = {s["field"]: s for s in messages["sent"] if s["direction"] == "up"}
     assert up["backbone"]["bytes"] == 4 * 310_768  # parameters of cnn-small at 64×64
-    assert any(field.startswith("Learner.head") for field in found["stays"])
+    assert any(field.startswith("Learner.head") for field in messages["stays"])
     text = said("messages", "fedavg")
     assert "1,243,072" in text and "stays at the party: Learner.head" in text
 
@@ -64,20 +64,10 @@ def test_run_then_resume(tmp_path: Path) -> None:
     assert said("resume", out, "--quiet") == f"report: {out / 'report.html'}\n"
 
 
-def test_evaluate_as_text_and_as_json(fedavg_run: Path, tmp_path: Path) -> None:
-    pictures = tinyruns.picture_folders(tmp_path / "faces", [f"P{i}" for i in range(8)])
-    found = json.loads(said("evaluate", fedavg_run, "--on", pictures, "--pairs", 20, "--json"))
-    assert found["pairs"] == 40 and 0 <= found["accuracy"] <= 100
-    text = said("evaluate", fedavg_run, "--on", pictures, "--pairs", 20)
-    assert re.search(rf"^accuracy +{found['accuracy']:.2f} %$", text, re.M)
-    assert re.search(r"^threshold@far=0.1 +-?0\.\d{6}$", text, re.M)
-    assert found["roc"]["far"][-1] == 1 and "roc" not in text
-
-
 def test_compare_as_text_json_and_page(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
-    found = json.loads(said("compare", fedavg_run, solo_run, "--json"))
-    assert [run["method"] for run in found["runs"]] == ["fedavg", "solo"]
-    against = found["runs"][1]["against_first"]["unseen/accuracy"]
+    compared = json.loads(said("compare", fedavg_run, solo_run, "--json"))
+    assert [run["method"] for run in compared["runs"]] == ["fedavg", "solo"]
+    against = compared["runs"][1]["against_first"]["unseen/accuracy"]
     assert against["low"] < against["high"] and against["verdict"] in ("decided", "undecided")
     text = said("compare", fedavg_run, solo_run, "--page", tmp_path / "page.html")
     assert re.search(r"[+−]\d+\.\d\d \[[+−]\d+\.\d\d, [+−]\d+\.\d\d\]", text)
@@ -120,10 +110,10 @@ def test_a_command_that_is_to_be_typed_has_its_path_in_quotes(
     out = shutil.copytree(fedavg_run, tmp_path / "my runs; and $HOME")
     text = refused(capsys, monkeypatch, "run", tinyruns.write(tmp_path / "tiny.yaml"), "--out", out)
     typed = re.findall(r"`([^`]*)`", text)
-    assert [shlex.split(one) for one in typed] == [["coalface", "resume", str(out)]]
+    assert [shlex.split(command) for command in typed] == [["coalface", "resume", str(out)]]
     (out / "summary.json").unlink()
     typed = re.findall(r"`([^`]*)`", " ".join(said("status", out).split()))
-    assert [shlex.split(one) for one in typed] == [["coalface", "resume", str(out)]]
+    assert [shlex.split(command) for command in typed] == [["coalface", "resume", str(out)]]
 
 
 STOPPED = "stopped; `coalface resume RUN` continues a run\n"

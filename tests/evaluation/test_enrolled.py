@@ -58,22 +58,22 @@ def rows(faces: FaceSet | None) -> set[int]:
 def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
     validators = {"evaluation": {"kind": "balanced", "identities": 2, "pairs": 10}}
     public = METHODS[method].scenario == "private-public"
-    given = {"scenario": "devices"} if METHODS[method].scenario == "devices" else dict[str, Any](SILOS)
-    given |= {"scenario": "private-public", "private": {"identities": 4}} if public else {}
-    made = recipe(method=method, data=given, validators=validators)
-    train = splits.split(made).train
-    test, here = splits.split(made).test, Parts(made).data
+    data = {"scenario": "devices"} if METHODS[method].scenario == "devices" else dict[str, Any](SILOS)
+    data |= {"scenario": "private-public", "private": {"identities": 4}} if public else {}
+    tiny_recipe = recipe(method=method, data=data, validators=validators)
+    train = splits.split(tiny_recipe).train
+    test, federated = splits.split(tiny_recipe).test, Parts(tiny_recipe).data
     assert (
         test is not None
         and test.counts().tolist() == [2] * len(train.names)
         and train.counts().tolist() == [3] * len(train.names)
     )
-    held = {party: rows(faces) for party, faces in here.data.items()}
-    assert not rows(test) & set.union(*held.values()) and (here.public is not None) is public
+    rows_of = {party: rows(faces) for party, faces in federated.data.items()}
+    assert not rows(test) & set.union(*rows_of.values()) and (federated.public is not None) is public
     if public:
-        assert here.public is not None and not {*here.public.names} & {*train.names}
-        assert not rows(here.public) & (rows(test) | rows(train))
-    trainers = [held[name] for name, member in here.members().items() if member.role == "trainer"]
+        assert federated.public is not None and not {*federated.public.names} & {*train.names}
+        assert not rows(federated.public) & (rows(test) | rows(train))
+    trainers = [rows_of[name] for name, member in federated.members().items() if member.role == "trainer"]
     assert set.union(*trainers) == rows(train) and sum(map(len, trainers)) == len(train)
 
 
@@ -81,35 +81,34 @@ def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observed:
     folder: Path
     encoded: list[bytes]
     """Everything that was made a message."""
-    printed: str
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+def observed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     """A run in which three people never enrol."""
     place, encoded = tmp_path_factory.mktemp("enrolled"), list[bytes]()
     encode = codec.encode
 
-    def noted(*given: Any, **more: Any) -> codec.Encoded:
-        made = encode(*given, **more)
-        encoded.append(bytes(made.data))
-        return made
+    def noted(*arguments: Any, **options: Any) -> codec.Encoded:
+        message = encode(*arguments, **options)
+        encoded.append(bytes(message.data))
+        return message
 
     tinyruns.write(place / "tiny.yaml", **DEVICES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(codec, "encode", noted)
-        printed = said("run", place / "tiny.yaml", "--out", place / "run")
-    yield Seen(place / "run", encoded, printed)
+        said("run", place / "tiny.yaml", "--out", place / "run")
+    yield Observed(place / "run", encoded)
 
 
 def codes(folder: Path) -> dict[str, Code]:
     """What each device that has enrolled keeps."""
-    found = {path.name: naive.kept(folder, path.name, Code) for path in (folder / "parties").iterdir()}
-    return {name: code for name, code in found.items() if code is not None}
+    kept_codes = {path.name: naive.kept(folder, path.name, Code) for path in (folder / "parties").iterdir()}
+    return {name: code for name, code in kept_codes.items() if code is not None}
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -118,66 +117,64 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def by_hand(folder: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[int], list[int]]:
     """(cosines to templates, scores by codewords, the people of these, whose probes) of a run, one image at a time."""
-    made = loader.load(folder / "config.yaml")
-    network, train, test = first_backbone(made), splits.split(made).train, splits.split(made).test
+    run_recipe = loader.load(folder / "config.yaml")
+    network, train, test = first_backbone(run_recipe), splits.split(run_recipe).train, splits.split(run_recipe).test
     network.load(load_file(folder / "model" / "backbone.safetensors"))
     last = checkpoint.load(folder / "checkpoints")
     assert last is not None and test is not None
     projection = checkpoint.unpack_state(last.state, State).projection.double()
 
-    @torch.no_grad()
-    def embedded(faces: FaceSet, i: int) -> Tensor:
-        pixels = torch.from_numpy(faces.pixels[faces.rows[i]].astype(np.float32)).permute(2, 0, 1)[None]
-        return network.module.eval()((pixels - 127.5) / 127.5)[0].double()
+    def embedded(faces: FaceSet) -> list[Tensor]:
+        return [naive.embedding(network.module, pixels) for pixels in faces.take(np.arange(len(faces)))]
 
-    probes = [embedded(test, i) for i in range(len(test))]
+    probes, trained = embedded(test), embedded(train)
     cosines, scores, people = [], [], []
     for number in range(len(train.names)):
-        own = [embedded(train, i) for i in range(len(train)) if train.labels[i] == number]
-        template = sum((g / g.norm() for g in own), torch.zeros_like(own[0]))
+        embeddings = [g for g, label in zip(trained, train.labels, strict=True) if label == number]
+        template = sum((g / g.norm() for g in embeddings), torch.zeros_like(embeddings[0]))
         cosines.append([float(template @ g / template.norm() / g.norm()) for g in probes])
     for party, code in sorted(codes(folder).items()):
         people.append(int(party.removeprefix("device-")))  # a device for each identity, in their order
         z = [projection @ g for g in probes]
-        scores.append([float(code.codeword[0].double() @ one / one.norm()) / 127**0.5 for one in z])
+        scores.append([float(code.codeword[0].double() @ embedding / embedding.norm()) / 127**0.5 for embedding in z])
     return np.array(cosines), np.array(scores), people, test.labels.tolist()
 
 
-def test_the_summary_has_what_a_plain_loop_finds(seen: Seen) -> None:
-    found, (cosines, scores, people, owners) = summary(seen.folder)["enrolled"], by_hand(seen.folder)
-    kept = codes(seen.folder)
-    assert 0 < len(people) < 8 and found["never enrolled"] == 8 - len(people)
-    thresholds = [code.threshold for _, code in sorted(kept.items())]
+def test_the_summary_has_what_a_plain_loop_finds(observed: Observed) -> None:
+    enrolled, (cosines, scores, people, owners) = summary(observed.folder)["enrolled"], by_hand(observed.folder)
+    codes_of = codes(observed.folder)
+    assert 0 < len(people) < 8 and enrolled["never enrolled"] == 8 - len(people)
+    thresholds = [code.threshold for _, code in sorted(codes_of.items())]
     by_features = verify(cosines, np.arange(8), np.array(owners)).figures()
     by_codes = verify(scores, np.array(people), np.array(owners), thresholds).figures()
-    assert found["features"] == pytest.approx(by_features, abs=1e-9)
-    assert found["codewords"] == pytest.approx(by_codes, abs=1e-9)
+    assert enrolled["features"] == pytest.approx(by_features, abs=1e-9)
+    assert enrolled["codewords"] == pytest.approx(by_codes, abs=1e-9)
     assert {"tar@far=0.1", "tar@far=0.01", "eer"} == set(by_features)
     assert {"tar@far=0.1", "eer", "accepted", "accepted of others"} == set(by_codes)  # fewer trials carry no 0.01
-    assert found["clients"] == 8 and found["trials"] == {"genuine": 16, "impostor": 16 * 7}
-    assert found["trials of codewords"] == {"genuine": 2 * len(people), "impostor": 14 * len(people)}
+    assert enrolled["clients"] == 8 and enrolled["trials"] == {"genuine": 16, "impostor": 16 * 7}
+    assert enrolled["trials of codewords"] == {"genuine": 2 * len(people), "impostor": 14 * len(people)}
 
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_workers_change_no_byte_of_it(seen: Seen, tmp_path: Path) -> None:
-    said("run", seen.folder.parent / "tiny.yaml", "engine.workers=2", "--out", tmp_path / "two")
-    assert json.dumps(summary(tmp_path / "two")["enrolled"]) == json.dumps(summary(seen.folder)["enrolled"])
-    assert tinyruns.model_bytes(tmp_path / "two") == tinyruns.model_bytes(seen.folder)
+def test_workers_change_no_byte_of_it(observed: Observed, tmp_path: Path) -> None:
+    said("run", observed.folder.parent / "tiny.yaml", "engine.workers=2", "--out", tmp_path / "two")
+    assert json.dumps(summary(tmp_path / "two")["enrolled"]) == json.dumps(summary(observed.folder)["enrolled"])
+    assert tinyruns.model_bytes(tmp_path / "two") == tinyruns.model_bytes(observed.folder)
 
 
-def test_a_finished_run_is_verified_again_alike(seen: Seen) -> None:
-    before, ledgers = summary(seen.folder), {p: p.read_bytes() for p in (seen.folder / "ledger").iterdir()}
-    said("resume", seen.folder)
-    assert summary(seen.folder)["enrolled"] == before["enrolled"]
-    assert {p: p.read_bytes() for p in (seen.folder / "ledger").iterdir()} == ledgers
+def test_a_finished_run_is_verified_again_alike(observed: Observed) -> None:
+    before, ledgers = summary(observed.folder), {p: p.read_bytes() for p in (observed.folder / "ledger").iterdir()}
+    said("resume", observed.folder)
+    assert summary(observed.folder)["enrolled"] == before["enrolled"]
+    assert {p: p.read_bytes() for p in (observed.folder / "ledger").iterdir()} == ledgers
 
 
-def test_codewords_and_thresholds_are_in_no_message_and_no_file_but_the_clients_own(seen: Seen) -> None:
-    kept = codes(seen.folder)
-    secrets = [code.codeword.numpy().tobytes() for code in kept.values()]
-    secrets += [code.codeword.double().numpy().tobytes() for code in kept.values()]
-    for code in kept.values():  # as text, whatever the brackets; its numbers would stand in this order
+def test_codewords_and_thresholds_are_in_no_message_and_no_file_but_the_clients_own(observed: Observed) -> None:
+    codes_of = codes(observed.folder)
+    secrets = [code.codeword.numpy().tobytes() for code in codes_of.values()]
+    secrets += [code.codeword.double().numpy().tobytes() for code in codes_of.values()]
+    for code in codes_of.values():  # as text, whatever the brackets; its numbers would stand in this order
         signs = [int(v) for v in code.codeword[0]]
         secrets += [sep.join(map(kind, signs[:24])).encode() for kind in (str, _float) for sep in (",", ", ", "\n   ")]  # type: ignore[operator]
         secrets.append(repr(code.threshold).encode())
@@ -185,17 +182,17 @@ def test_codewords_and_thresholds_are_in_no_message_and_no_file_but_the_clients_
     def tells(data: bytes) -> bool:
         return any(secret in data for secret in secrets)
 
-    assert seen.encoded and not any(map(tells, seen.encoded))
-    verified = [data for data in seen.encoded if b"embeddings" in data]
+    assert observed.encoded and not any(map(tells, observed.encoded))
+    verified = [data for data in observed.encoded if b"embeddings" in data]
     assert len(verified) == 1  # for all of the clients, and it is no reply
-    told = []
-    for path in seen.folder.rglob("*"):
+    contains_secret = []
+    for path in observed.folder.rglob("*"):
         if path.suffix == ".commit":
-            told.append(tells(path.read_bytes()))
+            contains_secret.append(tells(path.read_bytes()))
             assert not tells(bytes(Commit.open(path).read(REPLY) or b""))
         elif path.is_file():
             assert not tells(path.read_bytes()), path
-    assert any(told)  # where they are, they are found
+    assert any(contains_secret)  # where they are, they are found
 
 
 def _float(value: int) -> str:

@@ -5,13 +5,9 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from unit_rows import unit
 
 from coalface.evaluation.metrics.enrolled import FARS, templates, verify
-
-
-def unit_rows(n: int, d: int, seed: int) -> NDArray[np.float32]:
-    rows = np.random.default_rng(seed).standard_normal((n, d))
-    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
 
 
 def trials(scores: NDArray[np.float64], clients: list[int], owners: list[int]) -> tuple[list[float], list[float]]:
@@ -43,55 +39,60 @@ def test_all_figures_equal_a_double_loop() -> None:
         scores = rng.standard_normal((5, 40)) + np.equal.outer(clients, owners)
         scores = scores.round(1) if ties else scores
         thresholds = [0.5, float("nan"), scores[2, 3], 1.5, -0.2]
-        found = verify(scores, np.array(clients), np.array(owners), thresholds)
+        verified = verify(scores, np.array(clients), np.array(owners), thresholds)
         genuine, impostor = trials(scores, clients, owners)
-        assert (found.genuine, found.impostors) == (len(genuine), len(impostor))
-        assert found.eer == pytest.approx(error_rate(genuine, impostor), abs=1e-12)
+        assert (verified.genuine, verified.impostors) == (len(genuine), len(impostor))
+        assert verified.eer == pytest.approx(error_rate(genuine, impostor), abs=1e-12)
         for far in FARS:
             most = len(impostor) * round(1000 * far) // 1000
             if most == 0:
-                assert far not in found.tars
+                assert far not in verified.tars
                 continue
             tars = [
                 sum(s >= t for s in genuine) / len(genuine)
                 for t in [min(genuine + impostor), *(np.nextafter(s, np.inf) for s in impostor)]
                 if sum(s >= t for s in impostor) <= most
             ]
-            assert found.tars[far] == pytest.approx(max(tars), abs=1e-12)
-        own, others = [], []
+            assert verified.tars[far] == pytest.approx(max(tars), abs=1e-12)
+        accepted, accepted_of_others = [], []
         for i, (client, threshold) in enumerate(zip(clients, thresholds, strict=True)):
             if not math.isnan(threshold):
-                mine = [scores[i, j] >= threshold for j, owner in enumerate(owners) if owner == client]
-                theirs = [scores[i, j] >= threshold for j, owner in enumerate(owners) if owner != client]
-                own += [sum(mine) / len(mine)] if mine else []
-                others.append(sum(theirs) / len(theirs))
-        assert found.accepted == pytest.approx(sum(own) / len(own), abs=1e-12)
-        assert found.accepted_of_others == pytest.approx(sum(others) / len(others), abs=1e-12)
+                own_trials = [scores[i, j] >= threshold for j, owner in enumerate(owners) if owner == client]
+                other_trials = [scores[i, j] >= threshold for j, owner in enumerate(owners) if owner != client]
+                accepted += [sum(own_trials) / len(own_trials)] if own_trials else []
+                accepted_of_others.append(sum(other_trials) / len(other_trials))
+        assert verified.accepted == pytest.approx(sum(accepted) / len(accepted), abs=1e-12)
+        assert verified.accepted_of_others == pytest.approx(
+            sum(accepted_of_others) / len(accepted_of_others), abs=1e-12
+        )
 
 
 def test_hand_worked_figures() -> None:
     # Client 0 has two probes, client 1 one, client 2 none; client 1 accepts at its score, client 2 has no threshold.
     scores = np.array([[0.9, 0.4, 0.5], [0.1, 0.2, 0.6], [0.3, 0.0, 0.7]])
-    found = verify(scores, np.arange(3), np.array([0, 0, 1]), [0.45, 0.6, np.nan])
-    assert (found.genuine, found.impostors) == (3, 6)  # 0.9, 0.4, 0.6 against 0.5, 0.1, 0.2, 0.3, 0.0, 0.7
-    assert found.tars == {}  # six impostor trials carry none of the FARs
-    assert found.eer == pytest.approx(1 / 3)
-    assert found.accepted == pytest.approx((1 / 2 + 1) / 2)  # client 2 has no genuine trial
-    assert found.accepted_of_others == pytest.approx((1 + 0) / 2)  # of 0.5; of 0.1 and 0.2
-    assert list(found.figures()) == ["eer", "accepted", "accepted of others"]
-    assert found.figures()["accepted"] == pytest.approx(75)
+    verified = verify(scores, np.arange(3), np.array([0, 0, 1]), [0.45, 0.6, np.nan])
+    assert (verified.genuine, verified.impostors) == (3, 6)  # 0.9, 0.4, 0.6 against 0.5, 0.1, 0.2, 0.3, 0.0, 0.7
+    assert verified.tars == {}  # six impostor trials carry none of the FARs
+    assert verified.eer == pytest.approx(1 / 3)
+    assert verified.accepted == pytest.approx((1 / 2 + 1) / 2)  # client 2 has no genuine trial
+    assert verified.accepted_of_others == pytest.approx((1 + 0) / 2)  # of 0.5; of 0.1 and 0.2
+    assert list(verified.figures()) == ["eer", "accepted", "accepted of others"]
+    assert verified.figures()["accepted"] == pytest.approx(75)
     plain = verify(scores, np.arange(3), np.array([0, 0, 1]))
     assert plain.accepted is None and list(plain.figures()) == ["eer"]
 
 
 def test_templates_are_the_unit_means_of_each_identity() -> None:
-    features, labels = unit_rows(30, 8, 0), np.random.default_rng(1).permutation(np.arange(30) % 4)
-    found = templates(features, labels, 4)
+    features, labels = (
+        unit(np.random.default_rng(0).standard_normal((30, 8))),
+        np.random.default_rng(1).permutation(np.arange(30) % 4),
+    )
+    enrolled = templates(features, labels, 4)
     for identity in range(4):
         total = np.zeros(8)
         for row, label in zip(features, labels, strict=True):
             total += row.astype(float) if label == identity else 0
-        assert found[identity] == pytest.approx(total / math.sqrt((total**2).sum()), abs=1e-12)
+        assert enrolled[identity] == pytest.approx(total / math.sqrt((total**2).sum()), abs=1e-12)
     assert not templates(np.zeros((2, 3), dtype=np.float32), np.array([0, 0]), 1).any()
     with pytest.raises(ValueError, match="2 identities have no image to enrol with, the first is number 4"):
         templates(features, labels, 6)

@@ -38,35 +38,35 @@ def test_ranked_scores_and_nearest_columns_are_those_of_a_sort(kind, block, many
     rng = np.random.default_rng(5)
     features = kind(rng, 130)
     rows, columns = features[:40], features[40:]
-    names, others = rng.integers(9, size=40), rng.integers(9, size=90)
+    names, column_names = rng.integers(9, size=40), rng.integers(9, size=90)
     i, j = (side.ravel() for side in np.indices((40, 90)))
     scores = exact.exactly(rows, i, columns, j).reshape(40, 90)
     places = rng.permutation(90)[:31]
-    for chosen, other_names, where in ((scores, others, None), (scores[:, places], others[places], places)):
+    for chosen, other_names, where in ((scores, column_names, None), (scores[:, places], column_names[places], places)):
         apart = names[:, None] != other_names
         ordered = np.sort(chosen[apart])[::-1]
 
-        def one_person(at, there, other_names=other_names):
-            return names[at, None] == other_names[there]
+        def one_person(at, at_columns, other_names=other_names):
+            return names[at, None] == other_names[at_columns]
 
         for ranks in ((1, 2, 17), (len(ordered) // 2, len(ordered), 3), ()):
-            asked = {"nearest": True, "ranks": ranks, "places": where, "excluded": one_person, "block": block}
-            seen = exact.scan(rows, columns, **asked)
+            options = {"nearest": True, "ranks": ranks, "places": where, "excluded": one_person, "block": block}
+            scanned = exact.scan(rows, columns, **options)
             values = [ordered[rank - 1] for rank in ranks]
-            assert seen.ranked == [(value, (ordered > value).sum()) for value in values]
-            assert (seen.nearest == np.where(apart, chosen, -np.inf).max(axis=1)).all()
+            assert scanned.ranked == [(value, (ordered > value).sum()) for value in values]
+            assert (scanned.nearest == np.where(apart, chosen, -np.inf).max(axis=1)).all()
     (third,) = exact.scan(rows, columns, ranks=[3], block=block).ranked
     assert third.value == np.sort(scores, axis=None)[-3]
 
 
 def test_float32_alone_would_say_something_else():
     features = crowded(np.random.default_rng(0), 200)
-    (seen,) = exact.scan(features, features[:60], ranks=[500]).ranked
-    assert np.sort(features @ features[:60].T, axis=None)[-500] != seen.value
+    (scanned,) = exact.scan(features, features[:60], ranks=[500]).ranked
+    assert np.sort(features @ features[:60].T, axis=None)[-500] != scanned.value
 
 
 def test_a_row_without_a_counted_pair_has_no_nearest_column():
     rows = np.eye(2, dtype=np.float32)
     counted = np.array([[False, False], [False, True]])
-    seen = exact.scan(rows, rows, nearest=True, ranks=[1], excluded=lambda at, there: ~counted[at, there])
-    assert seen.nearest.tolist() == [-np.inf, 1] and seen.ranked == [(1, 0)]
+    scanned = exact.scan(rows, rows, nearest=True, ranks=[1], excluded=lambda at, at_columns: ~counted[at, at_columns])
+    assert scanned.nearest.tolist() == [-np.inf, 1] and scanned.ranked == [(1, 0)]

@@ -39,7 +39,7 @@ def test_which_way_is_better(name: str, better: str) -> None:
 
 
 def test_what_is_computed_is_declared() -> None:
-    found = verification.evaluate_pairs(np.linspace(-1, 1, 40), np.arange(40) % 3 == 0, fars=(0.1,)).figures()
-    found |= evaluate_clusters([0, 0, 1], [0, 0, 1]).figures()
-    names = [name for name in found if not name.endswith("_se")]
+    figures = verification.evaluate_pairs(np.linspace(-1, 1, 40), np.arange(40) % 3 == 0, fars=(0.1,)).figures()
+    figures |= evaluate_clusters([0, 0, 1], [0, 0, 1]).figures()
+    names = [name for name in figures if not name.endswith("_se")]
     assert names and not [name for name in names if figure_of(name) == Figure(name, title=name)]

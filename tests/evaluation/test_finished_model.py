@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import outputs
 from tinyruns import picture_folders
-from typer.testing import CliRunner
 
-from coalface.cli import main
 from coalface.core.errors import DataError, RecipeError
 from coalface.data.pairs import read_pairs
 from coalface.data.readers.folders import read_folder
@@ -41,30 +40,32 @@ def scores(run: Path, pictures: Path, pairs: Path, flip: bool = False) -> tuple[
     backbone, about = finished_model.read_model(run)
     faces = finished_model.read_faces(pictures, about)
     listed = read_pairs(pairs, faces)
-    one = [embed(backbone.module, faces, np.array([i]), flip=flip)[0].astype(float) for i in range(len(faces))]
-    return np.array([one[a] @ one[b] for a, b in zip(listed.left, listed.right, strict=True)]), listed.same
+    embeddings = [embed(backbone.module, faces, np.array([i]), flip=flip)[0].astype(float) for i in range(len(faces))]
+    return np.array(
+        [embeddings[a] @ embeddings[b] for a, b in zip(listed.left, listed.right, strict=True)]
+    ), listed.same
 
 
 def test_figures_of_a_pair_list_are_those_of_its_cosines(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
     path = pair_list(tmp_path / "pairs.txt", 20)
-    found = evaluate_model(fedavg_run, path, images=pictures)
-    assert found["pairs"] == 40 and found["on"] == str(path)
+    figures = evaluate_model(fedavg_run, path, images=pictures)
+    assert figures["pairs"] == 40 and figures["on"] == str(path)
     cosines, same = scores(fedavg_run, pictures, path)
     (tar,) = tar_at_far(cosines, same, (0.1,))
-    assert found["tar@far=0.1"] == pytest.approx(100 * tar.tar)
-    assert found["threshold@far=0.1"] == pytest.approx(tar.threshold, abs=1e-6)
-    assert "tar@far=0.001" not in found and "threshold@far=0.001" not in found  # 20 impostors do not carry it
-    accepted = cosines[~same] > found["threshold@far=0.1"] + 1e-6
+    assert figures["tar@far=0.1"] == pytest.approx(100 * tar.tar)
+    assert figures["threshold@far=0.1"] == pytest.approx(tar.threshold, abs=1e-6)
+    assert "tar@far=0.001" not in figures and "threshold@far=0.001" not in figures  # 20 impostors do not carry it
+    accepted = cosines[~same] > figures["threshold@far=0.1"] + 1e-6
     assert accepted.sum() <= 2
 
 
 def test_the_threshold_of_a_second_list_decides_the_first(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
     test, train = pair_list(tmp_path / "test.txt", 20), pair_list(tmp_path / "train.txt", 24, 3, second=4)
-    found = evaluate_model(fedavg_run, test, images=pictures, threshold_from=train)
+    figures = evaluate_model(fedavg_run, test, images=pictures, threshold_from=train)
     threshold = best_threshold(*scores(fedavg_run, pictures, train))
     cosines, same = scores(fedavg_run, pictures, test)
-    assert found["accuracy_two_lists"] == pytest.approx(100 * ((cosines >= threshold) == same).mean(), abs=2.6)
-    assert found["threshold_two_lists"] == pytest.approx(threshold, abs=1e-6)
+    assert figures["accuracy_two_lists"] == pytest.approx(100 * ((cosines >= threshold) == same).mean(), abs=2.6)
+    assert figures["threshold_two_lists"] == pytest.approx(threshold, abs=1e-6)
     assert not [n for n in evaluate_model(fedavg_run, test, images=pictures) if n.endswith("two_lists")]
 
 
@@ -90,10 +91,10 @@ def test_points_of_the_curve_come_along(fedavg_run: Path, pictures: Path, tmp_pa
 
 def test_flip_changes_the_features(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
     path = pair_list(tmp_path / "pairs.txt", 20)
-    found = evaluate_model(fedavg_run, path, images=pictures, flip=True)
+    figures = evaluate_model(fedavg_run, path, images=pictures, flip=True)
     (tar,) = tar_at_far(*scores(fedavg_run, pictures, path, flip=True), (0.1,))
-    assert found["threshold@far=0.1"] == pytest.approx(tar.threshold, abs=1e-6)
-    assert found["threshold@far=0.1"] != evaluate_model(fedavg_run, path, images=pictures)["threshold@far=0.1"]
+    assert figures["threshold@far=0.1"] == pytest.approx(tar.threshold, abs=1e-6)
+    assert figures["threshold@far=0.1"] != evaluate_model(fedavg_run, path, images=pictures)["threshold@far=0.1"]
 
 
 def test_pairs_are_drawn_from_folders_or_a_pack_alike(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
@@ -122,8 +123,8 @@ def test_own_models_need_a_party(fedavg_run: Path, solo_run: Path, pictures: Pat
             evaluate_model(solo_run, pictures, party=party)
     with pytest.raises(FileNotFoundError, match="holds no model"):
         evaluate_model(tmp_path, pictures)
-    each = [evaluate_model(solo_run, pictures, party=f"silo-0{i}", pairs=30) for i in (0, 1)]
-    assert each[0]["eer"] != each[1]["eer"] or each[0]["accuracy"] != each[1]["accuracy"]
+    figures_of = [evaluate_model(solo_run, pictures, party=f"silo-0{i}", pairs=30) for i in (0, 1)]
+    assert figures_of[0]["eer"] != figures_of[1]["eer"] or figures_of[0]["accuracy"] != figures_of[1]["accuracy"]
 
 
 def test_options_that_do_not_fit_are_refused(fedavg_run: Path, pictures: Path, tmp_path: Path) -> None:
@@ -140,9 +141,9 @@ def test_options_that_do_not_fit_are_refused(fedavg_run: Path, pictures: Path, t
         (tmp_path / "pack", {"images": pictures}, "--images"),
         (pairs, {}, "--images"),
         (pairs, {"images": pictures, "pairs": 20}, "--pairs"),
-        (pairs, {"images": pictures, "own": "rfw-asian"}, "--list"),
-        (pictures, {"own": "rfw-asian"}, "--list"),
-        (pictures, {"own": "rfw-asian", "pairs": 20}, "--list"),
+        (pairs, {"images": pictures, "list_name": "rfw-asian"}, "--list"),
+        (pictures, {"list_name": "rfw-asian"}, "--list"),
+        (pictures, {"list_name": "rfw-asian", "pairs": 20}, "--list"),
     ):
         with pytest.raises(RecipeError) as error:
             evaluate_model(fedavg_run, on, **options)  # type: ignore[arg-type]
@@ -150,18 +151,12 @@ def test_options_that_do_not_fit_are_refused(fedavg_run: Path, pictures: Path, t
 
 
 def test_all_genuine_pairs_are_drawn_where_there_are_fewer_than_usual(fedavg_run: Path, pictures: Path) -> None:
-    found = evaluate_model(fedavg_run, pictures)
-    assert (found["drawn"], found["pairs"]) == (12 * 6, 2 * 12 * 6)  # of twelve people with four pictures each
+    figures = evaluate_model(fedavg_run, pictures)
+    assert (figures["drawn"], figures["pairs"]) == (12 * 6, 2 * 12 * 6)  # of twelve people with four pictures each
     with pytest.raises(ValueError, match="the images make 72 genuine pairs, not 73"):
         evaluate_model(fedavg_run, pictures, pairs=73)
     for arguments, noted in (([], True), (["--pairs", "30"], False)):
-        assert ("drew 72 genuine pairs" in command(fedavg_run, "--on", pictures, *arguments)[1]) == noted
-
-
-def command(*arguments: object) -> tuple[str, str]:
-    """What `coalface evaluate` prints and says beside it."""
-    done = CliRunner().invoke(main.app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
-    return done.stdout, done.stderr
+        assert ("drew 72 genuine pairs" in outputs("evaluate", fedavg_run, "--on", pictures, *arguments)[1]) == noted
 
 
 # --- data sets that bring their own lists -----------------------------------------------------------------------------
@@ -186,19 +181,19 @@ def test_a_data_set_is_evaluated_on_its_own_lists_as_a_recipe_does(fedavg_run: P
     from coalface.experiments.recipe import loader
 
     on = rfw(tmp_path / "rfw")
-    found = evaluate_model(fedavg_run, on, flip=True)
-    assert list(found) == ["model", "on", "lists"] and list(found["lists"]) == ["rfw-african", "rfw-asian"]
-    wanted = {name: {"kind": "layout", "path": str(on), "list": name} for name in found["lists"]}
+    result = evaluate_model(fedavg_run, on, flip=True)
+    assert list(result) == ["model", "on", "lists"] and list(result["lists"]) == ["rfw-african", "rfw-asian"]
+    sources = {name: {"kind": "layout", "path": str(on), "list": name} for name in result["lists"]}
     recipe = loader.load(fedavg_run / "config.yaml")
-    recipe = loader.parse(loader.merged(recipe.model_dump(), {"evaluation": {"pairs": wanted}}))
+    recipe = loader.parse(loader.merged(recipe.model_dump(), {"evaluation": {"pairs": sources}}))
     backbone, _ = finished_model.read_model(fedavg_run / "model")
-    lists = [one for one in Parts(recipe).pairs if one.name in wanted]
+    lists = [pairs for pairs in Parts(recipe).pairs if pairs.name in sources]
     figures = Verification(lists, backbone, flip=True, fars=finished_model.FARS).models([backbone.shared()])
     for name, expected in figures.items():
-        mine = found["lists"][name]
-        assert mine["pairs"] == 20 and "tar@far=0.1" in expected
-        assert {key: mine[key] for key in expected} == expected
-        assert evaluate_model(fedavg_run, on, flip=True, own=name) == found | {"lists": {name: mine}}
+        of_list = result["lists"][name]
+        assert of_list["pairs"] == 20 and "tar@far=0.1" in expected
+        assert {key: of_list[key] for key in expected} == expected
+        assert evaluate_model(fedavg_run, on, flip=True, list_name=name) == result | {"lists": {name: of_list}}
     assert figures["rfw-african"] != figures["rfw-asian"]
 
 
@@ -210,21 +205,21 @@ def test_pairs_are_drawn_where_a_data_set_has_no_list_or_where_they_are_asked_fo
     (on / "data").rename(bupt)
     assert evaluate_model(fedavg_run, bupt)["pairs"] == 48
     with pytest.raises(ValueError, match="has no pair list of its own"):
-        evaluate_model(fedavg_run, bupt, own="rfw-asian")
+        evaluate_model(fedavg_run, bupt, list_name="rfw-asian")
     bupt.rename(on / "data")
     assert evaluate_model(fedavg_run, on, pairs=20)["pairs"] == 40
     with pytest.raises(ValueError, match="has no pair list 'lfw': choose one by --list rfw-african, --list rfw-asian"):
-        evaluate_model(fedavg_run, on, own="lfw")
+        evaluate_model(fedavg_run, on, list_name="lfw")
 
 
 def test_the_command_prints_a_block_for_each_list(fedavg_run: Path, tmp_path: Path) -> None:
     on = rfw(tmp_path / "rfw")
-    found = evaluate_model(fedavg_run, on)
-    for arguments, names in (([], list(found["lists"])), (["--list", "rfw-asian"], ["rfw-asian"])):
-        printed, _ = command(fedavg_run, "--on", on, *arguments)
+    figures = evaluate_model(fedavg_run, on)
+    for arguments, names in (([], list(figures["lists"])), (["--list", "rfw-asian"], ["rfw-asian"])):
+        printed, _ = outputs("evaluate", fedavg_run, "--on", on, *arguments)
         head, *blocks = printed.split("\n\n")
         assert head.split() == ["model", str(fedavg_run), "on", str(on)]
         assert [block.splitlines()[0] for block in blocks] == names
         for block, name in zip(blocks, names, strict=True):
             lines = [line.split() for line in block.splitlines()]
-            assert ["accuracy", f"{found['lists'][name]['accuracy']:.2f}", "%"] in lines and ["pairs", "20"] in lines
+            assert ["accuracy", f"{figures['lists'][name]['accuracy']:.2f}", "%"] in lines and ["pairs", "20"] in lines

@@ -11,11 +11,10 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import torch
+from commands import said
+from naive import embedding
 from tinyruns import centred_model
-from typer.testing import CliRunner
 
-from coalface.cli import main
 from coalface.core.errors import DataError, RecipeError
 from coalface.data.align import TEMPLATE
 from coalface.data.synthetic.generator import SyntheticFaces
@@ -65,8 +64,8 @@ def ijbc(tmp_path_factory: pytest.TempPathFactory) -> Path:
         template += [100 + subject] * 3 + [200 + 10 * subject + n for n in range(3)]
         media += [7, 7, 8, 1, 1, 1]
     scores = rng.uniform(0.3, 1, len(template)).round(3)
-    known = sorted(set(template))
-    pairs = {tuple(sorted(rng.choice(known, 2, replace=False).tolist())) for _ in range(600)}
+    templates = sorted(set(template))
+    pairs = {tuple(sorted(rng.choice(templates, 2, replace=False).tolist())) for _ in range(600)}
     header, meta = "TEMPLATE_ID,SUBJECT_ID,FILENAME", root / "meta"
     meta.mkdir()
     every = list(enumerate(zip(template, media, scores, strict=True), start=1))
@@ -79,7 +78,7 @@ def ijbc(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "template_pair_label.txt": [f"{a} {b} {int(who(a) == who(b))}" for a, b in sorted(pairs)],
         "1N_gallery_G1.csv": [header, *gallery["G1"]],
         "1N_gallery_G2.csv": [header, *gallery["G2"]],
-        "1N_probe_mixed.csv": [header, *(f"{t},{who(t)},x.png" for t in known if t >= 200)],
+        "1N_probe_mixed.csv": [header, *(f"{t},{who(t)},x.png" for t in templates if t >= 200)],
     }
     for name, lines in lists.items():
         (meta / f"ijbc_{name}").write_text("\n".join(lines) + "\n")
@@ -92,14 +91,8 @@ def who(template: int) -> int:
 
 def network(run: Path) -> Callable[[np.ndarray], np.ndarray]:
     """What a run's model gives for one grey image (32, 32)."""
-    module = finished_model.read_model(run)[0].module.eval()
-
-    def features(image: np.ndarray) -> np.ndarray:
-        with torch.no_grad():
-            pixels = (torch.from_numpy(image.astype(np.float32))[None, None] - 127.5) / 127.5
-            return module(pixels)[0].numpy().astype(float)
-
-    return features
+    module = finished_model.read_model(run)[0].module
+    return lambda image: embedding(module, image).numpy()
 
 
 def aligned(path: Path, points: np.ndarray) -> np.ndarray:
@@ -112,14 +105,14 @@ def aligned(path: Path, points: np.ndarray) -> np.ndarray:
 
 def pooled(of: dict[int, list[tuple[int, np.ndarray, float]]], norm: bool, scored: bool) -> dict[int, np.ndarray]:
     """By template: of media, feature and score of each image the sum over media of the means, at length one."""
-    found = {}
+    vectors = {}
     for template, images in of.items():
         total: Any = 0
         for media in {m for m, _, _ in images}:
-            mine = [x / (1 if norm else math.hypot(*x)) * (s if scored else 1) for m, x, s in images if m == media]
-            total = total + sum(mine) / len(mine)
-        found[template] = total / math.hypot(*total)
-    return found
+            features = [x / (1 if norm else math.hypot(*x)) * (s if scored else 1) for m, x, s in images if m == media]
+            total = total + sum(features) / len(features)
+        vectors[template] = total / math.hypot(*total)
+    return vectors
 
 
 def tar(pairs: list[tuple[float, bool]], far: float) -> tuple[float, float]:
@@ -134,16 +127,16 @@ def test_the_figures_are_those_of_the_definitions(
     model: Path, ijbc: Path, flip: bool, norm: bool, scored: bool | None
 ) -> None:
     meta = ijbc / "meta"
-    found = evaluate_ijb(model, meta, ijbc / "loose_crop", flip=flip, norm=norm, detector=scored, fars=(1e-6, *FARS))
-    assert found["set"] == "IJB-C" and found["options"] == f"N{norm:d} D{scored is not False:d} F{flip:d}"
-    assert (found["images"], found["templates"]) == (60, 40)
+    result = evaluate_ijb(model, meta, ijbc / "loose_crop", flip=flip, norm=norm, detector=scored, fars=(1e-6, *FARS))
+    assert result["set"] == "IJB-C" and result["options"] == f"N{norm:d} D{scored is not False:d} F{flip:d}"
+    assert (result["images"], result["templates"]) == (60, 40)
 
     of: dict[int, list[tuple[int, np.ndarray, float]]] = {}
     embed = network(model)
-    said = [line.split() for line in (meta / "ijbc_name_5pts_score.txt").read_text().splitlines()]
-    for line, (name, *numbers) in zip((meta / "ijbc_face_tid_mid.txt").read_text().splitlines(), said, strict=True):
+    points = [line.split() for line in (meta / "ijbc_name_5pts_score.txt").read_text().splitlines()]
+    for line, (name, *numbers) in zip((meta / "ijbc_face_tid_mid.txt").read_text().splitlines(), points, strict=True):
         face = aligned(ijbc / "loose_crop" / name, np.array(numbers[:10], float).reshape(5, 2))
-        x = embed(face) + embed(face[:, ::-1].copy()) if flip else embed(face)
+        x = embed(face) + embed(face[:, ::-1]) if flip else embed(face)
         _, template, media = line.split()
         of.setdefault(int(template), []).append((int(media), x, float(numbers[10])))
     vectors = pooled(of, norm, scored is not False)
@@ -152,39 +145,37 @@ def test_the_figures_are_those_of_the_definitions(
         [int(x) for x in line.split()] for line in (meta / "ijbc_template_pair_label.txt").read_text().splitlines()
     ]
     pairs = [(float(vectors[a] @ vectors[b]), bool(same)) for a, b, same in listed]
-    assert (found["pairs"], found["genuine"]) == (len(pairs), sum(same for _, same in pairs))
+    assert (result["pairs"], result["genuine"]) == (len(pairs), sum(same for _, same in pairs))
     for far in FARS:
         rate, limit = tar(pairs, far)
-        assert found[f"tar@far={far:g}"] == pytest.approx(rate)
-        assert found[f"threshold@far={far:g}"] == pytest.approx(limit, abs=1e-5)
-    assert "tar@far=1e-06" not in found  # so few impostors do not carry it
+        assert result[f"tar@far={far:g}"] == pytest.approx(rate)
+        assert result[f"threshold@far={far:g}"] == pytest.approx(limit, abs=1e-5)
+    assert "tar@far=1e-06" not in result  # so few impostors do not carry it
 
     for name, subjects in GALLERIES.items():
-        right, others = [], []
+        right, strangers = [], []
         for template in (t for t in vectors if t >= 200):
             scores = sorted(((float(vectors[template] @ vectors[100 + s]), s) for s in subjects), reverse=True)
             if who(template) in subjects:
                 rank = [s for _, s in scores].index(who(template)) + 1
                 right.append((rank, next(v for v, s in scores if s == who(template))))
             else:
-                others.append(scores[0][0])
-        figures = found["galleries"][name]
+                strangers.append(scores[0][0])
+        figures = result["galleries"][name]
         assert figures["rank-1"] == pytest.approx(100 * sum(rank == 1 for rank, _ in right) / 15)
         assert figures["rank-5"] == 100
-        limit = sorted(others, reverse=True)[1]  # a tenth of 15 is one
+        limit = sorted(strangers, reverse=True)[1]  # a tenth of 15 is one
         assert figures["tpir@fpir=0.1"] == pytest.approx(100 * sum(r == 1 and v > limit for r, v in right) / 15)
         assert "tpir@fpir=0.01" not in figures
-    for name, value in found["mean"].items():
-        assert value == pytest.approx((found["galleries"]["G1"][name] + found["galleries"]["G2"][name]) / 2)
+    for name, value in result["mean"].items():
+        assert value == pytest.approx((result["galleries"]["G1"][name] + result["galleries"]["G2"][name]) / 2)
 
 
 def test_the_command_prints_tables_or_json(model: Path, ijbc: Path) -> None:
-    arguments = ["ijb", str(model), str(ijbc / "meta"), "--images", str(ijbc / "loose_crop"), "--flip"]
-    told = CliRunner().invoke(main.app, [*arguments, "--json"], catch_exceptions=False).stdout
-    assert json.loads(told) == evaluate_ijb(model, ijbc / "meta", ijbc / "loose_crop", flip=True)
-    printed = CliRunner().invoke(main.app, [*arguments, "--no-detector-score", "--no-norm"], catch_exceptions=False)
+    arguments = ["ijb", model, ijbc / "meta", "--images", ijbc / "loose_crop", "--flip"]
+    assert json.loads(said(*arguments, "--json")) == evaluate_ijb(model, ijbc / "meta", ijbc / "loose_crop", flip=True)
     expected = evaluate_ijb(model, ijbc / "meta", ijbc / "loose_crop", flip=True, norm=False, detector=False)
-    lines = [line.split() for line in printed.stdout.splitlines()]
+    lines = [line.split() for line in said(*arguments, "--no-detector-score", "--no-norm").splitlines()]
     assert ["options", "N0", "D0", "F1"] in lines
     assert ["tar@far=0.1", f"{expected['tar@far=0.1']:.2f}", f"{expected['threshold@far=0.1']:.6f}"] in lines
     for name, figures in {**expected["galleries"], "mean": expected["mean"]}.items():
@@ -208,9 +199,9 @@ def embedded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     batches: list[int] = []
     raw = feature_file.raw_features
 
-    def counting(module: Any, images: np.ndarray, **more: Any) -> np.ndarray:
+    def counting(module: Any, images: np.ndarray, **options: Any) -> np.ndarray:
         batches.append(len(images))
-        return raw(module, images, **more)
+        return raw(module, images, **options)
 
     monkeypatch.setattr(feature_file, "raw_features", counting)
     return batches
@@ -266,10 +257,10 @@ def test_a_stopped_run_goes_on(
     embedded.clear()
     counted = feature_file.raw_features
 
-    def stopped(module: Any, faces: np.ndarray, **more: Any) -> np.ndarray:
+    def stopped(module: Any, faces: np.ndarray, **options: Any) -> np.ndarray:
         if len(embedded) == 5:
             raise KeyboardInterrupt
-        return counted(module, faces, **more)
+        return counted(module, faces, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(feature_file, "raw_features", stopped)
@@ -291,20 +282,20 @@ def test_features_of_other_settings_are_not_taken(model: Path, solo_run: Path, c
     rows, about = features / "IJB-C.f32", features / "IJB-C.json"
     evaluate_ijb(model, meta, images, features=features)
     points = meta / "ijbc_name_5pts_score.txt"
-    others = points.read_text().replace("1.png ", "1.png 1", 1)
-    kept = {path: path.read_bytes() for path in (rows, about, points)}
-    for run, options, damaged, content, where, said in (
-        (model, {"flip": True}, about, kept[about], rows, "not the same: kind"),
-        (solo_run, {"party": "silo-00"}, about, kept[about], rows, "not the same: model"),
-        (model, {}, points, others.encode(), rows, "not the same: images"),
-        (model, {}, rows, kept[rows][:-4], rows, "60 rows"),
+    moved_points = points.read_text().replace("1.png ", "1.png 1", 1)
+    contents = {path: path.read_bytes() for path in (rows, about, points)}
+    for run, options, damaged, content, where, message in (
+        (model, {"flip": True}, about, contents[about], rows, "not the same: kind"),
+        (solo_run, {"party": "silo-00"}, about, contents[about], rows, "not the same: model"),
+        (model, {}, points, moved_points.encode(), rows, "not the same: images"),
+        (model, {}, rows, contents[rows][:-4], rows, "60 rows"),
         (model, {}, about, b"{}", about, "damaged"),
     ):
         damaged.write_bytes(content)
-        with pytest.raises(DataError, match=said) as error:
+        with pytest.raises(DataError, match=message) as error:
             evaluate_ijb(run, meta, images, features=features, **options)  # type: ignore[arg-type]
         assert error.value.where == str(where)
-        damaged.write_bytes(kept[damaged])
+        damaged.write_bytes(contents[damaged])
 
 
 # IJB-A
@@ -331,9 +322,9 @@ def ijba(tmp_path: Path) -> Path:
 
 
 def test_the_splits_of_ijba(model: Path, ijba: Path) -> None:
-    found = evaluate_ijb(model, ijba / "splits", ijba / "images")
-    assert (found["set"], found["splits"], found["images"], found["options"]) == ("IJB-A", 2, 60, "N1 D0 F0")
-    embed, each = network(model), []
+    figures = evaluate_ijb(model, ijba / "splits", ijba / "images")
+    assert (figures["set"], figures["splits"], figures["images"], figures["options"]) == ("IJB-A", 2, 60, "N1 D0 F0")
+    embed, tars_of_splits = network(model), []
     for number in (1, 2):
         of: dict[int, list[tuple[int, np.ndarray, float]]] = {}
         for i in range(60):
@@ -344,16 +335,15 @@ def test_the_splits_of_ijba(model: Path, ijba: Path) -> None:
         text = (ijba / "splits" / f"split{number}" / f"verify_comparisons_{number}.csv").read_text()
         listed = [[int(x) for x in line.split(",")] for line in text.splitlines()]
         pairs = [(float(vectors[a] @ vectors[b]), (a % 1000) // 2 == (b % 1000) // 2) for a, b in listed]
-        each.append([tar(pairs, far)[0] for far in FARS])
+        tars_of_splits.append([tar(pairs, far)[0] for far in FARS])
     for k, far in enumerate(FARS):
-        values = [one[k] for one in each]
-        assert [one[f"tar@far={far:g}"] for one in found["each"]] == pytest.approx(values)
-        assert found["mean"][f"tar@far={far:g}"] == pytest.approx(sum(values) / 2)
-        assert found["sd"][f"tar@far={far:g}"] == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
-    assert "tar@far=0.001" not in found["mean"]
-    arguments = ["ijb", str(model), str(ijba / "splits"), "--images", str(ijba / "images")]
-    lines = [x.split() for x in CliRunner().invoke(main.app, arguments, catch_exceptions=False).stdout.splitlines()]
-    assert ["tar@far=0.1", f"{found['mean']['tar@far=0.1']:.2f}", f"{found['sd']['tar@far=0.1']:.2f}"] in lines
+        values = [tars[k] for tars in tars_of_splits]
+        assert [tars[f"tar@far={far:g}"] for tars in figures["each"]] == pytest.approx(values)
+        assert figures["mean"][f"tar@far={far:g}"] == pytest.approx(sum(values) / 2)
+        assert figures["sd"][f"tar@far={far:g}"] == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
+    assert "tar@far=0.001" not in figures["mean"]
+    lines = [line.split() for line in said("ijb", model, ijba / "splits", "--images", ijba / "images").splitlines()]
+    assert ["tar@far=0.1", f"{figures['mean']['tar@far=0.1']:.2f}", f"{figures['sd']['tar@far=0.1']:.2f}"] in lines
 
 
 def test_what_is_wrong_with_splits(model: Path, ijba: Path) -> None:

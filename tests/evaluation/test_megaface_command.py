@@ -10,11 +10,10 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import torch
+from commands import said
+from naive import embedding
 from tinyruns import centred_model
-from typer.testing import CliRunner
 
-from coalface.cli import main
 from coalface.core.errors import DataError, RecipeError
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.evaluation import finished_model
@@ -59,41 +58,38 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def evaluated(run: Path, kit: Path, **more: Any) -> dict[str, Any]:
-    more = {"size": 50, "fars": (1e-6, 0.01, 0.1), **more}
-    return evaluate_megaface(run, kit / "lists", kit / "facescrub", kit / "megaface", **more)
+def evaluated(run: Path, kit: Path, **options: Any) -> dict[str, Any]:
+    options = {"size": 50, "fars": (1e-6, 0.01, 0.1), **options}
+    return evaluate_megaface(run, kit / "lists", kit / "facescrub", kit / "megaface", **options)
 
 
 def naive(run: Path, kit: Path, size: int, flip: bool, noises: bool) -> dict[str, float]:
     """The figures from cosines of embeddings of single images."""
-    module = finished_model.read_model(run)[0].module.eval()
+    module = finished_model.read_model(run)[0].module
 
     def unit(file: Path) -> np.ndarray:
         face = cv2.imread(str(file), cv2.IMREAD_GRAYSCALE)
-        total: Any = 0
-        for side in [face, face[:, ::-1].copy()] if flip else [face]:
-            with torch.no_grad():
-                total = total + module((torch.from_numpy(side.astype(np.float32))[None, None] - 127.5) / 127.5)[0]
-        return np.asarray(total / total.norm(), np.float64)
+        total = embedding(module, face) + (embedding(module, face[:, ::-1]) if flip else 0)
+        return (total / total.norm()).numpy()
 
     listed = json.loads((kit / "lists" / "facescrub_features_list.json").read_text())
     crowd = json.loads((kit / "lists" / f"megaface_features_list.json_{size}_1").read_text())["path"]
     probes = [p for p in zip(listed["path"], listed["id"], strict=True) if not (noises and p[0] in NOISY)]
-    mine = [(unit(kit / "facescrub" / file.replace(" ", "_")), name) for file, name in probes]
-    theirs = []
+    probe_features = [(unit(kit / "facescrub" / file.replace(" ", "_")), name) for file, name in probes]
+    distractor_features = []
     for file in crowd:
         if not (noises and file in NOISY):
             place = kit / "megaface" / file
-            theirs.append(unit(place if place.exists() else place.with_suffix(".png")))
+            distractor_features.append(unit(place if place.exists() else place.with_suffix(".png")))
     right, genuine = [], []
-    for i, (x, name) in enumerate(mine):
-        best = max(float(x @ y) for y in theirs)
-        for j, (y, other) in enumerate(mine):
-            if i != j and name == other:
+    for i, (x, name) in enumerate(probe_features):
+        best = max(float(x @ y) for y in distractor_features)
+        for j, (y, mate_name) in enumerate(probe_features):
+            if i != j and name == mate_name:
                 right.append(float(x @ y) > best)
                 genuine += [float(x @ y)] if i < j else []
-    impostors = sorted((float(x @ y) for x, _ in mine for y in theirs), reverse=True)
-    figures = {"rank-1": 100 * sum(right) / len(right), "pairs": len(right), "distractors": len(theirs)}
+    impostors = sorted((float(x @ y) for x, _ in probe_features for y in distractor_features), reverse=True)
+    figures = {"rank-1": 100 * sum(right) / len(right), "pairs": len(right), "distractors": len(distractor_features)}
     for far in (0.01, 0.1):
         limit = impostors[math.floor(far * len(impostors) + 1e-9)]
         figures[f"tar@far={far:g}"] = 100 * sum(s > limit for s in genuine) / len(genuine)
@@ -103,34 +99,25 @@ def naive(run: Path, kit: Path, size: int, flip: bool, noises: bool) -> dict[str
 @pytest.mark.parametrize(("size", "flip", "noises"), [(50, False, False), (50, True, True), (20, False, True)])
 def test_the_figures_are_those_of_the_definitions(model: Path, kit: Path, size: int, flip: bool, noises: bool) -> None:
     lists = {"facescrub_noises": kit / "facescrub_noises.txt", "megaface_noises": kit / "megaface_noises.txt"}
-    found = evaluated(model, kit, size=size, flip=flip, **(lists if noises else {}))
+    figures = evaluated(model, kit, size=size, flip=flip, **(lists if noises else {}))
     expected = naive(model, kit, size, flip, noises)
     assert expected["distractors"] == size - noises and expected["pairs"] == 36 - 6 * noises
     for name, value in expected.items():
-        assert found[name] == pytest.approx(value), name
-    assert (found["probes"], found["identities"], found["set"]) == (12 - noises, 3, 1)
-    assert "tar@far=1e-06" not in found and -1 <= found["threshold@far=0.1"] <= found["threshold@far=0.01"] <= 1
+        assert figures[name] == pytest.approx(value), name
+    assert (figures["probes"], figures["identities"], figures["set"]) == (12 - noises, 3, 1)
+    assert "tar@far=1e-06" not in figures and -1 <= figures["threshold@far=0.1"] <= figures["threshold@far=0.01"] <= 1
 
 
 def test_the_command_prints_the_figures_or_json(model: Path, kit: Path) -> None:
+    noises = {f"{name}_noises": kit / f"{name}_noises.txt" for name in ("facescrub", "megaface")}
     expected = evaluate_megaface(
-        model,
-        kit / "lists",
-        kit / "facescrub",
-        kit / "megaface",
-        size=30,
-        number=2,
-        flip=True,
-        facescrub_noises=kit / "facescrub_noises.txt",
-        megaface_noises=kit / "megaface_noises.txt",
+        model, kit / "lists", kit / "facescrub", kit / "megaface", size=30, number=2, flip=True, **noises
     )
-    arguments = ["megaface", str(model), str(kit / "lists"), "--probes", str(kit / "facescrub"), "--size", "30"]
-    arguments += ["--distractors", str(kit / "megaface"), "--set", "2", "--flip"]
-    arguments += ["--facescrub-noises", str(kit / "facescrub_noises.txt")]
-    arguments += ["--megaface-noises", str(kit / "megaface_noises.txt")]
-    assert json.loads(CliRunner().invoke(main.app, [*arguments, "--json"], catch_exceptions=False).stdout) == expected
-    printed = CliRunner().invoke(main.app, arguments, catch_exceptions=False).stdout
-    lines = [line.split() for line in printed.splitlines()]
+    arguments = ["megaface", model, kit / "lists", "--probes", kit / "facescrub", "--distractors", kit / "megaface"]
+    arguments += ["--size", 30, "--set", 2, "--flip", "--facescrub-noises", kit / "facescrub_noises.txt"]
+    arguments += ["--megaface-noises", kit / "megaface_noises.txt"]
+    assert json.loads(said(*arguments, "--json")) == expected
+    lines = [line.split() for line in said(*arguments).splitlines()]
     assert ["rank-1", f"{expected['rank-1']:.2f}", "%"] in lines and ["distractors", "29"] in lines
 
 

@@ -9,24 +9,24 @@ from unit_rows import coarse, collapsed, spread, unit
 from coalface.evaluation.metrics import open_set
 
 
-def naive_search(probes, gallery, who, subjects, fpirs, ks):
+def naive_search(probes, gallery, probe_subjects, subjects, fpirs, ks):
     def score(p, g):
         return math.fsum(a * b for a, b in zip(probes[p].tolist(), gallery[g].tolist(), strict=True))
 
-    ranks, scores, others = [], [], []
+    ranks, scores, non_mated = [], [], []
     for p in range(len(probes)):
-        found = [score(p, g) for g in range(len(gallery))]
-        own = [s for s, name in zip(found, subjects, strict=True) if name == who[p]]
-        if not own:
-            others.append(max(found))
+        row = [score(p, g) for g in range(len(gallery))]
+        own_scores = [s for s, name in zip(row, subjects, strict=True) if name == probe_subjects[p]]
+        if not own_scores:
+            non_mated.append(max(row))
             continue
-        ahead = [s for s, name in zip(found, subjects, strict=True) if name != who[p] and s >= max(own) - 1e-10]
-        ranks.append(1 + len(ahead))
-        scores.append(max(own))
+        impostors = [s for s, name in zip(row, subjects, strict=True) if name != probe_subjects[p]]
+        ranks.append(1 + sum(s >= max(own_scores) - 1e-10 for s in impostors))
+        scores.append(max(own_scores))
     figures = {f"rank-{k}": 100 * sum(r <= k for r in ranks) / len(ranks) for k in ks}
     for fpir in fpirs:
-        allowance = math.floor(round(fpir * len(others), 9))
-        candidates = [t for t in [*scores, *others, math.inf] if sum(o >= t for o in others) <= allowance]
+        allowance = math.floor(round(fpir * len(non_mated), 9))
+        candidates = [t for t in [*scores, *non_mated, math.inf] if sum(o >= t for o in non_mated) <= allowance]
         best = max(sum(s >= t and r == 1 for s, r in zip(scores, ranks, strict=True)) for t in candidates)
         if allowance:
             figures[f"tpir@fpir={fpir:g}"] = 100 * best / len(scores)
@@ -40,40 +40,40 @@ def test_search_is_its_definition(kind, block):
     for seed in range(4):
         rng = np.random.default_rng(seed)
         features = kind(rng, 90)
-        subjects, who = rng.permutation(20)[:15].repeat([2, 1, 1] * 5), rng.integers(20, size=70)
+        subjects, probe_subjects = rng.permutation(20)[:15].repeat([2, 1, 1] * 5), rng.integers(20, size=70)
         gallery, probes = features[:20], features[20:]
         if kind is spread:
             probes = unit(probes + 0.8 * gallery[rng.integers(20, size=70)])
-        found = open_set.search(probes, gallery, who, subjects, fpirs=fpirs, block=block)
-        assert found.figures(ks) == pytest.approx(naive_search(probes, gallery, who, subjects, fpirs, ks))
+        result = open_set.search(probes, gallery, probe_subjects, subjects, fpirs=fpirs, block=block)
+        assert result.figures(ks) == pytest.approx(naive_search(probes, gallery, probe_subjects, subjects, fpirs, ks))
 
 
 def test_search_worked_by_hand():
     gallery, subjects = np.eye(3, dtype=np.float32), np.array([1, 2, 3])
     probes = np.array([[0.8, 0.6, 0], [0.6, 0.8, 0], [0, 0, 1], [0, 0.28, 0.96], [0.6, 0, -0.8]], np.float32)
-    who = np.array([1, 1, 3, 8, 9])  # 8 and 9 are not in the gallery: they find 0.96 and 0.6
-    found = open_set.search(probes, gallery, who, subjects, fpirs=(0.1, 0.5, 1))
-    assert found.identification.ranks.tolist() == [1, 2, 1]
-    none, one, both = found.tpirs
+    probe_subjects = np.array([1, 1, 3, 8, 9])  # 8 and 9 are not in the gallery: they find 0.96 and 0.6
+    result = open_set.search(probes, gallery, probe_subjects, subjects, fpirs=(0.1, 0.5, 1))
+    assert result.identification.ranks.tolist() == [1, 2, 1]
+    none, half, every = result.tpirs
     assert (none.tpir, none.false_positives, none.carried) == (1 / 3, 0, False)  # only 1 is above 0.96
-    assert (one.tpir, one.false_positives, one.trials) == (2 / 3, 1, 2)  # 0.8 and 1; 0.6 is not above 0.6
-    assert one.threshold == np.nextafter(np.float64(np.float32(0.6)), 1)
-    assert (both.tpir, both.false_positives) == (2 / 3, 2)  # the second probe is not of rank 1
-    assert set(found.figures()) == {"rank-1", "rank-5", "rank-10", "tpir@fpir=0.5", "tpir@fpir=1"}
+    assert (half.tpir, half.false_positives, half.trials) == (2 / 3, 1, 2)  # 0.8 and 1; 0.6 is not above 0.6
+    assert half.threshold == np.nextafter(np.float64(np.float32(0.6)), 1)
+    assert (every.tpir, every.false_positives) == (2 / 3, 2)  # the second probe is not of rank 1
+    assert set(result.figures()) == {"rank-1", "rank-5", "rank-10", "tpir@fpir=0.5", "tpir@fpir=1"}
 
 
 def test_where_everybody_is_in_the_gallery_there_is_no_open_set():
     features = np.eye(3, dtype=np.float32)
-    found = open_set.search(features, features, np.arange(3), np.arange(3))
-    assert found.tpirs == () and found.figures((1,)) == {"rank-1": 100}
+    result = open_set.search(features, features, np.arange(3), np.arange(3))
+    assert result.tpirs == () and result.figures((1,)) == {"rank-1": 100}
 
 
 def test_the_mean_of_two_galleries():
     rng = np.random.default_rng(3)
     features = spread(rng, 140)
-    who = rng.integers(30, size=100)
+    probe_subjects = rng.integers(30, size=100)
     halves = [
-        open_set.search(features[40:], features[:20], who, np.arange(20) + shift, fpirs=(0.1, 0.001))
+        open_set.search(features[40:], features[:20], probe_subjects, np.arange(20) + shift, fpirs=(0.1, 0.001))
         for shift in (0, 15)
     ]
     mean = open_set.mean_figures(halves)

@@ -27,9 +27,9 @@ class World:
     gallery: np.ndarray
     gallery_identities: np.ndarray
 
-    def evaluate(self, client=1, **said):
+    def evaluate(self, client=1, **options):
         return p.evaluate_client(
-            self.features, self.identities, self.clients, client, self.gallery, self.gallery_identities, **said
+            self.features, self.identities, self.clients, client, self.gallery, self.gallery_identities, **options
         )
 
     def shuffled(self, rng):
@@ -77,10 +77,10 @@ def naive_scores(seed, kind, mode, per_client=5):
     w, client = world(seed, kind, per_client), 1
     genuine, impostor = [], []
     for i, j in itertools.combinations(range(len(w.features)), 2):
-        mine = int(w.clients[i] == client) + int(w.clients[j] == client)
-        if mine == 2 and w.identities[i] == w.identities[j]:
+        own_count = int(w.clients[i] == client) + int(w.clients[j] == client)
+        if own_count == 2 and w.identities[i] == w.identities[j]:
             genuine.append(one_score(w.features[i], w.features[j]))
-        elif mine == 1 or (mine == 2 and mode == "official"):
+        elif own_count == 1 or (own_count == 2 and mode == "official"):
             impostor.append(one_score(w.features[i], w.features[j]))
     return np.array(genuine), np.array(impostor)
 
@@ -98,9 +98,9 @@ def test_one_to_one_is_tar_at_far_of_all_pairs_bit_for_bit(kind, mode, block):
         assert list(result.tars) == expected
         assert (result.genuine, result.impostors) == (len(genuine), len(impostor))
         # And by the definition alone: the best of all thresholds that keep to the allowance.
-        for one in result.tars:
-            kept = [t for t in [*scores, 9] if (impostor >= t).sum() <= Fraction(str(one.far)) * len(impostor)]
-            assert one.tar == max((genuine >= t).sum() for t in kept) / len(genuine)
+        for tar in result.tars:
+            thresholds = [t for t in [*scores, 9] if (impostor >= t).sum() <= Fraction(str(tar.far)) * len(impostor)]
+            assert tar.tar == max((genuine >= t).sum() for t in thresholds) / len(genuine)
 
 
 @functools.cache
@@ -117,7 +117,7 @@ def naive_one_to_many(seed, kind, fpirs, mode):
         else:
             strangers.append(max(scores.values()))
         negatives += scores.values()
-    found = []
+    results = []
     for fpir in fpirs:
         share = Fraction(str(fpir))
         if mode == "standard":
@@ -130,8 +130,8 @@ def naive_one_to_many(seed, kind, fpirs, mode):
             if accepted <= most:
                 right = [m >= threshold and (m > r or mode == "legacy") for m, r in zip(mate, rivals, strict=True)]
                 best = max(best, (sum(right) / len(right), accepted))
-        found.append((best[0], best[1], len(against)))
-    return found
+        results.append((best[0], best[1], len(against)))
+    return results
 
 
 @pytest.mark.parametrize("block", [(7, 5), (1000, 1000)])
@@ -152,12 +152,12 @@ def by_angle(*degrees):
     return np.stack([np.cos(turn), np.sin(turn)], axis=1).astype(np.float32)
 
 
-def worked(**said):
+def worked(**modes):
     # Client 0: identity 5 at 0° and 10°, identity 6 at 90° and 96°. Client 1: identities 7 at 40°, 8 at 60°, 180°.
     features = by_angle(0, 10, 90, 96, 41, 60, 180)
     identities, clients = np.array([5, 5, 6, 6, 7, 8, 8]), np.array([0, 0, 0, 0, 1, 1, 1])
     gallery, names = by_angle(4, 52), np.array([5, 6])
-    return p.evaluate_client(features, identities, clients, 0, gallery, names, fars=(0.05, 0.1, 0.26), **said)
+    return p.evaluate_client(features, identities, clients, 0, gallery, names, fars=(0.05, 0.1, 0.26), **modes)
 
 
 def test_one_to_one_worked_by_hand():
@@ -168,9 +168,9 @@ def test_one_to_one_worked_by_hand():
     assert result.tars[1].threshold == pytest.approx(np.cos(np.deg2rad(31)), abs=1e-6)
     assert result.tars[2].threshold == pytest.approx(np.cos(np.deg2rad(41)), abs=1e-6)
     # Of the client's own: 90, 96, 80, 86.
-    more = worked(fpirs=(0.5,), one_to_one="official")
-    assert more.impostors == 16
-    assert [t.carried for t in more.tars] == [False, True, True]
+    official = worked(fpirs=(0.5,), one_to_one="official")
+    assert official.impostors == 16
+    assert [t.carried for t in official.tars] == [False, True, True]
 
 
 def test_one_to_many_worked_by_hand():
@@ -191,9 +191,9 @@ def test_one_to_many_worked_by_hand():
 
 def test_a_mated_probe_that_is_not_first_counts_in_legacy_alone():
     features, gallery = by_angle(30, 170, 200), by_angle(0, 40)
-    said = (features, np.array([5, 7, 8]), np.array([0, 1, 1]), 0, gallery, np.array([5, 6]))
-    assert p.evaluate_client(*said, fpirs=(1,)).tpirs[0].tpir == 0
-    assert p.evaluate_client(*said, fpirs=(1,), one_to_many="legacy").tpirs[0].tpir == 1
+    arguments = (features, np.array([5, 7, 8]), np.array([0, 1, 1]), 0, gallery, np.array([5, 6]))
+    assert p.evaluate_client(*arguments, fpirs=(1,)).tpirs[0].tpir == 0
+    assert p.evaluate_client(*arguments, fpirs=(1,), one_to_many="legacy").tpirs[0].tpir == 1
 
 
 def test_ties_go_against_the_probe():
@@ -225,22 +225,21 @@ def test_a_client_of_one_identity_and_identities_of_one_image():
 
 def test_the_mean_is_over_the_clients_that_carry_a_figure():
     w = world(1)
-    one = w.evaluate(fars=(0.1,), fpirs=(0.2,))
-    tar = dataclasses.replace(one.tars[0], tar=0.25)
-    tpir = dataclasses.replace(one.tpirs[0], tpir=0.5)
+    client = w.evaluate(fars=(0.1,), fpirs=(0.2,))
+    tar = dataclasses.replace(client.tars[0], tar=0.25)
+    tpir = dataclasses.replace(client.tpirs[0], tpir=0.5)
     evaluated = [
-        dataclasses.replace(one, tars=(tar,), tpirs=(tpir,)),
-        dataclasses.replace(one, tars=(), tpirs=(dataclasses.replace(tpir, tpir=0.75),)),
-        dataclasses.replace(one, tars=(dataclasses.replace(tar, tar=1.0),), tpirs=(tpir,)),
+        dataclasses.replace(client, tars=(tar,), tpirs=(tpir,)),
+        dataclasses.replace(client, tars=(), tpirs=(dataclasses.replace(tpir, tpir=0.75),)),
+        dataclasses.replace(client, tars=(dataclasses.replace(tar, tar=1.0),), tpirs=(tpir,)),
     ]
-    mean = p.over_clients(evaluated)
-    assert mean.figures() == {"tar@far=0.1 (paper)": 62.5, "tpir@fpir=0.2 (standard)": 175 / 3}
-    assert mean.carried == {"tar@far=0.1 (paper)": 2, "tpir@fpir=0.2 (standard)": 3}
-    assert mean.clients == 3
+    means, carried = p.over_clients(evaluated)
+    assert means == {"tar@far=0.1 (paper)": 62.5, "tpir@fpir=0.2 (standard)": 175 / 3}
+    assert carried == {"tar@far=0.1 (paper)": 2, "tpir@fpir=0.2 (standard)": 3}
     with pytest.raises(ValueError, match="no client"):
         p.over_clients([])
     with pytest.raises(ValueError, match="different modes"):
-        p.over_clients([one, dataclasses.replace(one, one_to_one="official")])
+        p.over_clients([client, dataclasses.replace(client, one_to_one="official")])
 
 
 def test_a_gallery_holds_the_mean_of_each_identity():
@@ -259,7 +258,7 @@ def broken(**changes):
 
 def test_what_cannot_be_evaluated_is_refused_by_name():
     w = world(0)
-    for change, said in (
+    for change, message in (
         ({"features": 2 * w.features}, "of test image 0, of length 2"),
         ({"features": w.features * np.float32(np.nan)}, "not of length 1"),
         ({"features": unit(w.features[:, :5])}, "by one model"),
@@ -272,7 +271,7 @@ def test_what_cannot_be_evaluated_is_refused_by_name():
         ({"gallery_identities": w.gallery_identities[[0, 0, *range(2, 5)]]}, "have no template"),
         ({"gallery": w.gallery[:1], "gallery_identities": w.gallery_identities[:1]}, "have no template"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             broken(**change).evaluate()
     strange = int(w.identities[w.clients != 1][0])
     more = np.concatenate([w.gallery, w.gallery[:1]]), np.append(w.gallery_identities, strange)
@@ -282,6 +281,6 @@ def test_what_cannot_be_evaluated_is_refused_by_name():
         with pytest.raises(ValueError, match="there is no mode"):
             w.evaluate(**modes)
     for rate in (0, -1, 1.5):
-        for said in ({"fars": (rate,)}, {"fpirs": (rate,)}, {"fpirs": (rate,), "one_to_many": "legacy"}):
+        for rates in ({"fars": (rate,)}, {"fpirs": (rate,)}, {"fpirs": (rate,), "one_to_many": "legacy"}):
             with pytest.raises(ValueError, match="not a rate"):
-                w.evaluate(**said)
+                w.evaluate(**rates)

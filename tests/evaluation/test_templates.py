@@ -8,6 +8,7 @@ from cases import by_default
 from unit_rows import coarse, collapsed, crowded, spread
 
 from coalface.evaluation.metrics import templates, verification
+from coalface.evaluation.metrics.exact import exactly
 
 OPTIONS = [(norm, flip, scored) for norm in (True, False) for flip in (False, True) for scored in (True, False)]
 
@@ -19,7 +20,7 @@ KINDS = [coarse, crowded, spread, collapsed]
 
 
 def naive_pool(features, template, media, norm, flip, detector):
-    found = {}
+    pooled = {}
     for name in sorted(set(template.tolist())):
         total = 0
         for part in {m for t, m in zip(template.tolist(), media.tolist(), strict=True) if t == name}:
@@ -32,8 +33,8 @@ def naive_pool(features, template, media, norm, flip, detector):
                     x = x if norm else x / math.sqrt(sum(v * v for v in x))
                     images.append(x if detector is None else x * float(detector[i]))
             total = total + sum(images) / len(images)
-        found[name] = total / math.sqrt(sum(v * v for v in total))
-    return found
+        pooled[name] = total / math.sqrt(sum(v * v for v in total))
+    return pooled
 
 
 @pytest.mark.parametrize(("norm", "flip", "scored"), OPTIONS)
@@ -44,35 +45,35 @@ def test_pooling_is_its_definition(monkeypatch, norm, flip, scored, at_once):
     features = (rng.normal(size=(60, 6)) * rng.uniform(0.1, 9, size=(60, 1))).astype(np.float32)
     template, media = rng.integers(3, 20, size=60), rng.integers(4, size=60)
     detector = rng.uniform(0.2, 1, size=60).astype(np.float32) if scored else None
-    found = templates.template_features(features, template, media, norm=norm, flip=flip, detector=detector)
+    pooled = templates.template_features(features, template, media, norm=norm, flip=flip, detector=detector)
     expected = naive_pool(features, template, media, norm, flip, detector)
-    assert found.template.tolist() == list(expected)
-    assert found.features.dtype == np.float32 and found.features.shape[1] == (3 if flip else 6)
-    np.testing.assert_allclose(found.features, list(expected.values()), atol=1e-7)
+    assert pooled.template.tolist() == list(expected)
+    assert pooled.features.dtype == np.float32 and pooled.features.shape[1] == (3 if flip else 6)
+    np.testing.assert_allclose(pooled.features, list(expected.values()), atol=1e-7)
 
 
 def test_pooling_worked_by_hand():
     # A video of two frames (4, 0) and (0, 2), mean (2, 1), and a photograph (1, 3): (3, 4), which is 5 long.
     features = np.array([[4, 0], [1, 3], [0, 2], [0, 0]], np.float32)
     template, media = np.array([7, 7, 7, 2]), np.array([5, 1, 5, 5])
-    found = templates.template_features(features, template, media)
-    assert found.template.tolist() == [2, 7]
-    np.testing.assert_allclose(found.features, [[0, 0], [0.6, 0.8]], atol=1e-7)  # nothing stays nothing
+    pooled = templates.template_features(features, template, media)
+    assert pooled.template.tolist() == [2, 7]
+    np.testing.assert_allclose(pooled.features, [[0, 0], [0.6, 0.8]], atol=1e-7)  # nothing stays nothing
     # D1 with scores 1, 1, 0.5: the mean of the video is (2, 0.5), and all is (3, 3.5).
-    found = templates.template_features(features, template, media, detector=np.array([1, 1, 0.5, 1]))
-    np.testing.assert_allclose(found.features[1], np.array([3, 3.5]) / math.hypot(3, 3.5), atol=1e-7)
+    pooled = templates.template_features(features, template, media, detector=np.array([1, 1, 0.5, 1]))
+    np.testing.assert_allclose(pooled.features[1], np.array([3, 3.5]) / math.hypot(3, 3.5), atol=1e-7)
     # F1: image and mirror (3, 4) + (1, −1).
-    found = templates.template_features(np.array([[3, 4, 1, -1]], np.float32), np.array([1]), np.array([1]), flip=True)
-    np.testing.assert_allclose(found.features, [[0.8, 0.6]], atol=1e-7)
+    pooled = templates.template_features(np.array([[3, 4, 1, -1]], np.float32), np.array([1]), np.array([1]), flip=True)
+    np.testing.assert_allclose(pooled.features, [[0.8, 0.6]], atol=1e-7)
 
 
 def test_pooling_refuses_what_does_not_fit():
-    features, one = np.ones((2, 3), np.float32), np.array([1, 2])
+    features, numbers = np.ones((2, 3), np.float32), np.array([1, 2])
     for arguments, options, says in [
-        ((features, one[:1], one), {}, r"2 features with \(1,\) templates"),
-        ((features * np.array([[1], [np.nan]], np.float32), one, one), {}, "image 1 is not finite"),
-        ((features, one, one), {"flip": True}, "3 dimensions have no halves"),
-        ((features, one, one), {"detector": np.array([1, np.inf])}, "scores of the detector are not finite"),
+        ((features, numbers[:1], numbers), {}, r"2 features with \(1,\) templates"),
+        ((features * np.array([[1], [np.nan]], np.float32), numbers, numbers), {}, "image 1 is not finite"),
+        ((features, numbers, numbers), {"flip": True}, "3 dimensions have no halves"),
+        ((features, numbers, numbers), {"detector": np.array([1, np.inf])}, "scores of the detector are not finite"),
     ]:
         with pytest.raises(ValueError, match=says):
             templates.template_features(*arguments, **options)
@@ -108,17 +109,29 @@ def test_tars_are_those_of_single_scores(kind):
         left, right, same = pairs_of(rng, features, 1500)
         if seed == 1:  # few right ones, and not the first
             right = 89 - 4 * (right % 20)
+        tars = templates.verify_pairs(features, left, right, same, fars)
+        assert tars == verification.tar_at_far(exactly(features, left, features, right), same, fars)
         scores = dots(features, left, right)
-        for a, b in zip(
-            templates.verify_pairs(features, left, right, same, fars),
-            verification.tar_at_far(scores, same, fars),
-            strict=True,
-        ):
+        for a, b in zip(tars, verification.tar_at_far(scores, same, fars), strict=True):
             if kind is not crowded:  # there, T and the sum rounded once differ in their last bit
                 assert (a.tar, a.false_accepts) == (b.tar, b.false_accepts)
             assert a.threshold == pytest.approx(b.threshold, abs=1e-15)
             assert (a.far, a.impostors, a.carried) == (b.far, b.impostors, b.carried)
             assert a.tar == pytest.approx(b.tar, abs=0.02)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [200, 1500])
+def test_tars_do_not_depend_on_how_many_pairs_are_listed(monkeypatch, kind, count):
+    rng, fars = np.random.default_rng(count), (1e-3, 0.05, 0.3, 1)
+    features = kind(rng, 90)
+    left, right = np.divmod(rng.permutation(90 * 90)[:count], 90)  # each pair once
+    same = left % 12 == right % 12
+    expected = verification.tar_at_far(exactly(features, left, features, right), same, fars)
+    scans, scan = [], templates.scan
+    monkeypatch.setattr(templates, "scan", lambda *a, **options: scans.append(a) or scan(*a, **options))
+    assert templates.verify_pairs(features, left, right, same, fars) == expected
+    assert len(scans) == (count == 1500)
 
 
 def test_tar_worked_by_hand():

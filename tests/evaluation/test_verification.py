@@ -9,6 +9,7 @@ from cases import by_default
 from scipy.interpolate import interp1d
 from scipy.optimize import brentq
 from sklearn.metrics import roc_curve
+from unit_rows import spread, unit
 
 from coalface.evaluation.metrics import verification as v
 
@@ -44,8 +45,8 @@ def naive_ten_fold(scores, same, fold):
 def naive_tar(scores, same, allowance):
     """The best TAR of any threshold, over all that accept at most `allowance` impostors."""
     candidates = [*scores.tolist(), np.inf]
-    kept = [t for t in candidates if sum(s >= t for s in scores[~same]) <= allowance]
-    return max(sum(s >= t for s in scores[same]) for t in kept) / same.sum()
+    thresholds = [t for t in candidates if sum(s >= t for s in scores[~same]) <= allowance]
+    return max(sum(s >= t for s in scores[same]) for t in thresholds) / same.sum()
 
 
 def naive_eer(scores, same):
@@ -60,8 +61,7 @@ def naive_eer(scores, same):
 
 def test_scores_are_cosines_whatever_the_block():
     rng = np.random.default_rng(0)
-    features = rng.normal(size=(50, 16)).astype(np.float32)
-    features /= np.linalg.norm(features, axis=1, keepdims=True)
+    features = spread(rng, 50)
     left, right = rng.integers(50, size=(2, 1001))
     expected = [float(features[a].astype(float) @ features[b].astype(float)) for a, b in zip(left, right, strict=True)]
     for block in (1, 7, 256, 5000):
@@ -182,16 +182,15 @@ def test_roc_points_are_tars_at_their_far(seed):
 )
 def test_a_histogram_spans_what_was_observed(scores, ends):
     same = np.array([True, False, True])
-    found = v.histogram(np.array(scores), same, bins=7)
-    assert (found.edges[0], found.edges[-1]) == pytest.approx(ends, abs=1e-12)
-    assert found.genuine.sum() == 2 and found.impostor.sum() == 1
+    bars = v.histogram(np.array(scores), same, bins=7)
+    assert (bars.edges[0], bars.edges[-1]) == pytest.approx(ends, abs=1e-12)
+    assert bars.genuine.sum() == 2 and bars.impostor.sum() == 1
 
 
 def features_and_pairs(seed=0, pairs=400):
     rng = np.random.default_rng(seed)
     identity = rng.integers(12, size=60)
-    features = rng.normal(size=(12, 8))[identity] + rng.normal(size=(60, 8))
-    features = (features / np.linalg.norm(features, axis=1, keepdims=True)).astype(np.float32)
+    features = unit(rng.normal(size=(12, 8))[identity] + rng.normal(size=(60, 8)))
     left, right = rng.integers(60, size=(2, pairs))
     return features, left, right, identity[left] == identity[right]
 
@@ -206,7 +205,6 @@ def test_a_result_gathers_the_figures_in_percent():
     assert figures["accuracy"] == 100 * v.ten_fold_accuracy(scores, same, fold).mean
     assert figures["tar@far=0.1"] == 100 * v.tar_at_far(scores, same, [0.1])[0].tar
     assert figures["eer"] == 100 * v.eer(scores, same)
-    assert (result.genuine, result.impostors) == (same.sum(), (~same).sum())
     assert json.loads(json.dumps(figures)) == figures
 
 
@@ -215,10 +213,9 @@ def test_genuine_pairs_outside_the_headline_do_not_count():
     headline = same & (np.arange(400) % 2 == 0)
     scores = v.score_pairs(features, left, right)
     result = v.evaluate_pairs(scores, same, headline=headline)
-    kept = headline | ~same
-    alone = v.evaluate_pairs(scores[kept], same[kept])
+    counted = headline | ~same
+    alone = v.evaluate_pairs(scores[counted], same[counted])
     assert result.accuracy is None and (result.tars, result.eer) == (alone.tars, alone.eer)
-    assert result.genuine == headline.sum()
     with pytest.raises(ValueError, match="one per pair"):
         v.evaluate_pairs(scores, same, headline=headline[:-1])
 

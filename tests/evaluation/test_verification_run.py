@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from naive import naive_accuracy
+from naive import embedding, naive_accuracy
 from tinyruns import picture_folders, tiny
 
 from coalface.core.method import Models, Tensors
@@ -33,47 +33,44 @@ def weights(seed: int) -> Tensors:
 
 
 def test_the_scores_are_cosines_of_embeddings_made_one_by_one() -> None:
-    mine = verification()
-    mine.models([weights(0)])
-    (chosen,) = mine.pairs
-    module = first_backbone(tiny()).module.eval()
-
-    def embedding(place: int) -> torch.Tensor:
-        pixels = torch.from_numpy(chosen.faces.take(np.array([place])).astype(np.float32))
-        with torch.no_grad():
-            return module((pixels.permute(0, 3, 1, 2) - 127.5) / 127.5)[0].double()
-
+    evaluator = verification()
+    evaluator.models([weights(0)])
+    (chosen,) = evaluator.pairs
+    module = first_backbone(tiny()).module
+    embeddings = [embedding(module, pixels) for pixels in chosen.faces.take(np.arange(len(chosen.faces)))]
     pairs = zip(chosen.pairs.left.tolist(), chosen.pairs.right.tolist(), strict=True)
-    by_hand = [torch.cosine_similarity(embedding(a), embedding(b), dim=0).item() for a, b in pairs]
-    np.testing.assert_allclose(mine.last_scores["unseen"][0], by_hand, atol=1e-5)
+    by_hand = [torch.cosine_similarity(embeddings[a], embeddings[b], dim=0).item() for a, b in pairs]
+    np.testing.assert_allclose(evaluator.last_scores["unseen"][0], by_hand, atol=1e-5)
 
 
 def test_the_figures_are_those_of_the_scores() -> None:
-    mine = verification()
-    found = mine.models([weights(0)])["unseen"]
-    pairs = mine.pairs[0].pairs
+    evaluator = verification()
+    figures = evaluator.models([weights(0)])["unseen"]
+    pairs = evaluator.pairs[0].pairs
     assert pairs.fold is not None
-    scores = mine.last_scores["unseen"][0].tolist()
+    scores = evaluator.last_scores["unseen"][0].tolist()
     naive = naive_accuracy(scores, pairs.same.tolist(), pairs.fold.tolist())
-    assert found["accuracy"] == pytest.approx(naive)
-    assert set(found) == {"accuracy", "accuracy_se", "eer"}  # 20 impostors carry no TAR
+    assert figures["accuracy"] == pytest.approx(naive)
+    assert set(figures) == {"accuracy", "accuracy_se", "eer"}  # 20 impostors carry no TAR
 
 
 def test_own_models_are_evaluated_by_party_up_to_the_most_wanted() -> None:
-    mine = verification(most=2)
-    own = {f"silo-{i}": weights(i) for i in range(3)}
-    server = cast(Server, SimpleNamespace(local_results=lambda kind, models: iter(own.items())))
-    figures = mine.evaluate_round(server, Models(shared=None))
-    assert list(mine.last_parties) == ["silo-0", "silo-1"]
-    assert figures["unseen"]["eer"] == pytest.approx(np.mean([p["unseen"]["eer"] for p in mine.last_parties.values()]))
-    mine.evaluate_round(server, Models(shared=weights(0)))
-    assert mine.last_parties == {}  # of the last evaluation only
+    evaluator = verification(most=2)
+    own_models = {f"silo-{i}": weights(i) for i in range(3)}
+    server = cast(Server, SimpleNamespace(local_results=lambda kind, models: iter(own_models.items())))
+    figures = evaluator.evaluate_round(server, Models(shared=None))
+    assert list(evaluator.last_parties) == ["silo-0", "silo-1"]
+    assert figures["unseen"]["eer"] == pytest.approx(
+        np.mean([p["unseen"]["eer"] for p in evaluator.last_parties.values()])
+    )
+    evaluator.evaluate_round(server, Models(shared=weights(0)))
+    assert evaluator.last_parties == {}  # of the last evaluation only
 
 
 def test_curves_count_the_pairs_of_all_models() -> None:
-    mine = verification()
-    mine.models([weights(0), weights(1)])
-    curve = mine.curves()["unseen"]
+    evaluator = verification()
+    evaluator.models([weights(0), weights(1)])
+    curve = evaluator.curves()["unseen"]
     assert sum(curve["histogram"]["genuine"]) == sum(curve["histogram"]["impostor"]) == 2 * 20
     assert curve["roc"]["far"][-1] == 1 and curve["roc"]["tar"][-1] == 1
 
@@ -83,34 +80,34 @@ def test_a_headline_mask_leaves_pairs_out_of_the_curves() -> None:
     headline = ~chosen.pairs.same
     headline[np.flatnonzero(chosen.pairs.same)[:3]] = True
     pairs = type(chosen.pairs)("h", chosen.pairs.left, chosen.pairs.right, chosen.pairs.same, headline=headline)
-    mine = Verification([VerificationPairs("h", chosen.faces, pairs)], first_backbone(tiny()))
-    figures = mine.models([weights(0)])["h"]
+    evaluator = Verification([VerificationPairs("h", chosen.faces, pairs)], first_backbone(tiny()))
+    figures = evaluator.models([weights(0)])["h"]
     assert "accuracy" not in figures
-    assert sum(mine.curves()["h"]["histogram"]["genuine"]) == int((headline & chosen.pairs.same).sum()) == 3
-    assert mine.evidence()["h"][0]["list"] == mine.pairs[0].identities.sha256
+    assert sum(evaluator.curves()["h"]["histogram"]["genuine"]) == int((headline & chosen.pairs.same).sum()) == 3
+    assert evaluator.evidence()["h"][0]["list"] == evaluator.pairs[0].identities.sha256
 
 
 def test_lists_are_kept_without_images_and_read_again(tmp_path: Path) -> None:
-    for kept in (lists(), one_gallery()):
-        keep_lists(tmp_path / "judged", kept)
-        ((name, read),) = read_lists(tmp_path / "judged")
-        mine: PairIdentities = kept[0].identities
-        assert (name, read.sha256, read.headline) == ("unseen", mine.sha256, None)
+    for pair_lists in (lists(), one_gallery()):
+        keep_lists(tmp_path / "judged", pair_lists)
+        ((name, restored),) = read_lists(tmp_path / "judged")
+        identities: PairIdentities = pair_lists[0].identities
+        assert (name, restored.sha256, restored.headline) == ("unseen", identities.sha256, None)
         for column in ("left", "right", "fold", "queries"):
-            assert np.array_equal(getattr(read, column), getattr(mine, column)), column
+            assert np.array_equal(getattr(restored, column), getattr(identities, column)), column
     assert list(read_lists(tmp_path / "nowhere")) == []
 
 
 # --- people who are looked up, and other false accept rates -----------------------------------------------------------
 
 
-def looking(rank1: str | None, tmp_path: Path, **more: Any) -> VerificationPairs:
+def looking(rank1: str | None, tmp_path: Path, **changes: Any) -> VerificationPairs:
     """A list over folders: three people of three images and more, and one of a single image."""
     if not (tmp_path / "faces").exists():
         for seed, (name, images) in enumerate({"Ann": 3, "Bob": 3, "Cid": 1, "Dan": 5}.items()):
             picture_folders(tmp_path / "faces", [name], images, seed)
-    wanted = {"source": {"kind": "folder", "path": str(tmp_path / "faces")}, "pairs": 12, "rank1": rank1} | more
-    return lists(evaluation={"pairs": {"unseen": wanted}}, data={"root": str(tmp_path)})[0]
+    settings = {"source": {"kind": "folder", "path": str(tmp_path / "faces")}, "pairs": 12, "rank1": rank1} | changes
+    return lists(evaluation={"pairs": {"unseen": settings}}, data={"root": str(tmp_path)})[0]
 
 
 def who(chosen: VerificationPairs, images: Any) -> list[str]:
@@ -123,8 +120,8 @@ def test_one_image_of_each_is_looked_up_among_the_others_or_the_others_among_one
 ) -> None:
     chosen = looking(rank1, tmp_path)
     assert chosen.queries is not None and chosen.gallery is not None
-    both = np.concatenate([chosen.queries, chosen.gallery])
-    assert sorted(both) == list(range(12)) == sorted(range(len(chosen.faces)))  # every image, each once
+    places = np.concatenate([chosen.queries, chosen.gallery])
+    assert sorted(places) == list(range(12)) == sorted(range(len(chosen.faces)))  # every image, each once
     queries, gallery = who(chosen, chosen.queries), who(chosen, chosen.gallery)
     if rank1 == "one-query":
         assert sorted(queries) == ["Ann", "Bob", "Dan"]
@@ -139,36 +136,32 @@ def test_those_in_no_pair_are_not_looked_up(rank1: str, tmp_path: Path) -> None:
     (tmp_path / "pairs.txt").write_text("1\nAnn\t1\t2\nAnn\t1\tDan\t2\n")
     chosen = looking(rank1, tmp_path, kind="lfw", path=str(tmp_path / "pairs.txt"))
     assert chosen.queries is not None and chosen.gallery is not None
-    shown = who(chosen, np.concatenate([chosen.queries, chosen.gallery]))
-    assert sorted(shown) == ["Ann"] * 3 + ["Dan"] * 5  # all of their images, not only those in pairs
+    names = who(chosen, np.concatenate([chosen.queries, chosen.gallery]))
+    assert sorted(names) == ["Ann"] * 3 + ["Dan"] * 5  # all of their images, not only those in pairs
 
 
 def test_the_hash_of_a_list_tells_who_is_looked_up(tmp_path: Path) -> None:
-    each = [looking(rank1, tmp_path) for rank1 in ("one-query", "one-gallery")]
-    each.append(looking(None, tmp_path))
-    assert len({chosen.identities.sha256 for chosen in each}) == 3
-    assert len({(chosen.pairs.left.tobytes(), chosen.pairs.right.tobytes()) for chosen in each}) == 1
-    assert looking("one-query", tmp_path).identities.sha256 == each[0].identities.sha256
+    choices = [looking(rank1, tmp_path) for rank1 in ("one-query", "one-gallery")]
+    choices.append(looking(None, tmp_path))
+    assert len({chosen.identities.sha256 for chosen in choices}) == 3
+    assert len({(chosen.pairs.left.tobytes(), chosen.pairs.right.tobytes()) for chosen in choices}) == 1
+    assert looking("one-query", tmp_path).identities.sha256 == choices[0].identities.sha256
 
 
 def naive_hits(chosen: VerificationPairs, tensors: Tensors) -> list[bool]:
     """Whether the image of the gallery with the highest cosine is of the query's person, query by query."""
     backbone = first_backbone(tiny())
     backbone.load(tensors)
-
-    def embedding(place: int) -> torch.Tensor:
-        pixels = torch.from_numpy(chosen.faces.take(np.array([place])).astype(np.float32))
-        with torch.no_grad():
-            return backbone.module.eval()((pixels.permute(0, 3, 1, 2) - 127.5) / 127.5)[0].double()
-
     assert chosen.queries is not None and chosen.gallery is not None
-    shown = {place: embedding(place) for place in (*chosen.queries.tolist(), *chosen.gallery.tolist())}
-    found = []
+    embeddings = [embedding(backbone.module, pixels) for pixels in chosen.faces.take(np.arange(len(chosen.faces)))]
+    hits = []
     for query in chosen.queries.tolist():
-        cosines = {j: float(torch.cosine_similarity(shown[query], shown[j], dim=0)) for j in chosen.gallery.tolist()}
+        cosines = {
+            j: float(torch.cosine_similarity(embeddings[query], embeddings[j], dim=0)) for j in chosen.gallery.tolist()
+        }
         best = max(cosines, key=cosines.__getitem__)
-        found.append(bool(chosen.faces.labels[best] == chosen.faces.labels[query]))
-    return found
+        hits.append(bool(chosen.faces.labels[best] == chosen.faces.labels[query]))
+    return hits
 
 
 def one_gallery() -> list[VerificationPairs]:
@@ -178,24 +171,25 @@ def one_gallery() -> list[VerificationPairs]:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_rank_1_is_the_share_of_queries_whose_nearest_is_right(seed: int) -> None:
-    mine = Verification(one_gallery(), first_backbone(tiny()))
-    figures = mine.models([weights(seed)])["unseen"]
-    hits = naive_hits(mine.pairs[0], weights(seed))
-    assert mine.last_hits["unseen"][0].tolist() == hits and len(hits) == 12 and len(set(hits)) == 2
+    evaluator = Verification(one_gallery(), first_backbone(tiny()))
+    figures = evaluator.models([weights(seed)])["unseen"]
+    hits = naive_hits(evaluator.pairs[0], weights(seed))
+    assert evaluator.last_hits["unseen"][0].tolist() == hits and len(hits) == 12 and len(set(hits)) == 2
     assert figures["rank-1"] == pytest.approx(100 * sum(hits) / 12)
     plain = verification().models([weights(seed)])["unseen"]
     assert {name: figures[name] for name in plain} == plain  # the pairs' figures are not touched
 
 
 def test_the_evidence_says_each_figure_again_with_everybody_counted_once() -> None:
-    mine = Verification(one_gallery(), first_backbone(tiny()), fars=(0.1, 0.05))
-    figures = mine.models([weights(1)])["unseen"]
-    (evidence,) = json.loads(json.dumps(mine.evidence()))["unseen"]
-    identities = mine.pairs[0].identities
+    evaluator = Verification(one_gallery(), first_backbone(tiny()), fars=(0.1, 0.05))
+    figures = evaluator.models([weights(1)])["unseen"]
+    (evidence,) = json.loads(json.dumps(evaluator.evidence()))["unseen"]
+    identities = evaluator.pairs[0].identities
     once = Bootstrap(identities, np.ones((4, 1), dtype=np.int32))
-    found = resample(evidence, once)
-    assert set(found) == set(figures) - {"accuracy_se"} == {"accuracy", "eer", "tar@far=0.1", "tar@far=0.05", "rank-1"}
-    for name, drawn in found.items():
+    resampled = resample(evidence, once)
+    assert set(resampled) == {"accuracy", "eer", "tar@far=0.1", "tar@far=0.05", "rank-1"}
+    assert set(figures) == {*resampled, "accuracy_se"}
+    for name, drawn in resampled.items():
         assert 100 * drawn.point == pytest.approx(figures[name]) and drawn.values[0] == drawn.point
 
 
@@ -205,11 +199,11 @@ def test_false_accept_rates_are_those_of_the_recipe_as_far_as_the_list_carries_t
         ((0.1, 0.001), {"tar@far=0.1"}),
         ((), set()),
     ):
-        mine = verification(fars=fars)
-        figures = mine.models([weights(0)])["unseen"]
+        evaluator = verification(fars=fars)
+        figures = evaluator.models([weights(0)])["unseen"]
         assert {name for name in figures if name.startswith("tar")} == expected
         for name in expected:  # of 20 impostors the allowed ones may reach the threshold
-            scores, same = mine.last_scores["unseen"][0], mine.pairs[0].pairs.same
+            scores, same = evaluator.last_scores["unseen"][0], evaluator.pairs[0].pairs.same
             impostors = np.sort(scores[~same])[::-1]
             allowed = int(float(name.partition("=")[2]) * 20 + 1e-9)
             assert figures[name] == pytest.approx(100 * (scores[same] > impostors[allowed]).mean())

@@ -87,8 +87,8 @@ class Bootstrap:
         """The same of the pairs of some folds; None: of all."""
         if folds is None:
             return self.weights
-        mine = np.isin(self.pairs.folds, folds)
-        return self._weights(*(places[mine[places]] for places in (self.pairs.genuine, self.pairs.impostor)))
+        evaluated = np.isin(self.pairs.folds, folds)
+        return self._weights(*(places[evaluated[places]] for places in (self.pairs.genuine, self.pairs.impostor)))
 
     def _weights(
         self, genuine_places: NDArray[np.int64], impostor_places: NDArray[np.int64]

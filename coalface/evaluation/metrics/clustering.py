@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from coalface.evaluation.metrics.figure import COUNT, Figure
 
-SHARES = tuple(f"{way}_{what}" for way in ("pairwise", "bcubed") for what in ("precision", "recall", "f")) + (
+SHARES = tuple(f"{way}_{measure}" for way in ("pairwise", "bcubed") for measure in ("precision", "recall", "f")) + (
     "nmi",
     "kept",
 )
@@ -90,38 +90,38 @@ def evaluate_clusters(true: ArrayLike, predicted: ArrayLike) -> Clusters:
     noise = clustered == NOISE
     rows, a = _numbered(identity)
     columns = np.empty(count, np.int64)
-    columns[~noise], named = _numbered(clustered[~noise])
+    columns[~noise], sizes = _numbered(clustered[~noise])
     alone = int(noise.sum())
-    columns[noise] = len(named) + np.arange(alone)
-    b = np.concatenate([named, np.ones(alone, np.int64)])
+    columns[noise] = len(sizes) + np.arange(alone)
+    b = np.concatenate([sizes, np.ones(alone, np.int64)])
     cells, n = np.unique(rows * len(b) + columns, return_counts=True)
     i, j = np.divmod(cells, len(b))
 
-    both, together, alike = _pairs(n), _pairs(b), _pairs(a)
+    true_pairs, together, alike = _pairs(n), _pairs(b), _pairs(a)
     square = n.astype(np.float64) ** 2
     precision, recall = float((square / b[j]).sum() / count), float((square / a[i]).sum() / count)
     return Clusters(
-        pairwise_precision=both / together if together else 1.0,
-        pairwise_recall=both / alike if alike else 1.0,
-        pairwise_f=2 * both / (together + alike) if together + alike else 1.0,
+        pairwise_precision=true_pairs / together if together else 1.0,
+        pairwise_recall=true_pairs / alike if alike else 1.0,
+        pairwise_f=2 * true_pairs / (together + alike) if together + alike else 1.0,
         bcubed_precision=precision,
         bcubed_recall=recall,
         bcubed_f=2 * precision * recall / (precision + recall),
         nmi=_nmi(n, a, b, i, j),
-        clusters=len(named),
+        clusters=len(sizes),
         identities=len(a),
         kept=1 - alone / count,
         images=count,
     )
 
 
-def _labels(given: ArrayLike, what: str, least: int) -> NDArray[np.int64]:
-    labels = np.asarray(given)
+def _labels(values: ArrayLike, kind: str, least: int) -> NDArray[np.int64]:
+    labels = np.asarray(values)
     if labels.ndim != 1 or (labels.dtype.kind not in "iu" and labels.size):
-        raise ValueError(f"the {what} of each image is an integer, (n,); got {labels.dtype} {labels.shape}")
+        raise ValueError(f"the {kind} of each image is an integer, (n,); got {labels.dtype} {labels.shape}")
     if labels.size and (worst := int(labels.min())) < least:
         but = ", but for −1, an image in no cluster" if least == NOISE else ""
-        raise ValueError(f"image {int(labels.argmin()):,} has the {what} {worst}: number from 0 on{but}")
+        raise ValueError(f"image {int(labels.argmin()):,} has the {kind} {worst}: number from 0 on{but}")
     return labels.astype(np.int64)
 
 

@@ -64,8 +64,8 @@ class Verified:
     def figures(self) -> dict[str, float]:
         """The figures in percent, unrounded: `tar@far=0.1`, …, `eer`, `accepted`, `accepted of others`."""
         over_all = {TAR.at(far): 100 * tar for far, tar in self.tars.items()} | {EER.name: 100 * self.eer}
-        own = {ACCEPTED.name: self.accepted, ACCEPTED_OF_OTHERS.name: self.accepted_of_others}
-        return over_all | {name: 100 * share for name, share in own.items() if share is not None}
+        by_thresholds = {ACCEPTED.name: self.accepted, ACCEPTED_OF_OTHERS.name: self.accepted_of_others}
+        return over_all | {name: 100 * share for name, share in by_thresholds.items() if share is not None}
 
 
 def verify(
@@ -88,9 +88,9 @@ def verify(
     same = clients[:, None] == owners[None]
     check_scores(scores.ravel(), same.ravel())
     accepted = _accepted(scores, same, np.asarray(thresholds, dtype=np.float64)) if thresholds is not None else {}
-    found = tar_at_far(scores.ravel(), same.ravel(), FARS)
+    tars = tar_at_far(scores.ravel(), same.ravel(), FARS)
     return Verified(
-        tars={tar.far: tar.tar for tar in found if tar.carried},
+        tars={tar.far: tar.tar for tar in tars if tar.carried},
         eer=eer(scores.ravel(), same.ravel()),
         genuine=int(same.sum()),
         impostors=int((~same).sum()),
@@ -103,12 +103,12 @@ def _accepted(
 ) -> dict[str, float]:
     if thresholds.shape != (len(scores),):
         raise ValueError(f"{thresholds.shape} thresholds for {len(scores)} clients: give one for each, NaN for none")
-    taken = scores >= thresholds[:, None]
-    found = {}
+    accepted = scores >= thresholds[:, None]
+    shares_by_name = {}
     for name, kind in (("accepted", same), ("accepted_of_others", ~same)):
         counts = kind.sum(axis=1)
         counted = ~np.isnan(thresholds) & (counts > 0)
         if counted.any():
-            shares = (taken & kind).sum(axis=1)[counted] / counts[counted]
-            found[name] = math.fsum(shares) / len(shares)
-    return found
+            shares = (accepted & kind).sum(axis=1)[counted] / counts[counted]
+            shares_by_name[name] = math.fsum(shares) / len(shares)
+    return shares_by_name

@@ -37,8 +37,8 @@ def accuracy_evidence(
     _, ranks = np.unique(scores, return_inverse=True)
     evaluated = pairs.impostor if folds is None else np.flatnonzero(~pairs.same & np.isin(pairs.folds, folds))
     carried = [float(far) for far in fars if allowed(far, len(evaluated))]
-    half = {} if folds is None else {"folds": list(folds)}
-    return {"form": "ranks-1", "list": pairs.sha256, "fars": carried, **half, "data": _packed([ranks])}
+    evaluated_folds = {} if folds is None else {"folds": list(folds)}
+    return {"form": "ranks-1", "list": pairs.sha256, "fars": carried, **evaluated_folds, "data": _packed([ranks])}
 
 
 def tar_evidence(
@@ -54,17 +54,17 @@ def tar_evidence(
     impostor, genuine = scores[pairs.impostor], scores[pairs.genuine]
     order = np.argsort(-impostor, kind="stable")
     reach = math.ceil(tail * allowed(max(fars), len(order))) + 100
-    kept = order if reach >= len(order) else order[: int((impostor > impostor[order[reach]]).sum())]
-    ordered = impostor[kept]
-    levels = np.unique(impostor[order[: len(kept) + 1]])  # the first that is not kept parts the genuine pairs below
+    best = order if reach >= len(order) else order[: int((impostor > impostor[order[reach]]).sum())]
+    ordered = impostor[best]
+    levels = np.unique(impostor[order[: len(best) + 1]])  # the first that is not kept parts the genuine pairs below
     above = len(levels) - np.searchsorted(levels, genuine)  # levels that reach the genuine score
-    tied = np.append(False, ordered[1:] == ordered[:-1])[: len(kept)]
+    tied = np.append(False, ordered[1:] == ordered[:-1])[: len(best)]
     return {
         "form": "tail-1",
         "list": pairs.sha256,
         "fars": [float(far) for far in fars],
-        "kept": len(kept),
-        "data": _packed([kept, tied, above]),
+        "kept": len(best),
+        "data": _packed([best, tied, above]),
     }
 
 
@@ -84,11 +84,11 @@ def hits(evidence: dict[str, Any], bootstrap: Bootstrap) -> Drawn:
     (right,) = _unpacked(evidence["hits"], [len(queries)])
     people = bootstrap.pairs.people
     place = np.searchsorted(people, queries)
-    known = (place < len(people)) & (people[np.minimum(place, len(people) - 1)] == queries)
-    asked = np.bincount(place[known], minlength=len(people))
-    found = np.bincount(place[known], weights=right[known], minlength=len(people))
-    weight = asked @ bootstrap.counts.astype(np.int64)
-    values = np.where(weight > 0, found @ bootstrap.counts / np.maximum(weight, 1), np.nan)
+    in_list = (place < len(people)) & (people[np.minimum(place, len(people) - 1)] == queries)
+    queries_of = np.bincount(place[in_list], minlength=len(people))
+    right_of = np.bincount(place[in_list], weights=right[in_list], minlength=len(people))
+    weight = queries_of @ bootstrap.counts.astype(np.int64)
+    values = np.where(weight > 0, right_of @ bootstrap.counts / np.maximum(weight, 1), np.nan)
     return {"rank-1": (values, np.zeros(len(values), dtype=bool))}
 
 
@@ -98,8 +98,8 @@ Drawn = dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]
 
 def _tars(evidence: dict[str, Any], bootstrap: Bootstrap) -> Drawn:
     pairs, size = bootstrap.pairs, evidence["kept"]
-    kept, tied, above = _unpacked(evidence["data"], [size, size, len(pairs.genuine)])
-    left, right = pairs.sides(pairs.impostor[kept])
+    best, tied, above = _unpacked(evidence["data"], [size, size, len(pairs.genuine)])
+    left, right = pairs.sides(pairs.impostor[best])
     groups = np.flatnonzero(tied == 0)
     by_rank = np.argsort(above, kind="stable")
     owner, _ = pairs.sides(pairs.genuine[by_rank])
@@ -128,20 +128,20 @@ def _from_ranks(evidence: dict[str, Any], bootstrap: Bootstrap) -> Drawn:
     fold = pairs.folds[order]
     left, right = pairs.sides(order)
     starts = np.flatnonzero(np.append(True, np.diff(ranks)))  # of each group of equal scores
-    found = {"accuracy": np.empty(draws)}
+    drawn = {"accuracy": np.empty(draws)}
     if "fars" in evidence:
-        found |= {"eer": np.empty(draws), **{f"tar@far={far:g}": np.empty(draws) for far in evidence["fars"]}}
+        drawn |= {"eer": np.empty(draws), **{f"tar@far={far:g}": np.empty(draws) for far in evidence["fars"]}}
     for block, counts in bootstrap.blocks():
         weights = np.where(same[:, None], counts[left], counts[left] * counts[right]).T.copy()
-        found["accuracy"][block] = _accuracies(weights, same, ranks, fold, starts, evidence.get("folds"))
+        drawn["accuracy"][block] = _accuracies(weights, same, ranks, fold, starts, evidence.get("folds"))
         if "folds" in evidence:
             weights[:, ~np.isin(fold, evidence["folds"])] = 0
         if "fars" in evidence:
             genuine, impostor = _below(weights, same, starts), _below(weights, ~same, starts)
-            found["eer"][block] = _eers(genuine, impostor)
+            drawn["eer"][block] = _eers(genuine, impostor)
             for far in evidence["fars"]:
-                found[f"tar@far={far:g}"][block] = _tars_below(genuine, impostor, far)
-    return {figure: (values, np.zeros(draws, dtype=bool)) for figure, values in found.items()}
+                drawn[f"tar@far={far:g}"][block] = _tars_below(genuine, impostor, far)
+    return {figure: (values, np.zeros(draws, dtype=bool)) for figure, values in drawn.items()}
 
 
 def _accuracies(
@@ -154,10 +154,10 @@ def _accuracies(
 ) -> NDArray[np.float64]:
     rates, present = np.zeros(len(weights)), np.zeros(len(weights))
     for number in np.unique(fold) if folds is None else folds:
-        own = np.flatnonzero(fold == number)
-        cut = _best_cuts(weights, same, own, starts)
-        right_weight = (weights[:, own] * ((ranks[own] >= cut[:, None]) == same[own])).sum(axis=1)
-        fold_weight = weights[:, own].sum(axis=1)
+        in_fold = np.flatnonzero(fold == number)
+        cut = _best_cuts(weights, same, in_fold, starts)
+        right_weight = (weights[:, in_fold] * ((ranks[in_fold] >= cut[:, None]) == same[in_fold])).sum(axis=1)
+        fold_weight = weights[:, in_fold].sum(axis=1)
         rates += right_weight / np.maximum(fold_weight, 1)
         present += fold_weight > 0
     return np.asarray(rates / np.maximum(present, 1))
@@ -191,22 +191,22 @@ def _eers(genuine: NDArray[np.int64], impostor: NDArray[np.int64]) -> NDArray[np
 
 
 def _best_cuts(
-    weights: NDArray[np.int32], same: NDArray[np.bool_], own: NDArray[np.int64], starts: NDArray[np.int64]
+    weights: NDArray[np.int32], same: NDArray[np.bool_], fold_pairs: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """For each draw, the rank from which on it is best to accept, evaluated on all pairs but `own`.
+    """For each draw, the rank from which on it is best to accept, evaluated on all pairs but `fold_pairs`.
 
     The rule is that of `best_threshold`: of the ranks that occur in the draw (and the one above all), the middle best.
     """
-    others = weights.copy()  # (draws, pairs), pairs in ascending order of score
-    others[:, own] = 0
-    occurs = np.add.reduceat(others, starts, axis=1) > 0
+    remaining = weights.copy()  # (draws, pairs), pairs in ascending order of score
+    remaining[:, fold_pairs] = 0
+    occurs = np.add.reduceat(remaining, starts, axis=1) > 0
     wrong = np.zeros((len(weights), len(starts) + 1), dtype=np.int32)
-    np.cumsum(np.add.reduceat(np.where(same, others, -others), starts, axis=1), axis=1, out=wrong[:, 1:])
+    np.cumsum(np.add.reduceat(np.where(same, remaining, -remaining), starts, axis=1), axis=1, out=wrong[:, 1:])
     best = wrong == wrong.min(axis=1, keepdims=True)
     best[:, :-1] &= occurs
     draw, cut = np.nonzero(best)
-    found = np.bincount(draw, minlength=len(weights))
-    return cut[np.cumsum(found) - found + (found - 1) // 2]
+    ties = np.bincount(draw, minlength=len(weights))
+    return cut[np.cumsum(ties) - ties + (ties - 1) // 2]
 
 
 RESAMPLERS = {"ranks-1": _from_ranks, "tail-1": _tars}

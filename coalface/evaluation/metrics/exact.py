@@ -74,8 +74,8 @@ def _added(products: Any) -> Any:
     while products.shape[1] > 1:
         half = 1 << (products.shape[1] - 1).bit_length() - 1
         # The missing entries up to a power of two are zeros, which alter nothing: they are not added.
-        products, rest = products[:, :half], products[:, half:]
-        products[:, : rest.shape[1]] += rest
+        products, upper = products[:, :half], products[:, half:]
+        products[:, : upper.shape[1]] += upper
     return products[:, 0]
 
 
@@ -139,11 +139,11 @@ def scan(
     tops = [_Highest(max(ranks))] * len(ranks) if ranks else []
     if ranks and max(ranks) > MANY:
         tops = _enclose(blocks(), ranks, error)
-    for one in blocks():
+    for pairs in blocks():
         if nearest:
-            one.raise_nearest(best[one.at], error)
+            pairs.raise_nearest(best[pairs.at], error)
         for top in dict.fromkeys(tops):
-            top.take_block(one, error)
+            top.take_block(pairs, error)
     return Scan(best, [top.at_rank(rank) for top, rank in zip(tops, ranks, strict=True)])
 
 
@@ -158,14 +158,14 @@ class _Block:
     peaks: Scores
     """Of each row."""
 
-    def raise_nearest(self, known: Scores, error: float) -> None:
-        """Raise what is known of each row's highest T."""
-        higher = np.flatnonzero(self.peaks + error > known)
+    def raise_nearest(self, highest: Scores, error: float) -> None:
+        """Raise each row's `highest` T so far."""
+        higher = np.flatnonzero(self.peaks + error > highest)
         for part in slices(len(higher), PAIRS):
             some = higher[part]
-            limits = np.maximum(self.peaks[some] - 2 * error, known[some] - error)
+            limits = np.maximum(self.peaks[some] - 2 * error, highest[some] - error)
             row, column = np.nonzero(self.products[some] >= limits[:, None])
-            np.maximum.at(known, some[row], exactly(self.rows, some[row], self.columns, column))
+            np.maximum.at(highest, some[row], exactly(self.rows, some[row], self.columns, column))
 
 
 def _blocks(
@@ -180,17 +180,19 @@ def _blocks(
     count = len(columns) if places is None else len(places)
     high, wide = min(block[0], len(rows)), min(block[1], count)
     memory = np.empty(high * wide, np.float32)
-    for there in slices(count, wide):
-        others = np.ascontiguousarray(columns[there] if places is None else columns[places[there]], np.float32)
+    for at_columns in slices(count, wide):
+        block_columns = np.ascontiguousarray(
+            columns[at_columns] if places is None else columns[places[at_columns]], np.float32
+        )
         if check is not None:
-            check(there, others)
+            check(at_columns, block_columns)
         for at in slices(len(rows), high):
-            size = at.stop - at.start, there.stop - there.start
+            size = at.stop - at.start, at_columns.stop - at_columns.start
             products = memory[: size[0] * size[1]].reshape(size)
-            np.matmul(rows[at], others.T, out=products)
+            np.matmul(rows[at], block_columns.T, out=products)
             if excluded is not None:
-                products[excluded(at, there)] = -np.inf
-            yield _Block(at, rows[at], others, products, products.max(axis=1).astype(np.float64))
+                products[excluded(at, at_columns)] = -np.inf
+            yield _Block(at, rows[at], block_columns, products, products.max(axis=1).astype(np.float64))
 
 
 class _Highest:
@@ -236,8 +238,8 @@ class _Highest:
 
     def at_rank(self, rank: int) -> Ranked:
         self._settle()
-        found = Ranked.of_sorted(np.sort(self._kept[0])[::-1], rank - self.higher)
-        return Ranked(found.value, found.above + self.higher)
+        ranked = Ranked.of_sorted(np.sort(self._kept[0])[::-1], rank - self.higher)
+        return Ranked(ranked.value, ranked.above + self.higher)
 
 
 def _enclose(blocks: Iterator[_Block], ranks: Sequence[int], error: float) -> list[_Highest]:
@@ -254,22 +256,22 @@ def _enclose(blocks: Iterator[_Block], ranks: Sequence[int], error: float) -> li
     upward = np.cumsum(counts[::-1])[::-1]  # how many are in each interval or higher
     tops = []
     for rank in ranks:
-        own = int(np.flatnonzero(upward >= rank)[-1])
-        low, high = (edge / float(scale) - 1.01 for edge in (own, own + 1))
-        surely = int(upward[own + margin]) if own + margin <= BINS else 0
+        interval = int(np.flatnonzero(upward >= rank)[-1])
+        low, high = (edge / float(scale) - 1.01 for edge in (interval, interval + 1))
+        surely = int(upward[interval + margin]) if interval + margin <= BINS else 0
         tops.append(_Highest(rank - surely, low - slack, high + slack))
     return tops
 
 
-def check_unit(features: Floats, what: str, identities: Places | None = None) -> None:
+def check_unit(features: Floats, kind: str, identities: Places | None = None) -> None:
     """Raise ValueError unless features are (n, d) float32, at least one, with one identity each, of length 1 or 0."""
     if features.ndim != 2 or not len(features) or features.dtype != np.float32:
-        raise ValueError(f"features {features.dtype} {features.shape}: give (n, d) float32, at least one {what}")
+        raise ValueError(f"features {features.dtype} {features.shape}: give (n, d) float32, at least one {kind}")
     if identities is not None and identities.shape != features.shape[:1]:
-        raise ValueError(f"features {features.shape} with identities {identities.shape}: give one for each {what}")
+        raise ValueError(f"features {features.shape} with identities {identities.shape}: give one for each {kind}")
     squares = np.einsum("id,id->i", features, features)
     if len(odd := np.flatnonzero(~((np.abs(squares - 1) < 1e-3) | (squares == 0)))):
         raise ValueError(
-            f"{len(odd):,} of {len(features):,} features are not of length 1 (or 0), the first is that of {what} "
+            f"{len(odd):,} of {len(features):,} features are not of length 1 (or 0), the first is that of {kind} "
             f"{odd[0]:,}, of length {np.sqrt(squares[odd[0]]):g}: normalise them"
         )

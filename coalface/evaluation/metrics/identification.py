@@ -30,10 +30,6 @@ class Identification:
     ranks: NDArray[np.int64]
     """(q,) the rank of the best image of the query's own identity, 1 the first; every image of another identity that
     is as like the query stands before it."""
-    gallery: int
-    """Images in the gallery."""
-    identities: int
-    """Identities in the gallery, those that no query has included."""
 
     def right(self, k: int = 1) -> NDArray[np.bool_]:
         """(q,) whether one of the k most similar images has the query's identity, however ties are broken."""
@@ -41,13 +37,9 @@ class Identification:
             raise ValueError(f"there is no rank {k}: ranks count from 1")
         return self.ranks <= k
 
-    def rate(self, k: int = 1) -> float:
-        """The share of the queries that are right."""
-        return float(self.right(k).mean())
-
     def figures(self, ks: Sequence[int] = (1,)) -> dict[str, float]:
         """`rank-1` and so on, in percent, unrounded."""
-        return {RANK.at(k): 100 * self.rate(k) for k in ks}
+        return {RANK.at(k): 100 * float(self.right(k).mean()) for k in ks}
 
 
 def identify(
@@ -79,14 +71,14 @@ def identify(
     best = mate_scores(queries, gallery, query_identities, gallery_identities)
     before = np.zeros(len(queries), np.int64)
     for start in range(0, len(gallery), block):
-        there, names = gallery[start : start + block].astype(np.float64), gallery_identities[start : start + block]
+        images, names = gallery[start : start + block].astype(np.float64), gallery_identities[start : start + block]
         for first in range(0, len(queries), block):
             some = slice(first, first + block)
-            scores = queries[some].astype(np.float64) @ there.T
+            scores = queries[some].astype(np.float64) @ images.T
             ahead = scores >= best[some, None] - TIE
             ahead &= names != query_identities[some, None]
             before[some] += ahead.sum(axis=1)
-    return Identification(1 + before, len(gallery), len(np.unique(gallery_identities)))
+    return Identification(1 + before)
 
 
 def query_and_gallery(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coalface.evaluation.metrics.exact import BLOCK, Floats, Places, Scores, check_unit, exactly, scan
+from coalface.evaluation.metrics.exact import BLOCK, Floats, Places, check_unit, exactly, scan
 from coalface.evaluation.metrics.identification import TIE
 from coalface.evaluation.metrics.verification import TarAtFar, allowed, genuine_pairs, ranks_asked, tars_of_ranked
 
@@ -29,8 +29,6 @@ class MegaFace:
     right: int
     """Of these, those of rank 1."""
     tars: tuple[TarAtFar, ...]
-    nearest: Scores
-    """(p,) the score of each probe with the distractor most like it."""
     distractors: int
 
     def figures(self) -> dict[str, float]:
@@ -64,12 +62,12 @@ def evaluate_probes(
     if any(allowed(far, impostors) >= impostors for far in fars):
         raise ValueError(f"among FARs {list(fars)} one allows all impostors: give FARs below 1")
     ranks = ranks_asked(fars, impostors)
-    seen = scan(probes, distractors, nearest=True, ranks=ranks, check=_check_distractors, block=block)
+    scanned = scan(probes, distractors, nearest=True, ranks=ranks, check=_check_distractors, block=block)
     left, right = genuine_pairs(identities)
     genuine = exactly(probes, left, probes, right)  # T is the same of a probe and its mate and of the mate as a probe
-    tars = tars_of_ranked(seen.ranked, impostors, genuine, fars)
-    first = sum(int((genuine > seen.nearest[probe] + TIE).sum()) for probe in (left, right))
-    return MegaFace(2 * len(genuine), first, tuple(tars), seen.nearest, len(distractors))
+    tars = tars_of_ranked(scanned.ranked, impostors, genuine, fars)
+    first = sum(int((genuine > scanned.nearest[probe] + TIE).sum()) for probe in (left, right))
+    return MegaFace(2 * len(genuine), first, tuple(tars), len(distractors))
 
 
 def _check_distractors(places: slice, features: Floats) -> None:

@@ -48,7 +48,7 @@ class OpenSet:
 
     def figures(self, ks: Sequence[int] = RANKS) -> dict[str, float]:
         """`rank-1`, …, `tpir@fpir=0.01`, … in percent, unrounded; without those that the searches cannot carry."""
-        tpirs = {f"tpir@fpir={one.fpir:g}": 100 * one.tpir for one in self.tpirs if one.carried}
+        tpirs = {f"tpir@fpir={tpir.fpir:g}": 100 * tpir.tpir for tpir in self.tpirs if tpir.carried}
         return self.identification.figures(ks) | tpirs
 
 
@@ -80,12 +80,12 @@ def search(
     mated = np.isin(probe_subjects, gallery_subjects)
     if not mated.any():
         raise ValueError("no probe's subject is in the gallery: these lists do not belong together")
-    found = identify(probes[mated], gallery, probe_subjects[mated], gallery_subjects, block=block)
+    identification = identify(probes[mated], gallery, probe_subjects[mated], gallery_subjects, block=block)
     if mated.all():
-        return OpenSet(found, ())
+        return OpenSet(identification, ())
     scores = mate_scores(probes[mated], gallery, probe_subjects[mated], gallery_subjects)
-    others = scan(probes[~mated], gallery, nearest=True).nearest
-    return OpenSet(found, tuple(tpirs_at(fpirs, scores, found.right(1), others)))
+    strangers = scan(probes[~mated], gallery, nearest=True).nearest
+    return OpenSet(identification, tuple(tpirs_at(fpirs, scores, identification.right(1), strangers)))
 
 
 def tpirs_at(fpirs: Sequence[float], mated: Scores, first: NDArray[np.bool_], non_mated: Scores) -> list[TpirAtFpir]:
@@ -95,8 +95,8 @@ def tpirs_at(fpirs: Sequence[float], mated: Scores, first: NDArray[np.bool_], no
     for fpir, rank in zip(fpirs, ranks_asked(fpirs, len(highest)), strict=True):
         count = allowed(fpir, len(highest))
         threshold, wrong = Ranked.of_sorted(highest, rank).allowing(count, len(highest), mated)
-        taken = int((first & (mated >= threshold)).sum())
-        results.append(TpirAtFpir(float(fpir), taken / len(mated), threshold, wrong, len(highest), count >= 1))
+        accepted = int((first & (mated >= threshold)).sum())
+        results.append(TpirAtFpir(float(fpir), accepted / len(mated), threshold, wrong, len(highest), count >= 1))
     return results
 
 
@@ -104,9 +104,9 @@ def mean_figures(results: Sequence[OpenSet], ks: Sequence[int] = RANKS) -> dict[
     """The mean over galleries, in percent, of each figure that all of them carry: IJB-B and IJB-C have two."""
     figures = [result.figures(ks) for result in results]
     return {
-        name: math.fsum(one[name] for one in figures) / len(figures)
+        name: math.fsum(of_gallery[name] for of_gallery in figures) / len(figures)
         for name in figures[0]
-        if all(name in one for one in figures)
+        if all(name in of_gallery for of_gallery in figures)
     }
 
 

@@ -69,36 +69,21 @@ class Personalised:
         return tars | tpirs
 
 
-@dataclass(frozen=True)
-class OverClients:
-    """The means over clients; each client counts alike."""
-
-    means: dict[str, float]
-    """Figure -> percent: the mean over the clients that carry it."""
-    carried: dict[str, int]
-    """Figure -> how many these are."""
-    clients: int
-
-    def figures(self) -> dict[str, float]:
-        """The means, in percent, unrounded. A figure that no client carries is not there."""
-        return dict(self.means)
-
-
-def over_clients(evaluated: Sequence[Personalised]) -> OverClients:
-    """The mean of every figure over the clients that carry it.
+def over_clients(evaluated: Sequence[Personalised]) -> tuple[dict[str, float], dict[str, int]]:
+    """The mean of every figure over the clients that carry it, each alike, in percent; and how many these are.
 
     Raises ValueError where there is no client, or where two were evaluated by different modes.
     """
     if not evaluated:
         raise ValueError("there is no client to take a mean over: evaluate one at least")
-    if len(modes := sorted({(each.one_to_one, each.one_to_many) for each in evaluated})) > 1:
+    if len(modes := sorted({(client.one_to_one, client.one_to_many) for client in evaluated})) > 1:
         raise ValueError(f"the clients were evaluated by different modes, {modes}: evaluate all of them by one")
     values: dict[str, list[float]] = {}
-    for each in evaluated:
-        for name, value in each.figures().items():
+    for client in evaluated:
+        for name, value in client.figures().items():
             values.setdefault(name, []).append(value)
-    means = {name: math.fsum(found) / len(found) for name, found in values.items()}
-    return OverClients(means, {name: len(found) for name, found in values.items()}, len(evaluated))
+    means = {name: math.fsum(of_clients) / len(of_clients) for name, of_clients in values.items()}
+    return means, {name: len(of_clients) for name, of_clients in values.items()}
 
 
 def gallery_of(features: Floats, identities: Places) -> tuple[Floats, Places]:
@@ -147,33 +132,33 @@ def evaluate_client(
     Raises ValueError where shapes do not fit, embeddings are not of length one, an identity is at two clients, a
     client's identity has no template or another's has one, and where the client or the others have no test image.
     """
-    own = _check_client(features, identities, clients, client, gallery, gallery_identities)
-    for mode, known in ((one_to_one, OneToOne), (one_to_many, OneToMany)):
-        if mode not in get_args(known):
-            raise ValueError(f"there is no mode {mode!r}: choose {' or '.join(get_args(known))}")
-    mine, others = np.flatnonzero(own), np.flatnonzero(~own)
-    left, right = genuine_pairs(identities[mine])
-    genuine = exactly(features, mine[left], features, mine[right])
-    impostors = len(mine) * len(others)
+    is_own = _check_client(features, identities, clients, client, gallery, gallery_identities)
+    for mode, modes in ((one_to_one, OneToOne), (one_to_many, OneToMany)):
+        if mode not in get_args(modes):
+            raise ValueError(f"there is no mode {mode!r}: choose {' or '.join(get_args(modes))}")
+    own_images, other_images = np.flatnonzero(is_own), np.flatnonzero(~is_own)
+    left, right = genuine_pairs(identities[own_images])
+    genuine = exactly(features, own_images[left], features, own_images[right])
+    impostors = len(own_images) * len(other_images)
     if one_to_one == "official":
-        impostors += len(mine) * (len(mine) - 1) // 2 - len(genuine)
+        impostors += len(own_images) * (len(own_images) - 1) // 2 - len(genuine)
     tars: list[TarAtFar] = []
     if len(genuine):
         ranks = ranks_asked(fars, impostors)
-        ranked = _ranked_impostors(features, identities, mine, others, one_to_one, ranks, block)
+        ranked = _ranked_impostors(features, identities, own_images, other_images, one_to_one, ranks, block)
         tars = tars_of_ranked(ranked, impostors, genuine, fars)
     order = np.argsort(gallery_identities)
-    templates_of_mine = order[np.searchsorted(gallery_identities[order], identities[mine])]
-    mate = exactly(features, mine, gallery, templates_of_mine)
+    own_templates = order[np.searchsorted(gallery_identities[order], identities[own_images])]
+    mate = exactly(features, own_images, gallery, own_templates)
 
-    def mates(rows: slice, there: slice) -> NDArray[np.bool_]:
-        return identities[rows, None] == gallery_identities[there]
+    def mates(rows: slice, columns: slice) -> NDArray[np.bool_]:
+        return identities[rows, None] == gallery_identities[columns]
 
     if one_to_many == "standard":
         rival = scan(features, gallery, nearest=True, excluded=mates, block=block).nearest
-        tpirs = tpirs_at(fpirs, mate, mate > rival[own], rival[~own])
+        tpirs = tpirs_at(fpirs, mate, mate > rival[is_own], rival[~is_own])
     else:
-        trials = len(features) * len(gallery) - len(mine)
+        trials = len(features) * len(gallery) - len(own_images)
         counts = [_allowed_by_legacy(fpir, len(features)) for fpir in fpirs]
         ranks = [min(1 + count, trials) for count in counts]
         ranked = scan(features, gallery, ranks=ranks, excluded=mates, block=block).ranked
@@ -189,34 +174,33 @@ def evaluate_client(
         tpirs=tuple(tpirs),
         genuine=len(genuine),
         impostors=impostors,
-        mated=len(mine),
-        non_mated=len(others),
+        mated=len(own_images),
+        non_mated=len(other_images),
     )
 
 
 def _ranked_impostors(
     features: Floats,
     identities: Places,
-    mine: Places,
-    others: Places,
+    own_images: Places,
+    other_images: Places,
     mode: OneToOne,
     ranks: Sequence[int],
     block: tuple[int, int],
 ) -> list[Ranked]:
     """The scores of impostor pairs at some ranks."""
     if mode == "paper":
-        return scan(features[mine], features, ranks=ranks, places=others, block=block).ranked
-    columns = np.concatenate([others, mine])
-    turn = np.append(np.full(len(others), len(mine)), np.arange(len(mine)))
+        return scan(features[own_images], features, ranks=ranks, places=other_images, block=block).ranked
+    columns = np.concatenate([other_images, own_images])
+    turn = np.append(np.full(len(other_images), len(own_images)), np.arange(len(own_images)))
 
-    def excluded(rows: slice, there: slice) -> NDArray[np.bool_]:
-        one_person = identities[mine[rows], None] == identities[columns[there]]
-        twice = (
-            turn[there] <= np.arange(rows.start, rows.stop)[:, None]
-        )  # a pair of the client's own images counts once
+    def excluded(rows: slice, at_columns: slice) -> NDArray[np.bool_]:
+        one_person = identities[own_images[rows], None] == identities[columns[at_columns]]
+        # A pair of the client's own images counts once.
+        twice = turn[at_columns] <= np.arange(rows.start, rows.stop)[:, None]
         return one_person | twice
 
-    return scan(features[mine], features, ranks=ranks, places=columns, excluded=excluded, block=block).ranked
+    return scan(features[own_images], features, ranks=ranks, places=columns, excluded=excluded, block=block).ranked
 
 
 def _allowed_by_legacy(fpir: float, probes: int) -> int:
@@ -235,20 +219,20 @@ def _check_client(
             f"test images {features.shape}, clients {clients.shape} and gallery {gallery.shape} do not go together: "
             "give each test image its client, and all embeddings by one model"
         )
-    own: NDArray[np.bool_] = clients == client
-    if own.all() or not own.any():
+    is_own: NDArray[np.bool_] = clients == client
+    if is_own.all() or not is_own.any():
         raise ValueError(
-            f"client {client} has {int(own.sum()):,} of {len(own):,} test images: give some, and of others"
+            f"client {client} has {int(is_own.sum()):,} of {len(is_own):,} test images: give some, and of others"
         )
-    mine, theirs = np.unique(identities[own]), np.unique(identities[~own])
-    for people, what in (
-        (np.intersect1d(mine, theirs), "have test images at another client too"),
-        (np.setdiff1d(mine, gallery_identities), "have no template in its gallery"),
+    own_people, other_people = np.unique(identities[is_own]), np.unique(identities[~is_own])
+    for people, reason in (
+        (np.intersect1d(own_people, other_people), "have test images at another client too"),
+        (np.setdiff1d(own_people, gallery_identities), "have no template in its gallery"),
     ):
         if len(people):
-            raise ValueError(f"{len(people)} identities of client {client} {what}, the first is {people[0]}")
+            raise ValueError(f"{len(people)} identities of client {client} {reason}, the first is {people[0]}")
     if len(np.unique(gallery_identities)) < len(gallery_identities):
         raise ValueError("an identity has two templates in the gallery: give it one, the mean of its features")
-    if len(strange := np.intersect1d(theirs, gallery_identities)):
+    if len(strange := np.intersect1d(other_people, gallery_identities)):
         raise ValueError(f"the gallery of client {client} has a template of identity {strange[0]}, another client's")
-    return own
+    return is_own

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.evaluation.metrics.exact import Floats, Places, Scores, check_unit, exactly
-from coalface.evaluation.metrics.verification import TarAtFar, tar_at_far
+from coalface.evaluation.metrics.exact import Floats, Places, Scores, check_unit, exactly, scan
+from coalface.evaluation.metrics.verification import Ranked, TarAtFar, ranks_asked, tars_of_ranked
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 """Those of the field's tables of IJB-B and IJB-C; of IJB-A it is 1e-3."""
 
 IMAGES = 8192
 """Images that are pooled together, if no template has more."""
+
+DENSE = 8
+"""A list with one in so many of its templates' pairs, or more, is searched by blocks of products."""
 
 
 # Template features
@@ -71,7 +74,7 @@ def template_features(
     first = np.concatenate([[True], owners[1:] != owners[:-1]])
     starts = np.flatnonzero(first | np.concatenate([[True], parts[1:] != parts[:-1]]))  # of each media of a template
     begins = np.flatnonzero(first)  # of each template
-    found = np.empty((len(begins), width), np.float32)
+    pooled = np.empty((len(begins), width), np.float32)
     ends = np.append(begins[1:], count)
     at = 0
     while at < len(begins):
@@ -81,9 +84,9 @@ def template_features(
         cuts = starts[np.searchsorted(starts, low) : np.searchsorted(starts, high)]
         means = np.add.reduceat(images, cuts - low, axis=0) / np.diff(cuts, append=high)[:, None]
         sums = np.add.reduceat(means, np.searchsorted(cuts, begins[at:stop]), axis=0)
-        found[at:stop] = _unit(sums)
+        pooled[at:stop] = _unit(sums)
         at = stop
-    return Templates(owners[begins], found)
+    return Templates(owners[begins], pooled)
 
 
 def _shape(
@@ -97,13 +100,13 @@ def _shape(
     if features.ndim != 2 or not len(features):
         raise ValueError(f"features {features.shape} of images: give (n, d), at least one")
     scores = [] if detector is None else [detector]
-    if any(one.shape != (len(features),) for one in (template, media, *scores)):
+    if any(column.shape != (len(features),) for column in (template, media, *scores)):
         raise ValueError(
             f"{len(features):,} features with {template.shape} templates, {media.shape} media"
-            + "".join(f" and {one.shape} scores" for one in scores)
+            + "".join(f" and {column.shape} scores" for column in scores)
             + ": give one of each for every image"
         )
-    if any(not np.isfinite(one).all() for one in scores):
+    if any(not np.isfinite(column).all() for column in scores):
         raise ValueError("scores of the detector are not finite: read its list again")
     if not flip:
         return features.shape
@@ -155,17 +158,40 @@ def verify_pairs(
     """
     check_unit(features, "template")
     _check_pairs(features, left, right, same)
-    return tar_at_far(exactly(features, left, features, right), same, fars)
+    genuine, impostors = exactly(features, left[same], features, right[same]), int((~same).sum())
+    ranked = _ranked_pairs(features, left[~same], right[~same], ranks_asked(fars, impostors))
+    return tars_of_ranked(ranked, impostors, genuine, fars)
+
+
+def _ranked_pairs(features: Floats, left: Places, right: Places, ranks: Sequence[int]) -> list[Ranked]:
+    """T of listed pairs at some ranks: by `scan` where the list is dense and has no pair twice, else pair by pair."""
+    rows, row = _numbered(left, len(features))
+    columns, column = _numbered(right, len(features))
+    if len(rows) * len(columns) <= DENSE * len(left):
+        unlisted = np.ones((len(rows), len(columns)), dtype=bool)
+        unlisted[row, column] = False
+        if unlisted.size - np.count_nonzero(unlisted) == len(left):
+            return scan(features[rows], features[columns], ranks=ranks, excluded=lambda *at: unlisted[at]).ranked
+    scores = np.sort(exactly(features, left, features, right))[::-1]
+    return [Ranked.of_sorted(scores, rank) for rank in ranks]
+
+
+def _numbered(places: Places, count: int) -> tuple[Places, Places]:
+    """Those of `count` rows that `places` (n,) name, ascending, and (n,) which of these each is."""
+    rows = np.flatnonzero(np.bincount(places, minlength=count))
+    number = np.zeros(count, np.int64)
+    number[rows] = np.arange(len(rows))
+    return rows, number[places]
 
 
 def over_splits(splits: Sequence[Sequence[TarAtFar]]) -> dict[str, tuple[float, float]]:
     """Mean and standard deviation (n − 1), in percent, of each TAR that all splits carry; IJB-A has ten."""
-    found = {}
+    figures = {}
     for tars in zip(*splits, strict=True):
         if all(tar.carried for tar in tars):
             values = [100 * tar.tar for tar in tars]
-            found[f"tar@far={tars[0].far:g}"] = (float(np.mean(values)), float(np.std(values, ddof=len(values) > 1)))
-    return found
+            figures[f"tar@far={tars[0].far:g}"] = (float(np.mean(values)), float(np.std(values, ddof=len(values) > 1)))
+    return figures
 
 
 def _check_pairs(features: Floats, left: Places, right: Places, same: NDArray[np.bool_]) -> None:
@@ -174,6 +200,8 @@ def _check_pairs(features: Floats, left: Places, right: Places, same: NDArray[np
             f"pairs {left.shape}, {right.shape} with same {same.dtype} {same.shape}: give two rows for each pair, and "
             "one bool that says whether it is genuine"
         )
+    if not same.any() or same.all():
+        raise ValueError(f"the list has no {'impostor' if same.any() else 'genuine'} pairs: give pairs of both kinds")
     low, high = min(left.min(), right.min()), max(left.max(), right.max())
     if low < 0 or high >= len(features):
         raise ValueError(

@@ -80,9 +80,6 @@ class VerificationResult:
     """None for a list with a headline mask: with so many impostors to a genuine pair, accuracy would say little."""
     tars: tuple[TarAtFar, ...]
     eer: float
-    genuine: int
-    """Genuine pairs that counted."""
-    impostors: int
 
     def figures(self) -> dict[str, float]:
         """The figures in percent, unrounded: `accuracy`, `accuracy_se`, `tar@far=0.01`, …, `eer`.
@@ -113,19 +110,17 @@ def evaluate_pairs(
     if headline is not None and headline.shape != same.shape:
         raise ValueError(f"the headline mask has {headline.shape} entries for {same.shape} pairs: give one per pair")
     counted = np.ones(len(same), dtype=bool) if headline is None else headline | ~same
-    scores, kept = scores[counted], same[counted]
+    scores, counted_same = scores[counted], same[counted]
     if folds is not None:
         fold = tenths(same) if fold is None else fold
-    accuracy = ten_fold_accuracy(scores, kept, fold, folds=folds) if headline is None else None
+    accuracy = ten_fold_accuracy(scores, counted_same, fold, folds=folds) if headline is None else None
     if folds is not None and fold is not None:
-        mine = np.isin(fold[counted], folds)
-        scores, kept = scores[mine], kept[mine]
+        in_folds = np.isin(fold[counted], folds)
+        scores, counted_same = scores[in_folds], counted_same[in_folds]
     return VerificationResult(
         accuracy=accuracy,
-        tars=tuple(tar_at_far(scores, kept, fars)),
-        eer=eer(scores, kept),
-        genuine=int(kept.sum()),
-        impostors=int((~kept).sum()),
+        tars=tuple(tar_at_far(scores, counted_same, fars)),
+        eer=eer(scores, counted_same),
     )
 
 
@@ -178,10 +173,10 @@ def ten_fold_accuracy(
     ordered, genuine, places = scores[order], same[order], fold[order]
     rates, thresholds = [], []
     for number in numbers if folds is None else folds:
-        others = places != number
-        threshold = _best_cut(ordered[others], genuine[others])
-        accepted = ordered[~others] >= threshold
-        rates.append((accepted == genuine[~others]).mean())
+        elsewhere = places != number
+        threshold = _best_cut(ordered[elsewhere], genuine[elsewhere])
+        accepted = ordered[~elsewhere] >= threshold
+        rates.append((accepted == genuine[~elsewhere]).mean())
         thresholds.append(float(threshold))
     error = float(np.std(rates, ddof=1) / math.sqrt(len(rates)))
     return Accuracy(mean=float(np.mean(rates)), error=error, thresholds=tuple(thresholds))
