@@ -67,7 +67,7 @@ def read_many(file: RecordFile, keys: NDArray[np.int64]) -> tuple[float, int]:
 
 def views(file: RecordFile, keys: NDArray[np.int64]) -> tuple[float, int]:
     found = file.read_many(keys)
-    touched = sum(payload[0] + payload[-1] for payload in found.payloads())
+    touched = sum(payload[0] + payload[-1] for payload in map(found.payload, range(len(keys))))
     return float(found.label.sum(dtype=np.float64)), touched
 
 

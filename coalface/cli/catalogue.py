@@ -55,8 +55,7 @@ def models(
 
     from coalface.core.text import several
     from coalface.experiments.report.runs import size as in_bytes
-    from coalface.models.catalogue import catalogue
-    from coalface.models.measuring import processor
+    from coalface.models.catalogue import catalogue, processor
 
     entries = catalogue(
         names or (),

@@ -130,15 +130,12 @@ def inspect(
     """
     import json
 
-    from coalface.data.faceset import FaceSet
     from coalface.data.stores import open_store
     from coalface.data.tools import inspect as inspection
     from coalface.data.tools.progress_bar import counting
 
     store = open_store(source, part=part, damaged="leave out")
-    pixels = store.source.pixels.nbytes if isinstance(store.source, FaceSet) else 0
-    with counting("checking bytes", pixels, quiet or as_json or not pixels) as count:
-        broken = store.damage(count)
+    broken = store.damage()
     with counting("looking", len(store), quiet or as_json) as count:
         report = inspection.inspect(
             store.items(),
@@ -152,7 +149,7 @@ def inspect(
             decode=not headers,
             progress=count,
         )
-    typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else inspection.text(report))
+    typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else inspection.report_text(report))
     if not report.sound:
         raise typer.Exit(1)
 

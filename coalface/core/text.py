@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def shown(name: object) -> str:
     r"""A name, path or message as it may reach a terminal: what cannot be printed stands there escaped.
@@ -36,3 +38,12 @@ def several(count: int, one: str, many: str | None = None) -> str:
     ('1 image', '2,000 identities')
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def first_few(names: Sequence[str], most: int = 3) -> str:
+    """The first names of a row, for a sentence.
+
+    >>> first_few(["ann", "bo"]), first_few(["ann", "bo", "cy", "di"])
+    ('ann, bo', 'ann, bo, cy, …')
+    """
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from coalface.core.disk import beside, check_free, put_in_place, writing
 from coalface.core.errors import DataError
-from coalface.core.text import several, shown
+from coalface.core.text import first_few, several, shown
 from coalface.data.readers.headers import check_header
 from coalface.data.readers.landmarks import ENDING, Landmarks
 from coalface.data.source import decode_pixels, in_order
@@ -28,7 +28,6 @@ at whole numbers: insightface's, for 112×112."""
 
 _LISTS = (".txt", ".csv", ".lst")
 """Endings of the lists that go with the images."""
-_FEW = 3
 
 
 def similarity(points: NDArray[np.floating], target: NDArray[np.floating] = TEMPLATE) -> NDArray[np.float64]:
@@ -39,13 +38,13 @@ def similarity(points: NDArray[np.floating], target: NDArray[np.floating] = TEMP
 
     Raises ValueError where the points are not finite, or all one.
     """
-    source, wanted = (np.asarray(xy, np.float64) @ [1, 1j] for xy in (points, target))
+    source, goal = (np.asarray(xy, np.float64) @ [1, 1j] for xy in (points, target))
     centred = source - source.mean()
     spread = float((np.abs(centred) ** 2).sum())
     if not np.isfinite(spread) or spread < 1e-12:
         raise ValueError(f"the landmarks {np.asarray(points).tolist()} are not several places: no face lies like that")
-    turn = (centred.conj() * (wanted - wanted.mean())).sum() / spread
-    shift = wanted.mean() - turn * source.mean()
+    turn = (centred.conj() * (goal - goal.mean())).sum() / spread
+    shift = goal.mean() - turn * source.mean()
     return np.array([[turn.real, -turn.imag, shift.real], [turn.imag, turn.real, shift.imag]])
 
 
@@ -103,18 +102,18 @@ def align_folder(
     check_free(out)
     if out.resolve().is_relative_to(store.path.resolve()):
         raise DataError(f"this folder lies in the images to align; choose a place outside {store.path}", where=out)
-    known = np.flatnonzero(landmarks.known)
+    images = np.flatnonzero(landmarks.known)
     names = [os.path.relpath(place, store.path) for place in store.places]
     with beside(out) as partial:
         partial.mkdir()
-        faces = in_order(lambda k: _aligned(store, int(known[k]), landmarks.points[known[k]], size), len(known))
-        for done, (image, data) in enumerate(zip(known.tolist(), faces, strict=True), start=1):
+        faces = in_order(lambda k: _aligned(store, int(images[k]), landmarks.points[images[k]], size), len(images))
+        for count, (image, data) in enumerate(zip(images.tolist(), faces, strict=True), start=1):
             (partial / names[image]).parent.mkdir(parents=True, exist_ok=True)
             with writing(partial / names[image]):
                 (partial / names[image]).write_bytes(data)
-            progress(done)
+            progress(count)
         _copy_lists(store.path, partial, {path.resolve() for path in landmarks.lists})
-        identity_of = {store.files[i]: store.names[store.labels[i]] for i in known.tolist()}
+        identity_of = {store.files[i]: store.names[store.labels[i]] for i in images.tolist()}
         check_written(partial, out, identity_of, part=store.part)
         put_in_place(partial, out)
     return _remarks(store, landmarks)
@@ -164,11 +163,10 @@ def _copy_lists(source: Path, target: Path, landmarks: set[Path]) -> None:
 def _remarks(store: Store, landmarks: Landmarks) -> list[str]:
     remarks = []
     if len(unknown := np.flatnonzero(~landmarks.known)):
-        some = ", ".join(shown(store.files[i]) for i in unknown[:_FEW].tolist())
-        verb, them = ("has", "is") if len(unknown) == 1 else ("have", "are")
-        more = ", …" if len(unknown) > _FEW else ""
-        remarks.append(f"{several(len(unknown), 'image')} {verb} no landmarks and {them} left out: {some}{more}")
-    if landmarks.others:
-        verb = "names" if landmarks.others == 1 else "name"
-        remarks.append(f"{several(landmarks.others, 'line')} of the landmarks {verb} no image of the set")
+        names = first_few([shown(store.files[i]) for i in unknown.tolist()])
+        has, are = ("has", "is") if len(unknown) == 1 else ("have", "are")
+        remarks.append(f"{several(len(unknown), 'image')} {has} no landmarks and {are} left out: {names}")
+    if landmarks.unmatched:
+        verb = "names" if landmarks.unmatched == 1 else "name"
+        remarks.append(f"{several(landmarks.unmatched, 'line')} of the landmarks {verb} no image of the set")
     return remarks

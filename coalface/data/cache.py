@@ -108,17 +108,18 @@ def entries(cache: Path) -> list[Entry]:
     Raises NotADirectoryError where a file is in its place.
     """
     _check_folder(cache)
-    found = []
+    listed = []
     for kind, form in _FORMS.items():
         folder = cache / PRETRAINED if kind == PRETRAINED else cache
         for path in folder.iterdir() if folder.is_dir() else ():
             if not form.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
                 continue
             with contextlib.suppress(FileNotFoundError):  # another process has put it in its place, or cleared it
-                files = [one.lstat() for one in path.rglob("*")]
-                used, size = path.stat().st_mtime, sum(one.st_size for one in files if stat.S_ISREG(one.st_mode))
-                found.append(Entry(kind, path, size, min([used, *(one.st_mtime for one in files)]), used))
-    return sorted(found, key=lambda entry: (KINDS.index(entry.kind), entry.used))
+                statuses = [file.lstat() for file in path.rglob("*")]
+                used = path.stat().st_mtime
+                size = sum(status.st_size for status in statuses if stat.S_ISREG(status.st_mode))
+                listed.append(Entry(kind, path, size, min([used, *(status.st_mtime for status in statuses)]), used))
+    return sorted(listed, key=lambda entry: (KINDS.index(entry.kind), entry.used))
 
 
 def clear(cache: Path, kind: str | None = None, older_than: float = 0.0) -> tuple[list[Entry], list[Entry]]:
@@ -127,7 +128,7 @@ def clear(cache: Path, kind: str | None = None, older_than: float = 0.0) -> tupl
     Returns (what was removed, what was left since a process uses it). A process that has mapped a pack keeps it, and so
     does one that is training a model.
     """
-    removed, left = list[Entry](), list[Entry]()
+    removed, in_use = list[Entry](), list[Entry]()
     for entry in entries(cache):
         if kind not in (None, entry.kind) or time.time() - entry.used < older_than * 86400:
             continue
@@ -137,13 +138,13 @@ def clear(cache: Path, kind: str | None = None, older_than: float = 0.0) -> tupl
                 if entry.kind != "unfinished":  # whole or gone for all who look, also where this process is killed
                     away = away.rename(cache / f".{entry.path.name}.{uuid.uuid4().hex[:8]}.partial")
                 shutil.rmtree(away)
-            (removed if free else left).append(entry)
+            (removed if free else in_use).append(entry)
     for note in (cache / SOUND).glob("*") if kind is None else ():  # a few bytes; a pack that has none is read again
         if time.time() - note.lstat().st_mtime >= older_than * 86400:
             note.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # younger notes are left in it, or it was never made
         (cache / SOUND).rmdir()
-    return removed, left
+    return removed, in_use
 
 
 @contextlib.contextmanager
@@ -151,11 +152,11 @@ def _unused(cache: Path, entry: Entry) -> Iterator[bool]:
     """Whether nobody uses an entry; while it lasts, nobody begins to."""
     with contextlib.ExitStack() as stack:
         try:
-            held = [path for path in (entry.path / "pixels.u8", entry.path / "run.lock") if path.exists()]
+            locks = [path for path in (entry.path / "pixels.u8", entry.path / "run.lock") if path.exists()]
             if entry.kind == PRETRAINED:
                 (cache / LOCKS).mkdir(mode=0o700, exist_ok=True)
-                held.append(cache / LOCKS / entry.path.name)
-            for path in held:
+                locks.append(cache / LOCKS / entry.path.name)
+            for path in locks:
                 stack.enter_context(disk.lock(path, timeout=0))
         except OSError:  # held by another, or there are no locks here
             yield False

@@ -85,8 +85,8 @@ class FaceSet:
         else:
             pixels = np.concatenate([self.pixels[self.rows], other.pixels[other.rows]])
             rows = np.arange(len(pixels))
-        known = np.where(other.labels < 0, -1, other.labels + len(self.names))
-        return FaceSet(pixels, rows, np.concatenate([self.labels, known]), self.names + other.names)
+        labels = np.where(other.labels < 0, -1, other.labels + len(self.names))
+        return FaceSet(pixels, rows, np.concatenate([self.labels, labels]), self.names + other.names)
 
     def who(self) -> str:
         """SHA-256 of whose images these are, by their numbers, and how many of each; not of which image is which."""
@@ -111,10 +111,11 @@ class FaceSet:
         return replace(self.select(inside), labels=labels.astype(np.int64), names=names)
 
 
-def _one_store(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> bool:
+def _one_store(first: NDArray[np.uint8], second: NDArray[np.uint8]) -> bool:
     """Whether two stores are one: the same array, or two maps of the same part of one file."""
-    if one is other:
+    if first is second:
         return True
     # A slice of a map says that it begins where the map does: only whole maps are told by their place in the file.
-    maps: list[Any] = [store for store in (one, other) if isinstance(store, np.memmap) and isinstance(store.base, mmap)]
+    stores: list[Any] = [first, second]
+    maps = [store for store in stores if isinstance(store, np.memmap) and isinstance(store.base, mmap)]
     return len(maps) == 2 and len({(store.filename, store.offset, store.shape) for store in maps}) == 1

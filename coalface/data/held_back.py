@@ -35,4 +35,4 @@ def hold_back(faces: FaceSet, images: int, rng_of: Callable[[str], np.random.Gen
 def by_party(test: FaceSet, parties: Mapping[str, FaceSet]) -> dict[str, FaceSet]:
     """The test images of each party: those of its identities, which have the numbers that they have at the party."""
     places = {name: place for place, name in enumerate(test.names)}
-    return {party: test.only([places[name] for name in own.names]) for party, own in parties.items()}
+    return {party: test.only([places[name] for name in faces.names]) for party, faces in parties.items()}

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,25 +36,17 @@ class PairList:
     headline: NDArray[np.bool_] | None = None
     """(n,) True for the pairs that count in the headline figure: all impostor pairs, and so many genuine ones of each
     identity. None: all pairs count."""
-    skipped: int = 0
-    """Pairs of the file that were left out because an image of theirs is not in the face set."""
 
     def __len__(self) -> int:
         return len(self.same)
 
 
-def read_pairs(
-    path: str | os.PathLike[str],
-    faces: FaceSet,
-    *,
-    root: Path | None = None,
-    missing: Literal["error", "skip"] = "error",
-) -> PairList:
+def read_pairs(path: str | os.PathLike[str], faces: FaceSet, *, root: Path | None = None) -> PairList:
     """Read a pair list in any form of `pair_lines.py`, its images looked up in `faces`.
 
     Paths are those of the face set's `files`, with the ending or without, and may be absolute where the `root` of these
-    files is given. Raises DataError with file and line if the list is malformed, and, unless `missing` is "skip", if
-    images of it are not in the face set.
+    files is given. Raises DataError with file and line if the list is malformed, and if images of it are not in the
+    face set.
     """
     places = places_of(faces)
     stems = {_stem(file): image for file, image in places.items()}
@@ -69,9 +60,9 @@ def read_pairs(
         ends = (absent.split("/", cut)[cut] for cut in range(1, absent.count("/") + 1))
         meant = next((f"write {end} for it" for end in ends if find(end) >= 0), "take the images from there")
         where = root or "the folder of the images"
-        return f'paths count from {where}; {meant}, or leave such pairs out (in Python, read_pairs(…, missing="skip"))'
+        return f"paths count from {where}; {meant}, or leave such pairs out of the list"
 
-    return pair_list(Path(path).stem, _listed(path), find, missing=missing, hint=hint)
+    return pair_list(Path(path).stem, _listed(path), find, hint=hint)
 
 
 def files_of(faces: FaceSet) -> list[str]:
@@ -94,31 +85,27 @@ def pair_list(
     pairs: Sequence[ListedPair],
     find: Callable[[str], int],
     *,
-    missing: Literal["error", "skip"] = "error",
     hint: Callable[[str], str] = lambda absent: "check that the list belongs to these images and that all are there",
 ) -> PairList:
     """The pairs of a list whose images `find` looks up, −1 for those that are not there.
 
-    Raises ValueError for these, with file and line and a `hint` about the first, unless `missing` is "skip".
+    Raises DataError for these, with file and line and a `hint` about the first.
     """
     place = {file: find(file) for pair in pairs for file in (pair.left, pair.right)}
-    kept = [pair for pair in pairs if place[pair.left] >= 0 and place[pair.right] >= 0]
-    if len(kept) < len(pairs) and missing == "error":
-        absent = [file for file in place if place[file] < 0]
-        where = next(pair.where for pair in pairs if absent[0] in (pair.left, pair.right))
+    if absent := [file for file in place if place[file] < 0]:
+        incomplete = [pair for pair in pairs if place[pair.left] < 0 or place[pair.right] < 0]
         raise DataError(
-            f"{len(pairs) - len(kept):,} of {several(len(pairs), 'pair')} name images missing from the "
+            f"{len(incomplete):,} of {several(len(pairs), 'pair')} name images missing from the "
             f"face set, such as {', '.join(file[:200] for file in absent[:3])}: {hint(absent[0])}",
-            where=where,
+            where=incomplete[0].where,
         )
-    folds = [pair.fold for pair in kept if pair.fold is not None]
+    folds = [pair.fold for pair in pairs if pair.fold is not None]
     return PairList(
         name=name,
-        left=np.array([place[pair.left] for pair in kept], dtype=np.int64),
-        right=np.array([place[pair.right] for pair in kept], dtype=np.int64),
-        same=np.array([pair.same for pair in kept], dtype=bool),
+        left=np.array([place[pair.left] for pair in pairs], dtype=np.int64),
+        right=np.array([place[pair.right] for pair in pairs], dtype=np.int64),
+        same=np.array([pair.same for pair in pairs], dtype=bool),
         fold=np.array(folds, dtype=np.int64) if folds else None,
-        skipped=len(pairs) - len(kept),
     )
 
 
@@ -246,8 +233,8 @@ def balanced_pairs(
         genuine = [pool[part[0]] for pool, part in zip(pools, parts, strict=True)]
         drawn = [pool[part[1]] for pool, part in zip(pools, parts, strict=True)]
     else:
-        both = _draw_both(faces.labels[order], pairs, rng)
-        genuine, drawn = (np.split(order[part], np.cumsum(sizes)[:-1]) for part in both)
+        drawn_pairs = _draw_both(faces.labels[order], pairs, rng)
+        genuine, drawn = (np.split(order[part], np.cumsum(sizes)[:-1]) for part in drawn_pairs)
     blocks = [block for pair in zip(genuine, drawn, strict=True) for block in pair]
     joined = np.concatenate(blocks)
     return PairList(
@@ -281,7 +268,7 @@ def list_sha256(pairs: PairList, faces: FaceSet) -> str:
 
 def _sorted_images(faces: FaceSet, names: Collection[str] | None) -> NDArray[np.int64]:
     """The images of the named identities, by identity name and then file name, as bytes; by place without files."""
-    wanted = np.ones(len(faces.names), dtype=bool)
+    included = np.ones(len(faces.names), dtype=bool)
     if names is not None:
         chosen = frozenset(names)
         unknown = sorted(chosen - set(faces.names))
@@ -290,8 +277,8 @@ def _sorted_images(faces: FaceSet, names: Collection[str] | None) -> NDArray[np.
                 f"{len(unknown)} of the {len(chosen)} named identities are not in the face set, such as "
                 f"{shown(', '.join(unknown[:3]))}: check that the names belong to these images"
             )
-        wanted = np.array([name in chosen for name in faces.names])
-    images = np.flatnonzero(wanted[faces.labels])
+        included = np.array([name in chosen for name in faces.names])
+    images = np.flatnonzero(included[faces.labels])
     if len(images) == 0:
         raise ValueError("there are no images to make pairs of; the face set or the list of names is empty")
     files = [""] * len(faces) if faces.files is None else files_of(faces)
@@ -315,23 +302,23 @@ def _genuine_pairs(starts: NDArray[np.int64], counts: NDArray[np.int64], ranks: 
     return np.stack([starts[identity] + i, starts[identity] + j], axis=1)
 
 
-def _draw_impostors(labels: NDArray[np.int64], wanted: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """(wanted, 2) different impostor pairs of the images whose identities are `labels`, as `all_pairs` says.
+def _draw_impostors(labels: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """(count, 2) different impostor pairs of the images whose identities are `labels`, as `all_pairs` says.
 
     Each round draws just as many pairs as are missing. It can never draw one too many, so what is accepted, and where
     the generator stands at the end, is the same as when the pairs are drawn one at a time.
     """
     n, available = len(labels), _capacity(labels)[1]
-    if wanted > available:
-        made = several(available, "impostor pair")
-        raise ValueError(f"the images make {made}, not {wanted:,}; ask for fewer")
-    if 2 * wanted > available:
+    if count > available:
+        most = several(available, "impostor pair")
+        raise ValueError(f"the images make {most}, not {count:,}; ask for fewer")
+    if 2 * count > available:
         every = np.stack(np.triu_indices(n, 1), axis=1)
         every = every[labels[every[:, 0]] != labels[every[:, 1]]]
-        return every[rng.choice(available, wanted, replace=False)]
+        return every[rng.choice(available, count, replace=False)]
     accepted = np.empty((0, 2), dtype=np.int64)
-    while len(accepted) < wanted:
-        drawn = rng.integers(n, size=(wanted - len(accepted), 2))
+    while len(accepted) < count:
+        drawn = rng.integers(n, size=(count - len(accepted), 2))
         accepted = np.concatenate([accepted, drawn[labels[drawn[:, 0]] != labels[drawn[:, 1]]]])
         _, first = np.unique(accepted.min(axis=1) * n + accepted.max(axis=1), return_index=True)
         accepted = accepted[np.sort(first)]
@@ -339,17 +326,17 @@ def _draw_impostors(labels: NDArray[np.int64], wanted: int, rng: np.random.Gener
 
 
 def _draw_both(
-    labels: NDArray[np.int64], wanted: int, rng: np.random.Generator
+    labels: NDArray[np.int64], count: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """So many genuine and so many impostor pairs of images in identity order, each (wanted, 2)."""
+    """So many genuine and so many impostor pairs of images in identity order, each (count, 2)."""
     available = _capacity(labels)[0]
-    if wanted > available:
-        made = several(available, "genuine pair")
-        raise ValueError(f"the images make {made}, not {wanted:,}; ask for fewer")
+    if count > available:
+        most = several(available, "genuine pair")
+        raise ValueError(f"the images make {most}, not {count:,}; ask for fewer")
     starts = np.flatnonzero(np.r_[True, labels[1:] != labels[:-1]])
     counts = np.diff(np.r_[starts, len(labels)])
-    genuine = _genuine_pairs(starts, counts, rng.choice(available, wanted, replace=False))
-    return genuine, _draw_impostors(labels, wanted, rng)
+    genuine = _genuine_pairs(starts, counts, rng.choice(available, count, replace=False))
+    return genuine, _draw_impostors(labels, count, rng)
 
 
 def _capacity(labels: NDArray[np.int64]) -> tuple[int, int]:

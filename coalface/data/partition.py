@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.text import first_few, several
 from coalface.data.faceset import FaceSet
 
 
@@ -37,10 +38,10 @@ def by_domain(faces: FaceSet, domain_names: Sequence[str]) -> dict[str, FaceSet]
     """
     if faces.domains is None:
         raise ValueError("this face set has no domains, so it cannot be partitioned by domain; use equal or dirichlet")
-    known = np.unique(faces.domains)
-    if len(set(domain_names)) != len(domain_names) or not np.array_equal(known, np.arange(len(domain_names))):
+    domains = np.unique(faces.domains)
+    if len(set(domain_names)) != len(domain_names) or not np.array_equal(domains, np.arange(len(domain_names))):
         raise ValueError(
-            f"the face set has images of the domains {known.tolist()} and was given the names {list(domain_names)}: "
+            f"the face set has images of the domains {domains.tolist()} and was given the names {list(domain_names)}: "
             "give one name, each different, for every domain from 0 on"
         )
     parties = {}
@@ -96,46 +97,41 @@ def first_images(faces: FaceSet, most: int) -> FaceSet:
     return faces.select(np.sort(order[place < most]))
 
 
-def hold_out(
-    faces: FaceSet, rng: np.random.Generator, *, identities: int | None = None, fraction: float | None = None
-) -> tuple[FaceSet, FaceSet]:
-    """Split by identity into (rest, held): so many `identities` are held, or that `fraction` of all, rounded.
+def hold_out(faces: FaceSet, rng: np.random.Generator, *, identities: int) -> tuple[FaceSet, FaceSet]:
+    """Split by identity into (rest, held): so many `identities`, drawn, are held; both keep their order.
 
-    Which are held is drawn; both sets keep the order of the identities. Neither set may end up empty.
+    Raises ValueError where one of the sets would be empty.
     """
     present = np.flatnonzero(faces.counts())
-    if (identities is None) == (fraction is None):
-        raise ValueError("give hold_out either identities (a number) or fraction (of all identities)")
-    held = round(fraction * len(present)) if fraction is not None else identities
-    if held is None or not 0 < held < len(present):
+    if not 0 < identities < len(present):
         raise ValueError(
-            f"holding out {held} of {len(present)} identities leaves one side empty; "
+            f"holding out {identities} of {len(present)} identities leaves one side empty; "
             f"choose between 1 and {len(present) - 1}"
         )
     chosen = np.zeros(len(faces.names), dtype=bool)
-    chosen[rng.permutation(present)[:held]] = True
+    chosen[rng.permutation(present)[:identities]] = True
     return faces.only(present[~chosen[present]]), faces.only(present[chosen[present]])
 
 
-def shares(counts: Sequence[int], wanted: int) -> list[int]:
-    """How many of `wanted` fall to each of several parts, in proportion to their counts.
+def shares(counts: Sequence[int], amount: int) -> list[int]:
+    """How many of `amount` fall to each of several parts, in proportion to their counts.
 
-    Part k gets wanted · n_k / N rounded down, or up for the largest remainders; a part is not emptied while another has
+    Part k gets amount · n_k / N rounded down, or up for the largest remainders; a part is not emptied while another has
     more than one left.
 
     >>> shares([400, 40], 110), shares([1, 9], 5)
     ([100, 10], [0, 5])
     """
     total = sum(counts)
-    found = [wanted * count // total for count in counts]
+    parts = [amount * count // total for count in counts]
 
     def cost(part: int) -> tuple[int, int]:
-        left = counts[part] - found[part] - 1  # 0: it would be emptied; −1: it is
-        return max(0, 1 - left), found[part] * total - wanted * counts[part]
+        remaining = counts[part] - parts[part] - 1  # 0: it would be emptied; −1: it is
+        return max(0, 1 - remaining), parts[part] * total - amount * counts[part]
 
-    while sum(found) < wanted:
-        found[min(range(len(counts)), key=cost)] += 1
-    return found
+    while sum(parts) < amount:
+        parts[min(range(len(counts)), key=cost)] += 1
+    return parts
 
 
 def minimum_images(faces: FaceSet, images: int) -> FaceSet:
@@ -153,11 +149,8 @@ def check_disjoint(a: FaceSet, b: FaceSet) -> None:
     """Raise ValueError if both sets hold images of the same identity, told by name."""
     shared = sorted(set.intersection(*({s.names[i] for i in np.flatnonzero(s.counts())} for s in (a, b))))
     if shared:
-        several = f"{len(shared)} identities" if len(shared) > 1 else "1 identity"
-        raise ValueError(
-            f"the two sets share {several} ({', '.join(shared[:5])}{', …' if len(shared) > 5 else ''}): "
-            "take them out of one with without()"
-        )
+        count = several(len(shared), "identity", "identities")
+        raise ValueError(f"the two sets share {count} ({first_few(shared, 5)}): take them out of one with without()")
 
 
 def _enough(faces: FaceSet, parties: int) -> NDArray[np.int64]:
@@ -191,11 +184,11 @@ def _deal(faces: FaceSet, groups: Sequence[NDArray[np.int64]], kind: str) -> dic
             names=tuple(faces.names[i] for i in group),
             domains=None if domains is None else domains[bounds[g] : bounds[g + 1]],
         )
-        for g, (name, group) in enumerate(zip(names(kind, len(groups)), groups, strict=True))
+        for g, (name, group) in enumerate(zip(party_names(kind, len(groups)), groups, strict=True))
     }
 
 
-def names(kind: str, count: int) -> list[str]:
+def party_names(kind: str, count: int) -> list[str]:
     """The names of parties that a partition numbers: KIND-00, KIND-01 and so on."""
     width = max(2, len(str(count - 1)))
     return [f"{kind}-{number:0{width}d}" for number in range(count)]

@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.data.readers.headers import PIXEL_LIMIT, Header, check_header, damaged
+from coalface.data.readers.headers import Header, check_header, damaged
 
 Read = TypeVar("Read")
 
@@ -52,9 +52,7 @@ DECODER = 2
 """Raised whenever `decode` begins to give other pixels for the same bytes. Fingerprints hold it: caches follow."""
 
 
-def decode(
-    encoded: bytes | memoryview, where: str | Path, *, size: int, grey: bool, limit: int = PIXEL_LIMIT
-) -> NDArray[np.uint8]:
+def decode(encoded: bytes | memoryview, where: str | Path, *, size: int, grey: bool) -> NDArray[np.uint8]:
     """An encoded image (JPEG, PNG, PGM, BMP, WebP) as a square array: (size, size, 1) grey or (size, size, 3) RGB.
 
     An image that is not square is cut to its central square, which keeps the proportions of a face. It is brought to
@@ -62,9 +60,9 @@ def decode(
     are even is decoded at half its size, and goes the rest of the way linearly if that is less than another half. On
     photographs of faces this differs from averaging the whole image by 0.2 to 0.7 of 255 grey levels in the mean.
 
-    Raises DataError if the bytes are no whole image, or if their header claims more than `limit` pixels.
+    Raises DataError if the bytes are no whole image, or if their header claims more than `PIXEL_LIMIT` pixels.
     """
-    header = check_header(encoded, where, limit=limit)
+    header = check_header(encoded, where)
     even = header.width % 2 == 0 and header.height % 2 == 0  # of an odd side, the last column would be averaged alone
     halved = header.kind == "jpeg" and min(header.width, header.height) >= 2 * size and even
     image: NDArray[np.uint8] | cv2.typing.MatLike = decode_pixels(encoded, where, _FLAGS[grey, halved])
@@ -109,14 +107,13 @@ _CHUNK = 8
 """Images that a thread decodes at one go: handing over costs as much as decoding a small image."""
 
 
-def in_order(read: Callable[[int], Read], count: int, *, threads: int | None = None) -> Iterator[Read]:
+def in_order(read: Callable[[int], Read], count: int) -> Iterator[Read]:
     """`read(0)`, `read(1)`, … to `read(count - 1)`, by several threads a little ahead: OpenCV decodes without the GIL.
 
-    The threads are as many as the cores that this process may use, four at most, unless `threads` says how many. What
-    is yielded does not depend on them. An error of `read(i)` is raised in the place of image i.
+    The threads are as many as the cores that this process may use, four at most. What is yielded does not depend on
+    them. An error of `read(i)` is raised in the place of image i.
     """
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = threads or min(4, usable)
+    threads = min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if threads == 1 or count <= _CHUNK:
         yield from map(read, range(count))
         return

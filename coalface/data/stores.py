@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from coalface.core.errors import DataError
 from coalface.core.names import broken_rule, quoted
-from coalface.core.text import several, shown
+from coalface.core.text import first_few, several, shown
 from coalface.data.joined import Joined
 from coalface.data.pairs import PairList, refuse_matlab
 from coalface.data.readers.bin import Bin, read_bin
-from coalface.data.readers.folders import Folder, doubts, empty_folders, read_file, read_folder
+from coalface.data.readers.folders import Folder, read_file, read_folder
 from coalface.data.readers.layouts import LAYOUTS, read_layout, recognise
 from coalface.data.readers.pack import Packed, check_pixels
 from coalface.data.readers.records import EXACT, Rec, RecFiles, read_rec
@@ -32,6 +32,7 @@ from coalface.data.source import Source
 from coalface.data.tools.ignored_files import passed_over
 from coalface.data.tools.inspect import Item
 from coalface.data.tools.record_ranges import misfits
+from coalface.data.tools.suspect_folders import doubts, empty_folders
 
 Kind = Literal["folder", "rec", "bin", "pack"]
 
@@ -89,37 +90,36 @@ class Store:
 
     def fingerprint(self) -> str:
         """Names the content, the identities' names included."""
-        mine = self.source.fingerprint()
+        content = self.source.fingerprint()
         if self.names == self.source.names:
-            return mine
-        return hashlib.sha256("\n".join([mine, *self.names]).encode("utf-8", "surrogateescape")).hexdigest()
+            return content
+        return hashlib.sha256("\n".join([content, *self.names]).encode("utf-8", "surrogateescape")).hexdigest()
 
     def passed_over(self) -> list[str]:
         """Of folders: what lies there and is not among the images, in sentences; looks through all of the folder."""
         if self.kind != "folder":
             return []
         parts = LAYOUTS[self.layout].parts if self.layout else ()
-        return passed_over(self.path, self.places, parts=parts, asked=self.part, layout=self.layout)
+        return passed_over(self.path, self.places, parts=parts, asked_part=self.part, layout=self.layout)
 
     def doubts(self) -> list[str]:
         """What does not fit, in sentences: `notes`; of folders, empty ones, and those called as no person is."""
-        said = list(self.notes)
+        sentences = list(self.notes)
         if isinstance(self.source, Folder) and not self.layout:
-            said += doubts(self.source)
+            sentences += doubts(self.source)
         if self.kind == "folder" and (empty := empty_folders(self.path)):
-            some = ", ".join(empty[:3]) + (", …" if len(empty) > 3 else "")
             are = several(len(empty), "folder is", "folders are")
-            said.append(f"{are} empty ({some}): if images were lost, fetch them again, otherwise delete what is empty")
-        return said
+            sentences.append(
+                f"{are} empty ({first_few(empty)}): if images were lost, fetch them again, otherwise delete what is "
+                "empty"
+            )
+        return sentences
 
-    def damage(self, progress: Callable[[int], None]) -> tuple[str, ...]:
-        """What an inspection says of the store beside its images: `broken`, and whether a pack's pixels are as written.
-
-        `progress` is called with the bytes read of a pack.
-        """
+    def damage(self) -> tuple[str, ...]:
+        """What is damaged beside the images: `broken`, and a pack's pixels where they are not as written."""
         if self.kind == "pack":
             try:
-                check_pixels(self.path, progress)
+                check_pixels(self.path)
             except ValueError as error:
                 return (*self.broken, str(error))
         return self.broken
@@ -130,8 +130,8 @@ class Store:
             try:
                 yield Item(label, self.encoded(i))
             except (OSError, ValueError) as error:
-                where, said = self.where(i), shown(error)
-                yield Item(label, None, said if said.startswith(where) else f"{where}: {said}")
+                where, problem = self.where(i), shown(error)
+                yield Item(label, None, problem if problem.startswith(where) else f"{where}: {problem}")
         yield from (Item(0, None, fault) for fault in self.faults)
 
 
@@ -141,21 +141,21 @@ _opened: ContextVar[Callable[[Store], None] | None] = ContextVar("opened", defau
 @contextlib.contextmanager
 def telling_passed_over(tell: Callable[[str], None]) -> Iterator[list[str]]:
     """While it lasts, tell once of each set that is opened here what lies in it and is not read; yields all of it."""
-    told: list[str] = []
-    seen: set[tuple[Path, str]] = set()
+    lines: list[str] = []
+    opened_sets: set[tuple[Path, str]] = set()
 
     def opened(store: Store) -> None:
-        if (key := (store.path.absolute(), store.part)) in seen:
+        if (key := (store.path.absolute(), store.part)) in opened_sets:
             return
-        seen.add(key)
-        for said in store.passed_over():
-            if (line := f"{shown(store.path)}: ignored: {said}") not in told:  # two parts may leave the same
-                told.append(line)
+        opened_sets.add(key)
+        for sentence in store.passed_over():
+            if (line := f"{shown(store.path)}: ignored: {sentence}") not in lines:  # two parts may leave the same
+                lines.append(line)
                 tell(line)
 
     token = _opened.set(opened)
     try:
-        yield told
+        yield lines
     finally:
         _opened.reset(token)
 
@@ -251,13 +251,13 @@ def check_written(partial: Path, out: Path, identity_of: dict[str, str], *, part
         store = open_store(partial, part=part)
     except (OSError, ValueError) as error:
         raise DataError(f"{unmade}: {str(error).replace(str(partial), str(out))}", where=out) from None
-    written = {file: store.names[label] for file, label in zip(store.files, store.labels.tolist(), strict=True)}
-    if written != identity_of:
-        read, given = (
+    identities_read = {file: store.names[label] for file, label in zip(store.files, store.labels.tolist(), strict=True)}
+    if identities_read != identity_of:
+        read_as, meant_as = (
             f"{several(len(images), 'image')} of {_identities(len(set(images.values())))}"
-            for images in (written, identity_of)
+            for images in (identities_read, identity_of)
         )
-        raise DataError(f"{unmade}: it would read as {read}, not {given}", where=out)
+        raise DataError(f"{unmade}: it would read as {read_as}, not {meant_as}", where=out)
 
 
 def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) -> Store:
@@ -269,7 +269,7 @@ def _of_folder(path: Path, part: str, damaged: Literal["error", "leave out"]) ->
             raise
         layout = ""
     faults: list[str] | None = [] if damaged == "leave out" else None
-    source = read_layout(path, layout=layout, part=part, faults=faults) if layout else read_folder(path, faults)
+    source = read_layout(path, part=part, faults=faults) if layout else read_folder(path, faults)
     places = _places(source)
     for odd, broken in _oddly_named(source.files, places):
         fault = DataError(f"its name is not plain: it {broken}; rename it", where=odd)
@@ -332,20 +332,20 @@ def _identities(count: int) -> str:
     return several(count, "identity", "identities")
 
 
-def _listed_names(found: Rec) -> tuple[str, ...]:
+def _listed_names(rec: Rec) -> tuple[str, ...]:
     """The identities' names beside a record file; their numbers where there are none. ValueError if they do not fit."""
-    listed = found.records.path.with_name(IDENTITIES)
+    listed = rec.records.path.with_name(IDENTITIES)
     if not listed.is_file():
-        return found.names
+        return rec.names
     names = tuple(listed.read_text(encoding="utf-8-sig", errors="surrogateescape").removesuffix("\n").split("\n"))
     check_names(names, shown(listed))
-    numbers = [int(number) for number in found.names]
-    if found.faults and len(numbers) < len(names) > numbers[-1]:  # all records of an identity may have been left out
+    numbers = [int(number) for number in rec.names]
+    if rec.faults and len(numbers) < len(names) > numbers[-1]:  # all records of an identity may have been left out
         return tuple(names[number] for number in numbers)
-    if len(names) != len(found.names) or found.names[-1] != str(len(names) - 1):
+    if len(names) != len(rec.names) or rec.names[-1] != str(len(names) - 1):
         raise DataError(
             f"it names {_identities(len(names))}, and the records have "
-            f"{len(found.names):,}: it belongs to other records; delete it",
+            f"{len(rec.names):,}: it belongs to other records; delete it",
             where=listed,
         )
     often, times = collections.Counter(names).most_common(1)[0]
@@ -355,19 +355,17 @@ def _listed_names(found: Rec) -> tuple[str, ...]:
 
 
 def _of_bin(path: Path) -> Store:
-    found = read_bin(path)
-    pairs, notes = found.pairs(), []
+    pack = read_bin(path)
+    pairs, notes = pack.pairs(), []
     genuine = int(pairs.same.sum())
     if 2 * genuine != len(pairs):
         are = f"{genuine:,} of {several(len(pairs), 'pair')} {'is' if genuine == 1 else 'are'}"
         notes.append(f"{are} genuine: lists of the field have as many of each kind")
-    return Store(
-        "bin", path, found, found.names, found.files, found.labels, found.encoded, pairs=pairs, notes=tuple(notes)
-    )
+    return Store("bin", path, pack, pack.names, pack.files, pack.labels, pack.encoded, pairs=pairs, notes=tuple(notes))
 
 
 def _of_pack(path: Path, damaged: Literal["error", "leave out"]) -> Store:
-    pack = Packed(path, verify=None if damaged == "error" else False)  # an inspection reads all pixels itself
+    pack = Packed(path, verify=damaged == "error")  # an inspection reads all pixels itself
     faces = pack.faces
     files = faces.files or [f"{faces.names[label]}/{i:08d}" for i, label in enumerate(faces.labels.tolist())]
     return Store("pack", path, pack, faces.names, files, faces.labels, lambda i: _png(faces.pixels[i]))

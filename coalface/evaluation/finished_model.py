@@ -15,7 +15,7 @@ from coalface.core.names import check_name
 from coalface.core.text import several
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs, most_pairs, read_pairs
-from coalface.data.readers.layouts import has_lists, read_list, read_lists
+from coalface.data.readers.layouts import read_list, read_lists
 from coalface.data.readers.pack import cached_pack, read_pack
 from coalface.data.stores import open_store
 from coalface.evaluation import membership
@@ -160,9 +160,9 @@ def _chosen(
     if layout and pairs is None:
         faces = read_faces(on, about, show)
         if list_name is not None:
-            return faces, {list_name: read_list(on, faces, layout=layout, name=list_name)}, 0
-        if has_lists(on, faces, layout=layout):
-            return faces, read_lists(on, faces, layout=layout), 0
+            return faces, {list_name: read_list(on, faces, name=list_name)}, 0
+        if lists := read_lists(on, faces):
+            return faces, lists, 0
     if store is not None and store.pairs is not None:
         return read_faces(on, about, show), store.pairs, 0
     if brings_images:

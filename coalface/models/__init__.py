@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -20,7 +19,7 @@ from coalface.models.resnet import ResNet34
 from coalface.models.sphere import SphereNet
 from coalface.models.vit import VitTiny
 
-__all__ = ["BACKBONES", "Backbone", "BatchNormPolicy", "Description", "build", "describe", "sketch"]
+__all__ = ["BACKBONES", "Backbone", "BatchNormPolicy", "build", "sketch"]
 
 BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "cnn-small": CnnSmall,
@@ -67,33 +66,6 @@ def sketch(name: str, *, size: int, channels: int, embedding_size: int | None = 
     """
     with torch.device("meta"):
         return _make(name, size, channels, embedding_size)
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a backbone weighs."""
-
-    parameters: int
-    """Numbers in its parameters, the fixed ones included."""
-    shared: int
-    """Numbers in one message, where the BatchNorm policy is `average`."""
-    message_bytes: int
-    """Bytes of these; what the codec adds for names and shapes comes on top."""
-
-
-def describe(name: str, *, size: int, channels: int, embedding_size: int | None = None) -> Description:
-    """What a backbone weighs, counted without allocating or drawing its weights.
-
-    >>> describe("cnn-small", size=64, channels=1).parameters
-    310768
-    """
-    module = sketch(name, size=size, channels=channels, embedding_size=embedding_size)
-    shared = Backbone(module).shared().values()
-    return Description(
-        parameters=sum(p.numel() for p in module.parameters()),
-        shared=sum(t.numel() for t in shared),
-        message_bytes=sum(t.numel() * t.element_size() for t in shared),
-    )
 
 
 def _make(name: str, size: int, channels: int, embedding_size: int | None) -> nn.Module:

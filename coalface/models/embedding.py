@@ -116,7 +116,8 @@ def _forward(module: nn.Module, images: Tensor) -> Tensor:
 
 
 def _pixels(images: NDArray[np.uint8], device: str | torch.device) -> Tensor:
-    # The bytes go to the device and become floats there: a quarter of the traffic.
+    # The bytes go to the device and become floats there: a quarter of the traffic. Not `to_tensor`: grey images keep
+    # their strides here, by which torch chooses how to convolve, and so the last bits of every figure.
     stored = torch.from_numpy(np.ascontiguousarray(images)).to(device)
     return stored.permute(0, 3, 1, 2).contiguous().float().sub_(127.5).div_(127.5)
 

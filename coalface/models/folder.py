@@ -34,8 +34,8 @@ def read_about(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise DataError(f"it cannot be read ({error}): {remedy(folder)}", where=path) from None
     sha256 = about.get("sha256", {})
-    others = {name: digest for name, digest in sha256.items() if name != ABOUT}
-    if sha256.get(ABOUT) != about_digest({**about, "sha256": others}):
+    digests = {name: digest for name, digest in sha256.items() if name != ABOUT}
+    if sha256.get(ABOUT) != about_digest({**about, "sha256": digests}):
         raise DataError(f"it is not as it was written: {remedy(folder)}", where=path)
     return about
 

@@ -84,10 +84,10 @@ class Backbone:
         _check(self._shared, shared, "shared", self.policy)
         _check(self._kept, kept, "kept", self.policy)
         slots = self._shared + self._kept
-        given = [shared[slot.name] for slot in self._shared] + [kept[slot.name] for slot in self._kept]
+        tensors = [shared[slot.name] for slot in self._shared] + [kept[slot.name] for slot in self._kept]
         with torch.no_grad():
             if slots:
-                torch._foreach_copy_([slot.tensor() for slot in slots], given)
+                torch._foreach_copy_([slot.tensor() for slot in slots], tensors)
             for slot in self._counters:
                 slot.tensor().zero_()
 
@@ -123,9 +123,9 @@ def _copies(slots: list[_Slot]) -> dict[str, Tensor]:
     return {slot.name: slot.tensor().detach().clone(memory_format=torch.contiguous_format) for slot in slots}
 
 
-def _check(slots: list[_Slot], given: Mapping[str, Tensor], group: str, policy: str) -> None:
+def _check(slots: list[_Slot], tensors: Mapping[str, Tensor], group: str, policy: str) -> None:
     expected = {slot.name: _form(slot.tensor()) for slot in slots}
-    forms = {name: _form(tensor) for name, tensor in given.items()}
+    forms = {name: _form(tensor) for name, tensor in tensors.items()}
     if forms == expected:
         return
     wrong = [name for name in {**expected, **forms} if forms.get(name) != expected.get(name)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from test_layouts import put, say
+from field_layouts import put, say
 from typer.testing import CliRunner, Result
 
 from coalface.cli import main
@@ -50,9 +50,9 @@ def test_the_fit_is_that_of_umeyama(seed: int) -> None:
     points = moved(placed(seed), TEMPLATE) + rng.normal(0, 6, (5, 2))
     if seed % 3 == 0:
         points[:, 0] *= -1  # a mirrored face: the best rotation, and no reflection
-    found = similarity(points)
-    assert found == pytest.approx(umeyama(points, TEMPLATE), abs=1e-9)
-    assert np.linalg.det(found[:, :2]) > 0
+    matrix = similarity(points)
+    assert matrix == pytest.approx(umeyama(points, TEMPLATE), abs=1e-9)
+    assert np.linalg.det(matrix[:, :2]) > 0
 
 
 def test_points_that_fit_come_to_the_template_exactly() -> None:
@@ -73,9 +73,9 @@ def photographed(face: np.ndarray, matrix: np.ndarray, side: int = 240) -> np.nd
     return cv2.warpAffine(face, matrix, (side, side), flags=cv2.INTER_CUBIC, borderMode=cv2.BORDER_REPLICATE)
 
 
-def apart(one: np.ndarray, other: np.ndarray) -> float:
+def apart(first: np.ndarray, second: np.ndarray) -> float:
     """The mean difference in grey levels, without a border of three pixels."""
-    return float(np.abs(one[3:-3, 3:-3].astype(float) - other[3:-3, 3:-3].astype(float)).mean())
+    return float(np.abs(first[3:-3, 3:-3].astype(float) - second[3:-3, 3:-3].astype(float)).mean())
 
 
 @pytest.mark.parametrize("grey", [False, True])
@@ -97,7 +97,7 @@ def test_a_face_comes_back_from_where_it_was_put(grey: bool) -> None:
 
 def rfw(root: Path) -> dict[str, np.ndarray]:
     """File → the face that it shows."""
-    shown = {}
+    pictures = {}
     faces = iter(drawn(8))
     for k, race in enumerate(RACES):
         lines = []
@@ -105,13 +105,13 @@ def rfw(root: Path) -> dict[str, np.ndarray]:
             stem, seed = f"m.0{i // 2}/m.0{i // 2}_000{i % 2 + 1}", 4 * k + i
             file = f"data/{race}/{stem}.jpg"
             put(root, file)
-            shown[f"{race}/{stem}.jpg"] = face = next(faces)
+            pictures[f"{race}/{stem}.jpg"] = face = next(faces)
             cv2.imwrite(str(root / file), photographed(face, placed(seed))[:, :, ::-1])
             points = " ".join(f"{x:.2f}" for x in moved(placed(seed), TEMPLATE).reshape(-1))
             lines.append(f"/{file} 0 {points}")
         say(root, f"txts/{race}/{race}_lmk.txt", *lines)
         say(root, f"txts/{race}/{race}_pairs.txt", *["m.00\t1\t2", "m.00\t1\tm.01\t2"] * 5)
-    return shown
+    return pictures
 
 
 def run(*arguments: object) -> Result:
@@ -119,7 +119,7 @@ def run(*arguments: object) -> Result:
 
 
 def test_rfw_is_aligned_and_read_as_rfw_again(tmp_path: Path) -> None:
-    shown, out = rfw(tmp_path / "rfw"), tmp_path / "deep" / "aligned"
+    pictures, out = rfw(tmp_path / "rfw"), tmp_path / "deep" / "aligned"
     result = run(tmp_path / "rfw", tmp_path / "rfw" / "txts", "--out", out)
     assert (result.exit_code, result.output) == (0, f"{out}: 8 images of 4 identities, 112×112\n")
     assert recognise(out) == "rfw" and not list(out.rglob("*_lmk.txt"))
@@ -127,7 +127,7 @@ def test_rfw_is_aligned_and_read_as_rfw_again(tmp_path: Path) -> None:
     before, after = open_store(tmp_path / "rfw"), open_store(out)
     assert (after.files, after.names, after.labels.tolist()) == (before.files, before.names, before.labels.tolist())
     for file, image in zip(after.files, after.images(size=112, grey=False), strict=True):
-        assert apart(image, shown[file]) < 5  # through two JPEGs
+        assert apart(image, pictures[file]) < 5  # through two JPEGs
     write_pack(after, tmp_path / "pack", size=32, grey=False)
     lists = read_lists(out, read_pack(tmp_path / "pack"))
     assert {name: len(pairs) for name, pairs in lists.items()} == {"rfw-african": 10, "rfw-indian": 10}
@@ -161,13 +161,13 @@ def test_every_kind_of_image_keeps_its_name_its_kind_and_its_channels(tmp_path: 
     before, after = open_store(source), open_store(tmp_path / "out")
     assert after.files == before.files and (tmp_path / "out" / "pairs.txt").read_text() == "1\n"
     assert not (tmp_path / "out" / "points.lst").exists()  # its points fit no longer
-    known = read_landmarks([source / "points.lst"], before.files).points
+    points = read_landmarks([source / "points.lst"], before.files).points
     for k, file in enumerate(after.files):
         flags = cv2.IMREAD_GRAYSCALE if file.endswith(".pgm") else cv2.IMREAD_COLOR
         image = cv2.imread(str(tmp_path / "out" / file), cv2.IMREAD_UNCHANGED)
-        wanted = align(cv2.imread(str(source / file), flags), known[k])
-        assert image.shape == wanted.shape
-        lost = np.abs(image.astype(int) - wanted.astype(int))
+        expected = align(cv2.imread(str(source / file), flags), points[k])
+        assert image.shape == expected.shape
+        lost = np.abs(image.astype(int) - expected.astype(int))
         assert lost.max() == 0 if not file.lower().endswith(("jpg", "jpeg")) else 0 < lost.max() <= 4
         assert (tmp_path / "out" / file).read_bytes()[:2] == (source / file).read_bytes()[:2]
 
@@ -227,9 +227,9 @@ def test_an_encoded_image_becomes_a_face_as_a_model_takes_it() -> None:
     brightness = cv2.imdecode(np.frombuffer(encoded, np.uint8), cv2.IMREAD_GRAYSCALE)
     assert grey.shape == (48, 48, 1) and np.array_equal(grey[:, :, 0], align(brightness, points, size=48))
     assert not aligned_face(encoded, "here", points + 300, size=48, grey=True)[1]
-    for broken, where, said in (
+    for broken, where, reason in (
         (encoded[:300], points, "here: it is damaged"),
         (encoded, points * 0, "here: the landmarks"),
     ):
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=reason):
             aligned_face(broken, "here", where, size=48, grey=True)

@@ -141,7 +141,7 @@ def test_impossible_settings_are_refused(wrong: dict) -> None:
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_images() -> None:
     images = batch(20)
-    here = ALL(images, np.random.default_rng(3))
-    there = ALL(images.to("cuda"), np.random.default_rng(3))
-    assert there.device.type == "cuda"
-    assert torch.allclose(there.cpu(), here, atol=1e-5)
+    on_cpu = ALL(images, np.random.default_rng(3))
+    on_gpu = ALL(images.to("cuda"), np.random.default_rng(3))
+    assert on_gpu.device.type == "cuda"
+    assert torch.allclose(on_gpu.cpu(), on_cpu, atol=1e-5)

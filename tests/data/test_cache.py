@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_pack import Counting
+from counting_source import Counting
 from tinyruns import Silent, picture_folders, tiny, write
 from typer.testing import CliRunner
 
@@ -39,7 +39,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def pack(cache: Path, number: int = 0) -> Path:
     """A pack in the cache that nobody uses any more."""
-    cached_pack(Counting(number), cache, size=2, grey=True)
+    cached_pack(Counting(number), size=2, grey=True)
     return cache / f"{str(number) * 24}-2-grey"
 
 
@@ -55,10 +55,10 @@ def file_modes(root: Path) -> set[int]:
     return {stat.S_IMODE(path.stat().st_mode) for path in root.rglob("*") if path.is_file()}
 
 
-def said(*arguments: object) -> str:
-    done = CliRunner().invoke(app, ["cache", *map(str, arguments)])
-    assert done.exit_code == 0, done.output
-    return done.output
+def output(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["cache", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def test_what_is_kept_is_its_owners_alone_from_the_first_byte(cache: Path, tmp_path: Path) -> None:
@@ -89,23 +89,23 @@ def test_a_file_in_the_place_of_the_cache_is_refused(
         monkeypatch.setattr(sys, "argv", ["coalface", *command])
         with pytest.raises(SystemExit):
             main.main()
-        assert str(place) in (told := capsys.readouterr().err) and "COALFACE_CACHE" in told
+        assert str(place) in (message := capsys.readouterr().err) and "COALFACE_CACHE" in message
 
 
 def test_what_is_mapped_or_being_packed_is_left_and_what_is_not_is_removed(cache: Path) -> None:
     free = pack(cache, 1)
-    faces = cached_pack(Counting(2), cache, size=2, grey=True)
-    seen = []
+    faces = cached_pack(Counting(2), size=2, grey=True)
+    cleared = []
 
     class Clearing(Counting):
         def images(self, *, size: int, grey: bool) -> Iterator:
-            seen.extend(clear(cache))
+            cleared.extend(clear(cache))
             yield from super().images(size=size, grey=grey)
 
-    view = cached_pack(Clearing(3), cache, size=2, grey=True).select([0])  # whoever has a part of the images has all
-    (removed, left) = seen
+    view = cached_pack(Clearing(3), size=2, grey=True).select([0])  # whoever has a part of the images has all
+    (removed, in_use) = cleared
     assert [entry.path for entry in removed] == [free]
-    assert [entry.kind for entry in left] == ["packs", "unfinished"]
+    assert [entry.kind for entry in in_use] == ["packs", "unfinished"]
     assert len(clear(cache)[1]) == 2 and faces.pixels[4, 0, 0, 0] == 24 and view.pixels[0, 0, 0, 0] == 30
     del faces, view
     assert [entry.kind for entry in clear(cache)[0]] == ["packs", "packs"] and os.listdir(cache) == []
@@ -135,32 +135,32 @@ def test_the_time_since_the_last_use_counts(cache: Path) -> None:
 def test_a_pre_training_under_way_is_left(cache: Path, tmp_path: Path) -> None:
     class Clearing(Silent):
         def round(self, record: object) -> None:
-            found.append({entry.kind for entry in clear(cache)[1]})
+            names.append({entry.kind for entry in clear(cache)[1]})
 
-    found: list[set[str]] = []
+    names: list[set[str]] = []
     recipe = tiny(pretrain={"method": "centralized", "rounds": 1}, rounds=1)
     experiment.run(recipe, tmp_path / "run", Clearing())
-    assert found == [{"packs", PRETRAINED}, {"packs"}]  # the model has been read when the run itself trains
+    assert names == [{"packs", PRETRAINED}, {"packs"}]  # the model has been read when the run itself trains
     assert modes(cache / PRETRAINED) >= {0o700} and stat.S_IMODE((cache / PRETRAINED).stat().st_mode) == 0o700
 
 
 def test_the_command_says_what_there_is_and_frees_it(cache: Path) -> None:
-    assert str(cache) in said() and "is empty" in said() and "removed nothing" in said("clear")
+    assert str(cache) in output() and "is empty" in output() and "removed nothing" in output("clear")
     unused_for(pack(cache, 1), 3)
     pack(cache, 2)
     (cache / f".{'3' * 24}-2-grey.0123abcd.partial").mkdir()
-    shown, listed = said(), json.loads(said("--json"))
-    assert str(cache) in shown and "COALFACE_CACHE" in shown and "3 days ago" in shown and "unfinished" in shown
+    table, listed = output(), json.loads(output("--json"))
+    assert str(cache) in table and "COALFACE_CACHE" in table and "3 days ago" in table and "unfinished" in table
     assert [entry["kind"] for entry in listed["entries"]] == ["packs", "packs", "unfinished"]
     assert listed["entries"][0]["bytes"] == sum(
         file.stat().st_size for file in (cache / f"{'1' * 24}-2-grey").iterdir()
     )
-    assert "removed 1 pack: " in said("clear", "packs", "--older-than", 2)
-    faces = cached_pack(Counting(2), cache, size=2, grey=True)
-    told = said("clear")
+    assert "removed 1 pack: " in output("clear", "packs", "--older-than", 2)
+    faces = cached_pack(Counting(2), size=2, grey=True)
+    table = output("clear")
     assert (
-        "removed 1 unfinished folder: 0 B freed" in told
-        and "left 1 pack: a process uses it\n" in told
+        "removed 1 unfinished folder: 0 B freed" in table
+        and "left 1 pack: a process uses it\n" in table
         and len(faces) == 5
     )
     wrong = CliRunner().invoke(app, ["cache", "clear", "pack"])

@@ -11,9 +11,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
+from image_folders import content, faces, invoked
 
-from coalface.cli.main import app
 from coalface.core.errors import DataError
 from coalface.core.method import generator
 from coalface.data.pairs import read_pairs
@@ -22,33 +21,7 @@ from coalface.data.readers.folders import read_folder
 from coalface.data.readers.pack import read_pack
 from coalface.data.readers.records import read_rec
 from coalface.data.stores import Store, open_store
-from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.data.tools.convert import PAIRS, Pairs, convert
-
-NAMES = ("Ann_Lee", "José_Núñez", "Bo")
-
-
-def faces(folder: Path, images: int = 4, suffix: str = ".jpg") -> Path:
-    """Identity folders of synthetic faces, named as LFW's; identity k has `images` + k."""
-    source = SyntheticFaces(len(NAMES), images + len(NAMES), 0, size=32, grey=False)
-    counts = dict.fromkeys(NAMES, 0)
-    for label, pixels in zip(source.labels.tolist(), source.images(size=32, grey=False), strict=True):
-        name = NAMES[label]
-        if counts[name] == images + label:
-            continue
-        counts[name] += 1
-        path = folder / name / f"{name}_{counts[name]:04d}{suffix}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes(cv2.imencode(suffix, pixels[:, :, ::-1])[1]))
-    return folder
-
-
-def content(store: Store) -> dict[str, list[bytes]]:
-    """Identity → the encoded images, in the store's order."""
-    found: dict[str, list[bytes]] = {}
-    for i, label in enumerate(store.labels.tolist()):
-        found.setdefault(store.names[label], []).append(bytes(store.encoded(i)))
-    return found
 
 
 def paired(store: Store) -> list[tuple[bytes, bytes, bool]]:
@@ -76,11 +49,11 @@ def test_folders_and_records_hold_the_same_bytes_both_ways(tmp_path: Path) -> No
 def test_packs_give_back_their_pixels(tmp_path: Path) -> None:
     folder = open_store(faces(tmp_path / "f", suffix=".png"))
     convert(folder, tmp_path / "p", "pack", size=32)
-    pack = read_pack(tmp_path / "p", verify=True)
+    pack = read_pack(tmp_path / "p")
     convert(folder, tmp_path / "grey", "pack", size=16, grey=True)
     convert(open_store(tmp_path / "grey"), tmp_path / "images", "folder")
-    one = cv2.imread(str(next((tmp_path / "images").rglob("*.png"))), cv2.IMREAD_UNCHANGED)
-    assert one.shape == (16, 16)
+    image = cv2.imread(str(next((tmp_path / "images").rglob("*.png"))), cv2.IMREAD_UNCHANGED)
+    assert image.shape == (16, 16)
     with pytest.raises(ValueError, match="from 1 to 4096"):
         convert(folder, tmp_path / "q", "pack", size=5000)
     for way in ("folder", "rec"):
@@ -105,7 +78,7 @@ def test_a_bin_holds_the_pairs_of_a_list_and_gives_them_back(tmp_path: Path, fol
     folder, path = listed(tmp_path, folds)
     remarks = convert(folder, tmp_path / "x.bin", "bin", pairs=Pairs(path))
     assert remarks == ["8 images are in no pair, so a .bin has no place for them"]
-    made = open_store(tmp_path / "x.bin")
+    store = open_store(tmp_path / "x.bin")
     want = [
         (tmp_path / "f" / a / f"{a}_000{i}.jpg", tmp_path / "f" / b / f"{b}_000{j}.jpg", same)
         for a, i, b, j, same in [
@@ -115,12 +88,12 @@ def test_a_bin_holds_the_pairs_of_a_list_and_gives_them_back(tmp_path: Path, fol
             ("José_Núñez", 2, "Ann_Lee", 4, False),
         ]
     ]
-    assert paired(made) == [(a.read_bytes(), b.read_bytes(), same) for a, b, same in want] * max(folds, 1)
+    assert paired(store) == [(a.read_bytes(), b.read_bytes(), same) for a, b, same in want] * max(folds, 1)
     with open(tmp_path / "x.bin", "rb") as file:  # as insightface reads it
         images, same = pickle.load(file, encoding="bytes")  # our own file
-    assert len(images) == 2 * len(same) and same == made.pairs.same.tolist()  # type: ignore[union-attr]
+    assert len(images) == 2 * len(same) and same == store.pairs.same.tolist()  # type: ignore[union-attr]
 
-    assert convert(made, tmp_path / "g", "folder") == []
+    assert convert(store, tmp_path / "g", "folder") == []
     back = open_store(tmp_path / "g")
     assert (tmp_path / "g" / PAIRS).read_text().splitlines()[0] == (f"{folds} 2" if folds else "2")
     convert(back, tmp_path / "y.bin", "bin", pairs=Pairs(tmp_path / "g" / PAIRS))
@@ -136,8 +109,8 @@ def test_a_bin_becomes_a_pack_with_its_pairs_beside_it(tmp_path: Path) -> None:
     pack = read_pack(tmp_path / "p")
     pairs = read_pairs(tmp_path / f"p.{PAIRS}", pack)
     assert store.pairs is not None
-    for ours, theirs in ((pairs.left, store.pairs.left), (pairs.same, store.pairs.same)):
-        assert np.array_equal(ours, theirs)
+    for ours, original in ((pairs.left, store.pairs.left), (pairs.same, store.pairs.same)):
+        assert np.array_equal(ours, original)
     assert pairs.fold is not None and np.array_equal(pairs.fold, np.repeat(np.arange(10), 4))
 
 
@@ -181,13 +154,13 @@ def test_a_damaged_image_is_not_handed_on_and_leaves_nothing_half_written(tmp_pa
 
 @pytest.mark.parametrize("draw", [0, 10_000])
 def test_a_number_of_pairs_that_cannot_be_drawn_is_told_the_range(tmp_path: Path, draw: int) -> None:
-    told = invoked("convert", faces(tmp_path / "f"), tmp_path / "x.bin", "--draw", draw)
-    wanted = "31 genuine pairs, not 10,000" if draw > 31 else "ask for 10 to 31 of each kind"
-    assert str(told.exception).startswith(f"--draw {draw}: ") and wanted in str(told.exception)
+    result = invoked("convert", faces(tmp_path / "f"), tmp_path / "x.bin", "--draw", draw)
+    reason = "31 genuine pairs, not 10,000" if draw > 31 else "ask for 10 to 31 of each kind"
+    assert str(result.exception).startswith(f"--draw {draw}: ") and reason in str(result.exception)
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "said"),
+    ("kind", "options", "reason"),
     [
         ("zip", [], "--to zip: choose folder"),
         ("folder", ["--size", 64], "--size: it is for a pack, and this makes a folder"),
@@ -198,22 +171,23 @@ def test_a_number_of_pairs_that_cannot_be_drawn_is_told_the_range(tmp_path: Path
         ("rec", ["--part", "train"], "unknown layout"),
     ],
 )
-def test_options_that_would_do_nothing_are_refused(tmp_path: Path, kind: str, options: list[object], said: str) -> None:
-    told = invoked("convert", faces(tmp_path / "f"), tmp_path / "out", "--to", kind, *options)
-    assert told.exit_code == 1 and re.search(said, str(told.exception))
+def test_options_that_would_do_nothing_are_refused(
+    tmp_path: Path, kind: str, options: list[object], reason: str
+) -> None:
+    result = invoked("convert", faces(tmp_path / "f"), tmp_path / "out", "--to", kind, *options)
+    assert result.exit_code == 1 and re.search(reason, str(result.exception))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
 
 
 def test_the_command_converts_and_inspects(tmp_path: Path) -> None:
     faces(tmp_path / "f")
-    run = CliRunner().invoke
-    made = run(app, ["data", "convert", str(tmp_path / "f"), str(tmp_path / "r"), "--to", "rec"])
-    assert made.exit_code == 0 and "15 images of 3 identities" in made.output and "note: " in made.output
-    looked = run(app, ["data", "inspect", str(tmp_path / "r"), "--json"])
+    converted = invoked("convert", tmp_path / "f", tmp_path / "r", "--to", "rec")
+    assert converted.exit_code == 0 and "15 images of 3 identities" in converted.output and "note: " in converted.output
+    looked = invoked("inspect", tmp_path / "r", "--json")
     report = json.loads(looked.output)
     assert (report["kind"], report["images"], report["damaged_count"]) == ("rec", 15, 0)
-    told = run(app, ["data", "inspect", str(tmp_path / "r"), "--headers"])
-    assert "15 images of 3 identities" in told.output and "nothing looks wrong" in told.output
+    inspected = invoked("inspect", tmp_path / "r", "--headers")
+    assert "15 images of 3 identities" in inspected.output and "nothing looks wrong" in inspected.output
     assert len(read_folder(tmp_path / "f").files) == 15
 
 
@@ -223,7 +197,3 @@ def test_files_of_a_pack_that_would_lead_elsewhere_are_refused(tmp_path: Path) -
     with pytest.raises(DataError, match="not a plain name"):
         convert(forged, tmp_path / "g", "folder")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
-
-
-def invoked(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["data", *map(str, arguments)])

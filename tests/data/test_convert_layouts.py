@@ -8,7 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from test_layouts import MADE, say
+from field_layouts import WRITERS, say
 
 from coalface.data.readers.layouts import RACES
 from coalface.data.stores import Store, open_store
@@ -28,7 +28,7 @@ def picture(value: int) -> bytes:
 def lay(root: Path, layout: str) -> Path:
     """The small set of `test_layouts`, each image another picture."""
     root.mkdir()
-    MADE[layout](root)
+    WRITERS[layout](root)
     for value, file in enumerate(sorted(root.rglob("*.jpg")), start=1):
         file.write_bytes(picture(value))
     return root
@@ -40,10 +40,10 @@ def colour(encoded: bytes | memoryview) -> tuple[int, ...]:
 
 def held(store: Store) -> dict[str, list[tuple[int, ...]]]:
     """Identity → what its images show, in no order; two images of a set never show the same."""
-    found: dict[str, list[tuple[int, ...]]] = {}
+    colours: dict[str, list[tuple[int, ...]]] = {}
     for i, label in enumerate(store.labels.tolist()):
-        found.setdefault(store.names[label], []).append(colour(store.encoded(i)))
-    return {name: sorted(shown) for name, shown in found.items()}
+        colours.setdefault(store.names[label], []).append(colour(store.encoded(i)))
+    return {name: sorted(colours_of_one) for name, colours_of_one in colours.items()}
 
 
 def paired(store: Store) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
@@ -53,14 +53,14 @@ def paired(store: Store) -> list[tuple[tuple[int, ...], tuple[int, ...], bool]]:
 
 
 @pytest.mark.parametrize("kind", ["folder", "rec", "pack"])
-@pytest.mark.parametrize("layout", MADE)
+@pytest.mark.parametrize("layout", WRITERS)
 def test_every_layout_keeps_its_images_and_whose_they_are(tmp_path: Path, layout: str, kind: str) -> None:
     store = open_store(lay(tmp_path / "set", layout))
-    assert store.layout == layout and len({c for shown in held(store).values() for c in shown}) == len(store)
+    assert store.layout == layout and len({c for colours in held(store).values() for c in colours}) == len(store)
     convert(store, tmp_path / "made", kind, size=SIDE)  # type: ignore[arg-type]
-    made = open_store(tmp_path / "made")
-    assert made.kind == kind and held(made) == held(store)
-    convert(made, tmp_path / "folders", "folder")
+    folder = open_store(tmp_path / "made")
+    assert folder.kind == kind and held(folder) == held(store)
+    convert(folder, tmp_path / "folders", "folder")
     assert held(open_store(tmp_path / "folders")) == held(store)
 
 
@@ -80,8 +80,8 @@ def test_a_layouts_own_list_becomes_a_bin(tmp_path: Path, layout: str, name: str
     store = open_store(lay(tmp_path / "set", layout))
     whose = {colour(store.encoded(i)): store.names[label] for i, label in enumerate(store.labels.tolist())}
     convert(store, tmp_path / "x.bin", "bin", pairs=Pairs(name=name))
-    found = paired(open_store(tmp_path / "x.bin"))
-    assert all(same == (whose[a] == whose[b]) for a, b, same in found) and {same for _, _, same in found} == {
+    pairs = paired(open_store(tmp_path / "x.bin"))
+    assert all(same == (whose[a] == whose[b]) for a, b, same in pairs) and {same for _, _, same in pairs} == {
         True,
         False,
     }
@@ -96,7 +96,7 @@ def test_a_layouts_own_list_becomes_a_bin(tmp_path: Path, layout: str, name: str
 
 
 def test_names_that_files_get_in_the_folders_of_their_identities(tmp_path: Path) -> None:
-    names = {layout: list(file_names(open_store(lay(tmp_path / layout, layout)))) for layout in MADE}
+    names = {layout: list(file_names(open_store(lay(tmp_path / layout, layout)))) for layout in WRITERS}
     assert names["cfp"][:3] == ["001/frontal_01.jpg", "001/frontal_02.jpg", "001/profile_01.jpg"]
     assert names["calfw"][1] == "Ann_Lee/Ann_Lee_0002.jpg" and names["cplfw"][3] == "Bo/Bo_2.jpg"
     assert names["agedb-30"][2] == names["agedb"][2] == "Mel_Brooks/2_Mel_Brooks_40_m.jpg"

@@ -14,7 +14,7 @@ from coalface.cli.main import app
 from coalface.core.errors import DataError
 from coalface.data.source import decode
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.data.tools.decode_check import Ear, all_whole, check_whole
+from coalface.data.tools.decode_check import StderrCapture, all_whole, check_whole
 
 WHOLE = cv2.imencode(".jpg", SyntheticFaces(1, 1, seed=3, size=64, grey=False).generate().pixels[0])[1].tobytes()
 MIDDLE = WHOLE.index(b"\xff\xda") + 200
@@ -30,22 +30,22 @@ def test_a_jpeg_that_is_damaged_in_its_middle_is_named_with_the_decoders_reason(
 ) -> None:
     assert decode(hurt(), "x", size=64, grey=False).shape == (64, 64, 3)  # the decoder fills it in
     assert "Corrupt JPEG data" in capfd.readouterr().err
-    with Ear() as ear:
-        assert check_whole(WHOLE, "place", ear).width == 64
+    with StderrCapture() as capture:
+        assert check_whole(WHOLE, "place", capture).width == 64
         with pytest.raises(DataError, match=r"place: it is damaged in the middle \(its decoder says: Corrupt"):
-            check_whole(hurt(), "place", ear)
-        assert check_whole(WHOLE, "place", ear).width == 64  # what was heard is forgotten
+            check_whole(hurt(), "place", capture)
+        assert check_whole(WHOLE, "place", capture).width == 64  # what was heard is forgotten
     assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("at", [0, 64, 130])
 def test_of_many_images_the_one_that_is_damaged_is_found(at: int, capfd: pytest.CaptureFixture[str]) -> None:
     images = [hurt() if i in (at, at + 1) else WHOLE for i in range(140)]
-    found = []
+    whole = []
     with pytest.raises(DataError, match=rf"image {at}: it is damaged in the middle"):
         for data, header in all_whole(lambda i: (images[i], f"image {i}"), len(images)):
-            found.append((data, header.kind))
-    assert found == at * [(WHOLE, "jpeg")] and capfd.readouterr().err == ""
+            whole.append((data, header.kind))
+    assert whole == at * [(WHOLE, "jpeg")] and capfd.readouterr().err == ""
 
 
 def test_the_first_damage_counts_whichever_way_it_shows() -> None:
@@ -67,21 +67,21 @@ def test_a_conversion_ends_at_it_and_leaves_nothing(
     (tmp_path / "set" / "b" / "b_0001.jpg").write_bytes(WHOLE)
     (tmp_path / "list").write_text("1\na 4 1\na 2 b 1\n")
     pairs = ["--pairs", str(tmp_path / "list")] if kind == "bin" else []
-    told = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, ["data", "convert", str(tmp_path / "set"), str(tmp_path / "out"), "--to", kind, *pairs]
     )
-    assert "a_0004.jpg: it is damaged in the middle" in str(told.exception)
+    assert "a_0004.jpg: it is damaged in the middle" in str(result.exception)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["list", "set"] and capfd.readouterr().err == ""
 
 
 def test_what_others_write_meanwhile_is_passed_on_and_what_decoders_say_is_not(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    said = (
+    message = (
         b"libpng warning: iCCP: known incorrect sRGB profile\na bar\n[ WARN:0@0.1] global x\nCorrupt JPEG data: odd\n"
     )
-    with Ear() as ear:
-        assert ear.hear(lambda: os.write(2, said)) == (len(said), ["Corrupt JPEG data: odd"])
+    with StderrCapture() as capture:
+        assert capture.run(lambda: os.write(2, message)) == (len(message), ["Corrupt JPEG data: odd"])
     assert capfd.readouterr().err == "a bar\n"
 
 

@@ -22,17 +22,17 @@ def pixels(faces: FaceSet) -> list[int]:
 
 
 def test_sets_of_one_store_share_it() -> None:
-    both = A.beside(B)
-    assert both.pixels is STORE and both.rows.tolist() == [4, 0, 2, 5, 1]
-    assert both.labels.tolist() == [1, 0, 1, 2, -1] and both.names == ("ann", "bob", "cid")
-    assert both.files is None and both.domains is None
+    joined = A.beside(B)
+    assert joined.pixels is STORE and joined.rows.tolist() == [4, 0, 2, 5, 1]
+    assert joined.labels.tolist() == [1, 0, 1, 2, -1] and joined.names == ("ann", "bob", "cid")
+    assert joined.files is None and joined.domains is None
     assert A.rows.tolist() == [4, 0, 2] and B.labels.tolist() == [0, -1]  # neither is changed
 
 
 def test_sets_of_two_stores_are_copied_into_one() -> None:
-    both = A.beside(C)
-    assert pixels(both) == [4, 0, 2, 13, 11] == both.pixels.ravel().tolist()
-    assert both.labels.tolist() == [1, 0, 1, 3, 2] and both.names == ("ann", "bob", "dan", "eve")
+    joined = A.beside(C)
+    assert pixels(joined) == [4, 0, 2, 13, 11] == joined.pixels.ravel().tolist()
+    assert joined.labels.tolist() == [1, 0, 1, 3, 2] and joined.names == ("ann", "bob", "dan", "eve")
     assert pixels(C.beside(A)) == [13, 11, 4, 0, 2] and C.beside(A).labels.tolist() == [1, 0, 3, 2, 3]
     assert pixels(A.beside(C).beside(B)) == [4, 0, 2, 13, 11, 5, 1]
 
@@ -46,12 +46,12 @@ def test_two_maps_of_one_file_are_one_store(tmp_path: Path) -> None:
         return np.memmap(tmp_path / name, dtype=np.uint8, mode="r", offset=offset, shape=(6 - offset, 1, 1, 1))
 
     first = replace(A, pixels=mapped("pack"))
-    same = first.beside(replace(B, pixels=mapped("pack")))
-    assert same.pixels is first.pixels and same.rows.tolist() == [4, 0, 2, 5, 1]
-    for others in (mapped("other"), STORE):
-        assert first.beside(replace(B, pixels=others)).rows.tolist() == [0, 1, 2, 3, 4]
+    joined = first.beside(replace(B, pixels=mapped("pack")))
+    assert joined.pixels is first.pixels and joined.rows.tolist() == [4, 0, 2, 5, 1]
+    for store in (mapped("other"), STORE):
+        assert first.beside(replace(B, pixels=store)).rows.tolist() == [0, 1, 2, 3, 4]
     later = first.beside(replace(B, pixels=mapped("pack", offset=1), rows=np.array([4, 0])))
-    assert pixels(later) == pixels(same) and later.rows.tolist() == [0, 1, 2, 3, 4]
+    assert pixels(later) == pixels(joined) and later.rows.tolist() == [0, 1, 2, 3, 4]
     whole = mapped("pack")
     parts = replace(A, pixels=whole[:5]).beside(replace(B, pixels=whole[1:], rows=np.array([4, 0])))
-    assert pixels(parts) == pixels(same)
+    assert pixels(parts) == pixels(joined)

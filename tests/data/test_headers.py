@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coalface.core.errors import DataError
-from coalface.data.readers.headers import PIXEL_LIMIT, Header, check_header, read_header
+from coalface.data.readers import headers
+from coalface.data.readers.headers import Header, check_header, read_header
 from coalface.data.source import decode
 
 
 def encoded(height: int, width: int, channels: int, suffix: str, *options: int) -> bytes:
     image = np.random.default_rng(0).integers(256, size=(height, width, channels), dtype=np.uint8)
-    done, data = cv2.imencode(suffix, image, list(options))
-    assert done
+    _, data = cv2.imencode(suffix, image, list(options))
     return data.tobytes()
 
 
@@ -137,9 +137,10 @@ def test_a_small_file_that_would_fill_the_memory_is_not_decoded(monkeypatch: pyt
     monkeypatch.setattr(cv2, "imdecode", never)
     with pytest.raises(DataError, match=r"bomb\.png: it claims 7,000 × 7,000 = 49,000,000 pixels"):
         decode(bomb, "bomb.png", size=8, grey=True)
-    assert PIXEL_LIMIT == 40_000_000
+    assert headers.PIXEL_LIMIT == 40_000_000
+    monkeypatch.setattr(headers, "PIXEL_LIMIT", 49_000_000)
     with pytest.raises(AssertionError, match="decoded"):  # the bytes themselves are a sound image
-        decode(bomb, "bomb.png", size=8, grey=True, limit=49_000_000)
+        decode(bomb, "bomb.png", size=8, grey=True)
 
 
 def test_a_chunk_that_is_longer_than_the_file_is_refused() -> None:
@@ -160,9 +161,9 @@ def test_a_jpeg_that_is_cut_short_is_damaged(progressive: int) -> None:
     filled = whole[:2] + b"\xff" * 3 + whole[2:]
     for sound in (whole, whole + b"\0\0", whole + b"after", with_one, filled):
         assert check_header(sound, "x").width == 40
-        for left in (len(sound) * 2 // 3, sound.rindex(b"\xff\xd9") + 1):
+        for length in (len(sound) * 2 // 3, sound.rindex(b"\xff\xd9") + 1):
             with pytest.raises(DataError, match=r"^x: it is damaged .* cut short"):
-                check_header(sound[:left], "x")
+                check_header(sound[:length], "x")
 
 
 @settings(deadline=None)  # a busy machine is no defect
@@ -172,9 +173,11 @@ def test_what_decodes_after_damage_has_the_size_that_was_claimed(kind: str, plac
     broken[place % len(broken)] ^= flip
     del broken[len(broken) - cut :]
     try:
-        header = check_header(bytes(broken), "the file", limit=1_000_000)
+        header = check_header(bytes(broken), "the file")
     except ValueError as error:
         assert "the file" in str(error)
         return
+    if header.width * header.height > 1_000_000:
+        return  # decoding it would take long
     image = cv2.imdecode(np.frombuffer(broken, np.uint8), cv2.IMREAD_UNCHANGED)
     assert image is None or image.shape[:2] == (header.height, header.width)

@@ -39,15 +39,15 @@ def test_the_draw_of_an_identity_does_not_depend_on_the_others() -> None:
 
     whole = drawn("abcde")
     assert drawn("ea") == {name: whole[name] for name in "ea"}
-    other = hold_back(faces(), 2, lambda name: generator(8, name))[1]
-    assert other.rows.tolist() != hold_back(faces(), 2, stream)[1].rows.tolist()
+    with_another_seed = hold_back(faces(), 2, lambda name: generator(8, name))[1]
+    assert with_another_seed.rows.tolist() != hold_back(faces(), 2, stream)[1].rows.tolist()
 
 
 def test_each_party_gets_those_of_its_identities_in_its_numbers() -> None:
     rest, test = hold_back(faces(), 2, stream)
     parties = {"one": rest.only([4, 1]), "two": rest.only([0, 3])}
-    found = by_party(test, parties)
-    for name, own in found.items():
-        assert own.names == parties[name].names
-    assert found["one"].counts().tolist() == [2, 0] and found["two"].counts().tolist() == [2, 2]
-    assert sorted(found["two"].rows.tolist()) == sorted(test.only([0, 3]).rows.tolist())
+    by_name = by_party(test, parties)
+    for name, faces_of_party in by_name.items():
+        assert faces_of_party.names == parties[name].names
+    assert by_name["one"].counts().tolist() == [2, 0] and by_name["two"].counts().tolist() == [2, 2]
+    assert sorted(by_name["two"].rows.tolist()) == sorted(test.only([0, 3]).rows.tolist())

@@ -6,27 +6,22 @@ import json
 from pathlib import Path
 
 import pytest
-from test_layouts import FACE, MADE, put, say
-from typer.testing import CliRunner, Result
+from field_layouts import FACE, WRITERS, put, say
+from image_folders import invoked
 
-from coalface.cli.main import app
 from coalface.data.stores import open_store
 
 ASTRAY = "not directly in an identity's folder, as in NAME/photo.jpg"
 
 
-def invoked(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["data", *map(str, arguments)])
-
-
-@pytest.mark.parametrize("layout", MADE)
+@pytest.mark.parametrize("layout", WRITERS)
 def test_of_a_whole_layout_nothing_is_passed_over_but_an_unused_part(tmp_path: Path, layout: str) -> None:
-    MADE[layout](tmp_path)
+    WRITERS[layout](tmp_path)
     say(tmp_path, "readme.md", "about it")
-    wanted = (
+    expected = (
         ["1 image of the part test: `--part test`, in a recipe `part: test`, reads it"] if layout == "vggface2" else []
     )
-    assert open_store(tmp_path).passed_over() == wanted
+    assert open_store(tmp_path).passed_over() == expected
 
 
 def test_other_endings_places_and_folders_within_folders_are_named(tmp_path: Path) -> None:
@@ -56,13 +51,13 @@ def test_hidden_and_linked_folders_of_an_identity_are_named_and_not_entered(tmp_
 
 
 def test_the_commands_say_it_and_read_the_part_that_is_asked_for(tmp_path: Path) -> None:
-    MADE["vggface2"](tmp_path / "v")
+    WRITERS["vggface2"](tmp_path / "v")
     part = "1 image of the part test: `--part test`, in a recipe `part: test`, reads it"
     assert f"ignored: {part}\n" in invoked("inspect", tmp_path / "v").output
     assert json.loads(invoked("inspect", tmp_path / "v", "--json").stdout)["passed_over"] == [part]
     assert f"note: ignored: {part}\n" in invoked("convert", tmp_path / "v", tmp_path / "r", "--to", "rec").output
     assert f"note: ignored: {part}\n" in invoked("pack", tmp_path / "v", tmp_path / "p", "--size", 8).output
     for command in (["inspect"], ["convert", tmp_path / "s", "--to", "folder"], ["pack", tmp_path / "q", "--size", 8]):
-        told = invoked(command[0], tmp_path / "v", *command[1:], "--part", "test")
-        assert told.exit_code == 0 and "1 image of 1 identity" in told.output and "ignored" not in told.output
+        result = invoked(command[0], tmp_path / "v", *command[1:], "--part", "test")
+        assert result.exit_code == 0 and "1 image of 1 identity" in result.output and "ignored" not in result.output
     assert (tmp_path / "s" / "n000001" / "0001_01.jpg").read_bytes() == FACE

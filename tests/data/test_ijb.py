@@ -41,7 +41,7 @@ def test_the_lists_of_ijbc(meta):
     np.testing.assert_allclose(lists.faces.score, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6], rtol=1e-6)
     assert (lists.pairs.left.tolist(), lists.pairs.right.tolist()) == ([1, 1, 2, 2], [30, 41, 41, 30])
     assert lists.pairs.same.tolist() == [True, False, True, False] and len(lists.pairs) == 4
-    assert {name: one.subject.tolist() for name, one in lists.galleries.items()} == {"G1": [7], "G2": [8]}
+    assert {name: subjects.subject.tolist() for name, subjects in lists.galleries.items()} == {"G1": [7], "G2": [8]}
     assert (lists.probes.template.tolist(), lists.probes.subject.tolist()) == ([30, 41], [7, 8])  # ascending
     assert lists.probes.of(np.array([41, 30, 41])).tolist() == [8, 7, 8]
 
@@ -130,7 +130,7 @@ def test_pairs_are_refused_exactly_where_a_naive_look_finds_a_contradiction(unkn
         wrong = any(
             (a == b and not label)
             or (a in subject and b in subject and label != (subject[a] == subject[b]))
-            or any({a, b} == {c, d} and label != other for c, d, other in lines)
+            or any({a, b} == {c, d} and label != opposite for c, d, opposite in lines)
             for a, b, label in lines
         )
         (unknown / "ijbc_template_pair_label.txt").write_text("".join(f"{a} {b} {c}\n" for a, b, c in lines))
@@ -222,11 +222,11 @@ def test_pairs_are_read_alike_in_any_chunks(tmp_path, monkeypatch, chunk):
     rows += [(0, 999_999_999, 1), (999_999_999, 0, 0)]
     breaks = ["\n", "\r\n", "\n\n", " \n", "\n \t\n"]
     lines = [f"{a} {b}\t{c}" + breaks[rng.integers(5)] for a, b, c in rows]
-    found = ijb.read_template_pairs(written(tmp_path, "".join(lines)))
+    pairs = ijb.read_template_pairs(written(tmp_path, "".join(lines)))
     naive = [line.split() for line in "".join(lines).splitlines() if line.strip()]
-    assert found.left.tolist() == [int(line[0]) for line in naive]
-    assert found.right.tolist() == [int(line[1]) for line in naive]
-    assert found.same.tolist() == [line[2] == "1" for line in naive]
+    assert pairs.left.tolist() == [int(line[0]) for line in naive]
+    assert pairs.right.tolist() == [int(line[1]) for line in naive]
+    assert pairs.same.tolist() == [line[2] == "1" for line in naive]
 
 
 def test_metadata_and_comparisons_of_ijba(tmp_path):

@@ -4,7 +4,7 @@ import cv2
 import numpy as np
 import pytest
 
-from coalface.data.tools.inspect import SHOWN, Item, Report, inspect, near_names, text
+from coalface.data.tools.inspect import SHOWN, Item, Report, inspect, near_names, report_text
 
 
 def image(seed: int, width: int = 40, height: int = 40, channels: int = 3, kind: str = ".png") -> bytes:
@@ -13,9 +13,9 @@ def image(seed: int, width: int = 40, height: int = 40, channels: int = 3, kind:
 
 
 def looked(items: list[tuple[int, bytes | None]], names: list[str] | None = None, **more: bool) -> Report:
-    found = [Item(identity, data, None if data else f"place {i}: gone") for i, (identity, data) in enumerate(items)]
+    contents = [Item(identity, data, None if data else f"place {i}: gone") for i, (identity, data) in enumerate(items)]
     names = names if names is not None else [f"n{i:05d}" for i in range(1 + max(identity for identity, _ in items))]
-    return inspect(found, names, lambda i: f"place {i}", path="x", kind="folder", **more)
+    return inspect(contents, names, lambda i: f"place {i}", path="x", kind="folder", **more)
 
 
 def test_what_is_there_is_counted() -> None:
@@ -29,8 +29,8 @@ def test_what_is_there_is_counted() -> None:
 
 
 def test_copies_are_told_apart_by_whose_they_are() -> None:
-    one, other = image(1), image(2)
-    report = looked([(0, one), (0, one), (0, one), (1, other), (2, other), (1, image(3)), (2, image(4))])
+    first, second = image(1), image(2)
+    report = looked([(0, first), (0, first), (0, first), (1, second), (2, second), (1, image(3)), (2, image(4))])
     assert report.doubled_within == [["place 0", "place 1", "place 2"]] and report.doubled_within_count == 2
     assert report.doubled_across == [["place 3", "place 4"]] and report.doubled_across_count == 1
     assert "contradict" in report.wrong[0] and "copies" in report.wrong[1]
@@ -42,7 +42,7 @@ def test_damage_is_named_and_does_not_end_the_look() -> None:
     bomb = whole[:16] + (50_000).to_bytes(4, "big") * 2 + whole[24:]
     report = looked([(0, whole), (0, cut), (0, b"text"), (0, b""), (0, None), (0, bomb), (0, image(3))])
     assert report.damaged_count == 5 == len(report.damaged)
-    assert all(f"place {i}" in said for i, said in zip((1, 2, 3, 4, 5), report.damaged, strict=True))
+    assert all(f"place {i}" in damage for i, damage in zip((1, 2, 3, 4, 5), report.damaged, strict=True))
     assert report.images == 7 and "5 images are damaged" in report.wrong[0]
     many = looked([(0, b"x")] * 50)
     assert (many.damaged_count, len(many.damaged)) == (50, SHOWN)
@@ -50,7 +50,7 @@ def test_damage_is_named_and_does_not_end_the_look() -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "said"),
+    ("items", "fragment"),
     [
         ([(0, image(1)), (0, image(2, channels=1))], "number of channels"),
         ([(0, image(1, 90, 40)), (0, image(2))], "far from square"),
@@ -60,8 +60,8 @@ def test_damage_is_named_and_does_not_end_the_look() -> None:
         ([(0, image(i, 42, 48)) for i in range(8)] + [(0, image(8, 160, 120))], "the commonest, 42×48 (1 of 160×120)"),
     ],
 )
-def test_what_looks_wrong_is_said(items: list[tuple[int, bytes | None]], said: str) -> None:
-    assert any(said in sentence for sentence in looked(items).wrong)
+def test_what_looks_wrong_is_said(items: list[tuple[int, bytes | None]], fragment: str) -> None:
+    assert any(fragment in sentence for sentence in looked(items).wrong)
 
 
 @pytest.mark.parametrize(
@@ -94,5 +94,5 @@ def test_names_that_differ_in_one_letter_alone_are_one_group_and_not_all_pairs(c
 def test_control_characters_of_names_do_not_reach_a_terminal() -> None:
     report = looked([(0, image(1)), (1, image(1))], ["a", "b"])
     report.doubled_across = [["x\x1b]0;own\x07", "new\nline", "\u202eabc"]]
-    told = text(report)
-    assert "\x1b" not in told and "\x07" not in told and "\u202e" not in told and "new\\nline" in told
+    printed = report_text(report)
+    assert "\x1b" not in printed and "\x07" not in printed and "\u202e" not in printed and "new\\nline" in printed

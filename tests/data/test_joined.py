@@ -12,23 +12,23 @@ SECOND = SyntheticFaces(3, 2, seed=1, size=32, domains=("night",))
 
 
 def test_identities_and_files_carry_the_name_of_their_part() -> None:
-    both = Joined({"day": FIRST, "night": SECOND})
-    assert both.names == (
+    joined = Joined({"day": FIRST, "night": SECOND})
+    assert joined.names == (
         "day/s1-0000000",
         "day/s1-0000001",
         "night/s1-0000000",
         "night/s1-0000001",
         "night/s1-0000002",
     )
-    assert both.files[0] == "day/s1-0000000/0000.png" and both.files[6] == "night/s1-0000000/0000.png"
-    assert both.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert both.domain_numbers.tolist() == [0] * 6 + [1] * 6
+    assert joined.files[0] == "day/s1-0000000/0000.png" and joined.files[6] == "night/s1-0000000/0000.png"
+    assert joined.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert joined.domain_numbers.tolist() == [0] * 6 + [1] * 6
 
 
-def test_a_pack_of_it_keeps_names_labels_and_pixels(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    both = Joined({"day": FIRST, "night": SECOND})
-    faces = cached_pack(both, tmp_path, size=32, grey=True)
-    assert faces.names == both.names and faces.labels.tolist() == both.labels.tolist()
+def test_a_pack_of_it_keeps_names_labels_and_pixels() -> None:
+    joined = Joined({"day": FIRST, "night": SECOND})
+    faces = cached_pack(joined, size=32, grey=True)
+    assert faces.names == joined.names and faces.labels.tolist() == joined.labels.tolist()
     apart = [*FIRST.images(size=32, grey=True), *SECOND.images(size=32, grey=True)]
     assert np.array_equal(faces.pixels, np.stack(apart))
 

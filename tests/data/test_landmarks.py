@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_layouts import say
+from field_layouts import say
 
 from coalface.core.errors import DataError
 from coalface.data.align import TEMPLATE
@@ -38,20 +38,20 @@ def listed(tmp_path: Path, *lines: str, name: str = "points.txt") -> Path:
 def test_the_path_may_be_longer_and_fields_may_lie_between(
     tmp_path: Path, form: str, between: str, separator: str
 ) -> None:
-    who = [("African", "m.01", "m.01", 1), ("African", "m.01", "m.01", 2), ("Asian", "m.0x", "m.0x", 1)]
-    lines = [line(form.format(*who[k]), k, between, separator) for k in (2, 0, 1)]
-    found = read_landmarks([listed(tmp_path, lines[0], "", *lines[1:])], FILES)
-    assert found.points.shape == (3, 5, 2) and found.points.dtype == np.float32
-    assert np.array_equal(found.points, [face(0), face(1), face(2)]) and found.others == 0
-    assert found.known.all()
+    images = [("African", "m.01", "m.01", 1), ("African", "m.01", "m.01", 2), ("Asian", "m.0x", "m.0x", 1)]
+    lines = [line(form.format(*images[k]), k, between, separator) for k in (2, 0, 1)]
+    landmarks = read_landmarks([listed(tmp_path, lines[0], "", *lines[1:])], FILES)
+    assert landmarks.points.shape == (3, 5, 2) and landmarks.points.dtype == np.float32
+    assert np.array_equal(landmarks.points, [face(0), face(1), face(2)]) and landmarks.unmatched == 0
+    assert landmarks.known.all()
 
 
 @pytest.mark.parametrize("form", ["{}/{}_{}.jpg", "{1}_{2}.jpg", "/{}/{}_{}"])
 def test_a_shorter_path_means_the_only_image_that_ends_so(tmp_path: Path, form: str) -> None:
     lines = [line(form.format("m.0x", "m.0x", "0001"), 5), line(form.format("m.01", "m.01", "0002"), 7)]
-    found = read_landmarks([listed(tmp_path, *lines)], FILES)
-    assert found.known.tolist() == [False, True, True]
-    assert np.array_equal(found.points[1:], [face(7), face(5)]) and np.isnan(found.points[0]).all()
+    landmarks = read_landmarks([listed(tmp_path, *lines)], FILES)
+    assert landmarks.known.tolist() == [False, True, True]
+    assert np.array_equal(landmarks.points[1:], [face(7), face(5)]) and np.isnan(landmarks.points[0]).all()
 
 
 def test_all_x_before_all_y_is_told_by_the_faces(tmp_path: Path) -> None:
@@ -77,16 +77,16 @@ def test_the_name_of_the_list_says_the_race_that_its_paths_leave_out(tmp_path: P
 def test_an_image_that_is_not_there_lends_its_points_to_no_other(tmp_path: Path) -> None:
     files = ("Asian/m.01/1.jpg", "Asian/m.02/1.jpg")
     lines = [line("/data/African/m.01/1.jpg", 0), line("/data/Asian/m.02/1.jpg", 1), line("African/m.02/1.jpg", 2)]
-    found = read_landmarks([listed(tmp_path, *lines)], files)
-    assert found.known.tolist() == [False, True] and found.others == 2
-    assert np.array_equal(found.points[1], face(1))
+    landmarks = read_landmarks([listed(tmp_path, *lines)], files)
+    assert landmarks.known.tolist() == [False, True] and landmarks.unmatched == 2
+    assert np.array_equal(landmarks.points[1], face(1))
 
 
 GOOD = line(FILES[0], 0)
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "reason"),
     [
         ([GOOD, FILES[1] + " 1 2 3 4 5 6 7 8 9"], r"points\.txt, line 2: African.* is not an image, at most 5 fields"),
         ([FILES[1] + " 1 2 3 4 5 6 7 8 9 nan"], "line 1: .* five points"),
@@ -96,6 +96,6 @@ GOOD = line(FILES[0], 0)
         ([FILES[0] + " 9 9 1 9 5 5 9 1 1 1"], r"points\.txt: the points of 1 line of 1 make no upright face"),
     ],
 )
-def test_what_is_no_list_of_these_images_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:
-    with pytest.raises(DataError, match=said):
+def test_what_is_no_list_of_these_images_is_refused(tmp_path: Path, lines: list[str], reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
         read_landmarks([listed(tmp_path, *lines)], FILES)

@@ -25,8 +25,8 @@ def test_the_list_of_probes(tmp_path):
     assert probes.files == tuple(PROBES["path"])
     assert probes.names == ("Adam McKay", "Alec Baldwin") and probes.identity.tolist() == [1, 0, 1]
     # FG-NET's identities are numbers.
-    found = megaface.read_probes(written(tmp_path, json.dumps({"path": ["a", "b"], "id": [10, 9]})))
-    assert found.names == ("10", "9") and found.identity.tolist() == [0, 1]
+    probes = megaface.read_probes(written(tmp_path, json.dumps({"path": ["a", "b"], "id": [10, 9]})))
+    assert probes.names == ("10", "9") and probes.identity.tolist() == [0, 1]
 
 
 def test_lists_of_distractors_by_size(tmp_path):
@@ -35,9 +35,9 @@ def test_lists_of_distractors_by_size(tmp_path):
             paths = [f"{size}/{number}@N00/{n}.jpg" for n in range(size)]
             written(tmp_path, json.dumps({"path": paths}), f"megaface_features_list.json_{size}_{number}")
     written(tmp_path, "{}", "megaface_features_list.json_10_1.bak")
-    found = megaface.distractor_lists(tmp_path, 2)
-    assert list(found) == [10, 100, 1000]
-    assert megaface.read_distractors(found[100]) == tuple(f"100/2@N00/{n}.jpg" for n in range(100))
+    lists = megaface.distractor_lists(tmp_path, 2)
+    assert list(lists) == [10, 100, 1000]
+    assert megaface.read_distractors(lists[100]) == tuple(f"100/2@N00/{n}.jpg" for n in range(100))
     for folder, number in ((tmp_path, 3), (tmp_path / "none", 1)):
         with pytest.raises(FileNotFoundError, match=f"json_SIZE_{number}: give"):
             megaface.distractor_lists(folder, number)

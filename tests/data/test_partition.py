@@ -47,8 +47,8 @@ def test_every_partition_deals_every_image_once_under_its_own_name() -> None:
         assert sorted(rows.tolist()) == list(range(len(faces)))
         for view in parties.values():
             assert view.pixels is faces.pixels
-            named = [view.names[label] for label in view.labels]
-            assert named == [f"id{pixel}" for pixel in view.take(np.arange(len(view)))[:, 0, 0, 0]]
+            names = [view.names[label] for label in view.labels]
+            assert names == [f"id{pixel}" for pixel in view.take(np.arange(len(view)))[:, 0, 0, 0]]
             assert view.counts().min() > 0
             if view.domains is not None:
                 assert (view.domains == view.take(np.arange(len(view)))[:, 0, 0, 0] % 2).all()
@@ -89,10 +89,10 @@ def test_dirichlet_sizes_follow_the_shares() -> None:
 
 @pytest.mark.parametrize("parties", [0, -1, 4])
 def test_too_many_or_no_parties_are_refused(parties: int) -> None:
-    said = rf"{parties} parties cannot each have one of 3 identities: choose between 1 and 3 parties"
-    with pytest.raises(ValueError, match=said):
+    reason = rf"{parties} parties cannot each have one of 3 identities: choose between 1 and 3 parties"
+    with pytest.raises(ValueError, match=reason):
         equal(faces_of([1, 2, 3]), parties, rng())
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=reason):
         dirichlet(faces_of([1, 2, 3]), parties, 1.0, rng())
     for alpha in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="give a number above 0"):
@@ -132,20 +132,13 @@ def test_hold_out_is_disjoint_and_complete() -> None:
     assert len(rest) + len(held) == len(faces)
     check_disjoint(rest, held)
     assert hold_out(faces, rng(4), identities=2)[1].names == held.names
-    assert [len(part.names) for part in hold_out(faces_of([1] * 10), rng(), fraction=0.3)] == [7, 3]
     assert len({hold_out(faces, rng(seed), identities=2)[1].names for seed in range(20)}) > 3
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    ({"identities": 3}, "holding out 3 of 3 identities leaves one side empty; choose between 1 and 2"),
-    ({"identities": 0}, "holding out 0 of 3"),
-    ({"fraction": 0.1}, "holding out 0 of 3"),
-    ({}, "give hold_out either"),
-    ({"identities": 1, "fraction": 0.5}, "give hold_out either"),
-])  # fmt: skip
-def test_an_impossible_hold_out_is_refused(arguments: dict, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        hold_out(faces_of([1, 1, 1]), rng(), **arguments)
+@pytest.mark.parametrize("identities", [3, 0])
+def test_an_impossible_hold_out_is_refused(identities: int) -> None:
+    with pytest.raises(ValueError, match=f"holding out {identities} of 3 identities .*; choose between 1 and 2"):
+        hold_out(faces_of([1, 1, 1]), rng(), identities=identities)
 
 
 def test_shared_identities_are_named() -> None:

@@ -109,17 +109,17 @@ def test_records_by_hand_are_read_and_written(tmp_path: Path, record: bytes, par
     assert written(record).hex() == by_hand.hex()
     between = part(0, H + b"before")
     file = opened(tmp_path, between + by_hand + between, [0, len(between), len(between) + len(by_hand)])
-    found = file.read_many([1])
-    assert (found.flags[0], found.label[0]) == struct.unpack("<If", record[:8])
-    assert [bytes(payload) for payload in found.payloads()] == [record[24:]]
-    assert found.lengths[0] == len(record) - 24
-    assert (found.starts[0] == -1) == (len(parts) > 1)
+    records = file.read_many([1])
+    assert (records.flags[0], records.label[0]) == struct.unpack("<If", record[:8])
+    assert [bytes(payload) for payload in map(records.payload, range(1))] == [record[24:]]
+    assert records.lengths[0] == len(record) - 24
+    assert (records.starts[0] == -1) == (len(parts) > 1)
     scanned = opened(tmp_path, between + by_hand + between, None)
     assert scanned.offsets.tolist() == file.offsets.tolist()
 
 
 def test_labels_that_follow_the_header(tmp_path: Path) -> None:
-    records = [
+    raw_records = [
         plain_header(flag=2, label=9.0) + struct.pack("<2f", 3.0, 4.0) + b"two",
         plain_header(flag=1, label=9.0) + struct.pack("<f", 8.0) + b"one",
         plain_header(flag=3, label=9.0) + struct.pack("<3f", 1.0, 2.0, 3.0),
@@ -128,16 +128,16 @@ def test_labels_that_follow_the_header(tmp_path: Path) -> None:
         plain_header(flag=2) + struct.pack("<f", 5.0) + M + b"cut",
     ]
     data, offsets = b"", []
-    for record in records:
+    for record in raw_records:
         offsets.append(len(data))
         data += written(record)
-    found = opened(tmp_path, data, offsets).read_many(range(5))
-    assert found.flags.tolist() == [2, 1, 3, 0, 2]
-    assert found.label.tolist() == [3.0, 8.0, 1.0, 6.0, 5.0]
-    assert found.second[[0, 2]].tolist() == [4.0, 2.0]
-    assert np.isnan(found.second[[1, 3]]).all()
-    assert found.second[4:].tobytes() == M
-    assert [bytes(p) for p in found.payloads()] == [b"two", b"one", b"", b"none", b"cut"]
+    records = opened(tmp_path, data, offsets).read_many(range(5))
+    assert records.flags.tolist() == [2, 1, 3, 0, 2]
+    assert records.label.tolist() == [3.0, 8.0, 1.0, 6.0, 5.0]
+    assert records.second[[0, 2]].tolist() == [4.0, 2.0]
+    assert np.isnan(records.second[[1, 3]]).all()
+    assert records.second[4:].tobytes() == M
+    assert [bytes(p) for p in map(records.payload, range(5))] == [b"two", b"one", b"", b"none", b"cut"]
 
 
 @settings(deadline=None, max_examples=200)
@@ -165,9 +165,9 @@ def test_a_damaged_file_is_read_as_it_stands_or_refused(data: st.DataObject) -> 
                     file.read_many([key])
                 assert list(file.faults(range(4))).count(key) == 1
             else:
-                found = file.read_many([key])
-                assert (found.flags[0], bytes(found.payload(0))) == (flag, payload)
-                assert np.array_equal(found.label, np.float32([label]), equal_nan=True)
+                records = file.read_many([key])
+                assert (records.flags[0], bytes(records.payload(0))) == (flag, payload)
+                assert np.array_equal(records.label, np.float32([label]), equal_nan=True)
         try:
             opened(folder, bytes(bad), None)
         except ValueError as error:
@@ -197,12 +197,12 @@ def test_an_index_cannot_make_a_large_record_be_held_many_times(tmp_path: Path) 
     file = opened(tmp_path, written(H + bytes(1 << 20) + M), [0] * 2000)
     tracemalloc.start()
     try:
-        found = file.read_many(range(2000))
-        held = tracemalloc.get_traced_memory()[1]
+        records = file.read_many(range(2000))
+        memory = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert held < 1 << 20, "about 400 bytes a record"
-    assert len(found.payload(1999)) == (1 << 20) + 4
+    assert memory < 1 << 20, "about 400 bytes a record"
+    assert len(records.payload(1999)) == (1 << 20) + 4
 
 
 WHOLE = written(H + b"some payload, long enough to lie in")
@@ -240,10 +240,10 @@ def test_records_in_any_order_and_repeated(tmp_path: Path) -> None:
         data += written(plain_header(flag, float(key)) + rng.integers(1000, size=flag).astype("<f4").tobytes() + body)
     file = opened(tmp_path, data, "\r\n".join(lines))
     keys = rng.permutation(np.repeat(rng.permutation(200) * 3, 2))
-    found = file.read_many(keys)
-    assert 20 < (found.starts < 0).sum() < 380
+    records = file.read_many(keys)
+    assert 20 < (records.starts < 0).sum() < 380
     for row, key in enumerate(keys.tolist()):
-        assert (found.flags[row], found.label[row], bytes(found.payload(row))) == naive(data, offset_of[key])
+        assert (records.flags[row], records.label[row], bytes(records.payload(row))) == naive(data, offset_of[key])
     assert len(file.read_many([]).keys) == 0
     for missing in (1, -1, 598, 10**17):
         with pytest.raises(DataError, match=rf"record {missing}: the index .* has no record"):

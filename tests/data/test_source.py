@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import cv2
@@ -43,9 +44,14 @@ def test_an_oblong_image_is_cut_to_its_central_square(height: int, width: int) -
     assert np.array_equal(square, image[1:5, :] if height > width else image[:, 1:5])
 
 
+def use_cores(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(count), raising=False)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("count", [0, 1, 8, 9, 100])
-def test_threads_keep_the_order(count: int, threads: int) -> None:
+def test_threads_keep_the_order(monkeypatch: pytest.MonkeyPatch, count: int, threads: int) -> None:
+    use_cores(monkeypatch, threads)
     overtaken = threading.Event()
 
     def read(i: int) -> int:
@@ -55,35 +61,38 @@ def test_threads_keep_the_order(count: int, threads: int) -> None:
             assert overtaken.wait(10)  # another thread has read image 9 by then
         return i
 
-    assert list(in_order(read, count, threads=threads)) == list(range(count))
+    assert list(in_order(read, count)) == list(range(count))
 
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("bad", [0, 7, 8, 20, 99])
-def test_an_error_comes_in_its_images_place(bad: int, threads: int) -> None:
+def test_an_error_comes_in_its_images_place(monkeypatch: pytest.MonkeyPatch, bad: int, threads: int) -> None:
+    use_cores(monkeypatch, threads)
+
     def read(i: int) -> np.ndarray:
         if i == bad:
             raise ValueError(f"image {i}")
         return np.full((1, 1, 1), i, np.uint8)
 
-    got = []
+    numbers = []
     with pytest.raises(ValueError, match=f"image {bad}"):
-        for image in in_order(read, 100, threads=threads):
-            got.append(int(image[0, 0, 0]))
-    assert got == list(range(bad))
+        for image in in_order(read, 100):
+            numbers.append(int(image[0, 0, 0]))
+    assert numbers == list(range(bad))
 
 
-def test_reading_runs_only_a_little_ahead_and_leaves_no_thread() -> None:
-    asked = []
+def test_reading_runs_only_a_little_ahead_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_cores(monkeypatch, 2)
+    indices = []
 
     def read(i: int) -> np.ndarray:
-        asked.append(i)
+        indices.append(i)
         return np.full((1, 1, 1), 0, np.uint8)
 
-    images = in_order(read, 100_000, threads=2)
+    images = in_order(read, 100_000)
     next(images)
     images.close()  # type: ignore[attr-defined]
-    assert len(asked) <= 8 * (2 * 2 + 1)
+    assert len(indices) <= 8 * (2 * 2 + 1)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("decode")]
 
 

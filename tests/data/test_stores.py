@@ -15,7 +15,7 @@ import pytest
 from damage import damaged, fresh_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_convert import content, faces, invoked
+from image_folders import content, faces, invoked
 
 from coalface.core.errors import DataError
 from coalface.data.pairs import named_identities
@@ -62,7 +62,7 @@ def gone_through(store: Store) -> None:
     assert len(store.fingerprint()) == 64
     report = inspect(store.items(), store.names, store.files.__getitem__, path=str(store.path), kind=store.kind)
     assert report.images >= len(store)
-    assert all(said.isprintable() for said in report.damaged)
+    assert all(damage.isprintable() for damage in report.damaged)
     if store.pairs is not None:
         assert max(store.pairs.left.max(), store.pairs.right.max()) < len(store)
 
@@ -136,7 +136,7 @@ def test_an_inspection_counts_every_damaged_record(tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", damaged="leave out")
     report = inspect(store.items(), store.names, store.files.__getitem__, path="r", kind=store.kind)
     assert (len(store), report.images, report.damaged_count) == (12, 15, 3)
-    assert all(f"record {key}:" in said for key, said in zip((2, 7, 4), report.damaged, strict=True))
+    assert all(f"record {key}:" in damage for key, damage in zip((2, 7, 4), report.damaged, strict=True))
 
 
 @pytest.mark.parametrize("name", ["../x", ".", "", "\x1b]0;x\x07", "\u202eabc"])
@@ -153,11 +153,11 @@ def test_an_inspection_goes_on_after_links_that_lead_nowhere(tmp_path: Path) -> 
     (folder / "Bo" / "loop.jpg").symlink_to("loop.jpg")
     (folder / "Bo" / "gone.png").symlink_to("nothing.png")
     (folder / "Bo" / "folder.jpg").symlink_to(folder / "Ann_Lee")  # leads somewhere, to no image
-    told = invoked("inspect", folder)
-    assert told.exit_code == 1 and "15 images of 3 identities" in told.output
+    result = invoked("inspect", folder)
+    assert result.exit_code == 1 and "15 images of 3 identities" in result.output
     for name in ("round", "Bo/loop.jpg", "Bo/gone.png"):
-        assert f"damaged: {folder / name}: it cannot be read (" in told.output
-    assert told.output.count("damaged:") == 3 and "- 3 folders or files cannot be used" in told.output
+        assert f"damaged: {folder / name}: it cannot be read (" in result.output
+    assert result.output.count("damaged:") == 3 and "- 3 folders or files cannot be used" in result.output
     report = json.loads(invoked("inspect", folder, "--json").stdout)
     assert (report["broken_count"], report["damaged_count"], report["images"]) == (3, 0, 15)
     for command in (["pack", folder, tmp_path / "p"], ["convert", folder, tmp_path / "g", "--to", "folder"]):
@@ -174,11 +174,13 @@ def test_an_inspection_goes_on_after_what_may_not_be_read(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "scandir", lambda at=".": refused(at) if str(at).endswith("Ann_Lee") else scan(at))
     monkeypatch.setattr(Path, "read_bytes", lambda at: refused(at) if at.name == "Bo_0002.jpg" else read(at))
-    told = invoked("inspect", folder)
-    assert told.exit_code == 1 and "11 images of 2 identities" in told.output
-    assert f"damaged: {folder / 'Ann_Lee'}: it cannot be read (Permission denied); give yourself access" in told.output
-    assert f"damaged: {folder / 'Bo' / 'Bo_0002.jpg'}: [Errno 13] Permission denied" in told.output
-    assert "- 1 folder or file cannot be used" in told.output and "- 1 image is damaged: replace" in told.output
+    result = invoked("inspect", folder)
+    assert result.exit_code == 1 and "11 images of 2 identities" in result.output
+    assert (
+        f"damaged: {folder / 'Ann_Lee'}: it cannot be read (Permission denied); give yourself access" in result.output
+    )
+    assert f"damaged: {folder / 'Bo' / 'Bo_0002.jpg'}: [Errno 13] Permission denied" in result.output
+    assert "- 1 folder or file cannot be used" in result.output and "- 1 image is damaged: replace" in result.output
 
 
 def test_names_stay_with_their_identities_where_all_images_of_one_are_damaged(tmp_path: Path) -> None:
@@ -195,7 +197,7 @@ def test_names_stay_with_their_identities_where_all_images_of_one_are_damaged(tm
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("path", "hint"),
     [
         ("lfv.bin", r"lfv\.bin does not exist; did you mean .*/lfw\.bin or .*/loop\.bin\?"),
         ("none.rec", r"none\.rec does not exist; check the path$"),
@@ -203,13 +205,13 @@ def test_names_stay_with_their_identities_where_all_images_of_one_are_damaged(tm
         ("half", r"half/train\.rec does not exist, but its index train\.idx does"),
     ],
 )
-def test_what_is_not_there_is_said_plainly_with_what_lies_near(tmp_path: Path, asked: str, said: str) -> None:
+def test_what_is_not_there_is_said_plainly_with_what_lies_near(tmp_path: Path, path: str, hint: str) -> None:
     for file in ("lfw.bin", "set/faces.rec", "half/train.idx"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_bytes(b"x")
     (tmp_path / "loop.bin").symlink_to("loop.bin")
-    with pytest.raises(FileNotFoundError, match=said):
-        open_store(tmp_path / asked)
+    with pytest.raises(FileNotFoundError, match=hint):
+        open_store(tmp_path / path)
 
 
 def test_an_inspection_of_a_pack_reads_its_pixels(tmp_path: Path) -> None:
@@ -223,10 +225,10 @@ def test_an_inspection_of_a_pack_reads_its_pixels(tmp_path: Path) -> None:
     pixels.write_bytes(turned)
     os.utime(pixels, ns=(before.st_atime_ns, before.st_mtime_ns))
     for options in ((), ("--headers",)):
-        told = invoked("inspect", tmp_path / "p", *options)
-        assert told.exit_code == 1 and "pixels.u8: it is damaged: its SHA-256" in told.output
-    (said,) = json.loads(invoked("inspect", tmp_path / "p", "--json").stdout)["broken"]
-    assert "pixels.u8" in said
+        result = invoked("inspect", tmp_path / "p", *options)
+        assert result.exit_code == 1 and "pixels.u8: it is damaged: its SHA-256" in result.output
+    (fault,) = json.loads(invoked("inspect", tmp_path / "p", "--json").stdout)["broken"]
+    assert "pixels.u8" in fault
 
 
 def test_an_inspection_tells_of_empty_folders_and_of_names_that_are_no_peoples(tmp_path: Path) -> None:
@@ -234,9 +236,9 @@ def test_an_inspection_tells_of_empty_folders_and_of_names_that_are_no_peoples(t
     (tmp_path / "set" / "Ann_Lee").mkdir()
     loose = next((tmp_path / "set" / "train").glob("*/*"))
     shutil.copy(loose, tmp_path / "set" / "train" / loose.name)
-    told = invoked("inspect", tmp_path / "set")
-    assert told.exit_code == 0
-    wrong = told.output[told.output.index("what looks wrong:") :]
+    result = invoked("inspect", tmp_path / "set")
+    assert result.exit_code == 0
+    wrong = result.output[result.output.index("what looks wrong:") :]
     assert "1 folder is empty (Ann_Lee)" in wrong and "part of a set" in wrong and "(train)" in wrong
 
 

@@ -95,8 +95,10 @@ def test_errors_name_the_object_and_the_fix(wrong: dict, message: str) -> None:
 
 @pytest.mark.parametrize("edited", ["generator.py", "appearance.py", "rendering.py"])
 def test_an_edit_of_the_generator_makes_new_packs(edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+
     def packs() -> set[str]:
-        cached_pack(SyntheticFaces(2, 2, seed=0, size=32), tmp_path / "cache", size=32, grey=True)
+        cached_pack(SyntheticFaces(2, 2, seed=0, size=32), size=32, grey=True)
         return {path.name for path in (tmp_path / "cache").iterdir()}
 
     before = packs()

@@ -11,10 +11,10 @@ from cases import by_default
 from typer.testing import CliRunner
 
 from coalface.cli import main
-from coalface.models import BACKBONES, catalogue, measuring
+from coalface.models import BACKBONES, catalogue
 
 
-def said(*arguments):
+def output(*arguments):
     result = CliRunner().invoke(main.app, ["models", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
@@ -23,18 +23,18 @@ def said(*arguments):
 @pytest.fixture
 def hasty(monkeypatch):
     """Speeds without the clock: what is measured is another test's matter."""
-    asked = []
+    measured = []
 
     def measure(name, **how):
-        asked.append((name, how))
-        return measuring.Speed(inference=123.4, training=45.67, batch=how["batch"], threads=how["threads"])
+        measured.append((name, how))
+        return catalogue.Speed(inference=123.4, training=45.67, batch=how["batch"], threads=how["threads"])
 
     monkeypatch.setattr(catalogue, "measure", measure)
-    return asked
+    return measured
 
 
 def test_every_backbone_in_a_table():
-    text = said()
+    text = output()
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.split()[:1]}
     assert [name for name in rows if name in BACKBONES] == list(BACKBONES)
     assert rows["mobilefacenet"] == ["mobilefacenet", "128", "1,003,136", "221.0", "M", "4.09", "MB", "yes"]
@@ -46,13 +46,13 @@ def test_every_backbone_in_a_table():
 
 @pytest.mark.parametrize("names", [("ir18", "vit-tiny"), ("vit-tiny", "ir18")])
 def test_a_backbone_that_cannot_take_the_size_says_so_in_its_row_and_beneath(names):
-    text = said(*names, "--size", "100")
+    text = output(*names, "--size", "100")
     rows = [line.split()[0] for line in text.splitlines() if line.split()[:1]]
     assert [row for row in rows if row in names] == list(names)
     assert re.search(r"^ir18 .*\d MB", text, re.M) and re.search(r"^vit-tiny +not at 100×100 *$", text, re.M)
     assert "'vit-tiny': images of 100×100 cannot be cut into patches of 8×8" in text
-    found = json.loads(said(*names, "--size", "100", "--json"))["models"]
-    assert {entry["name"]: "cannot" in entry for entry in found} == {"ir18": False, "vit-tiny": True}
+    models = json.loads(output(*names, "--size", "100", "--json"))["models"]
+    assert {entry["name"]: "cannot" in entry for entry in models} == {"ir18": False, "vit-tiny": True}
 
 
 @pytest.mark.parametrize("names", [("ir18",), ("cnn-small", "ir18")])
@@ -70,29 +70,29 @@ def test_where_nothing_can_be_listed_the_command_fails_and_says_why(names, size)
 
 
 def test_measured_figures_name_batch_threads_and_processor(hasty):
-    text = said("cnn-small", "--measure", "--batch", "4", "--threads", "2")
+    text = output("cnn-small", "--measure", "--batch", "4", "--threads", "2")
     assert re.search(r"^cnn-small .* 123 +45\.7 *$", text, re.M)
     assert "Images per second: batches of 4, float32, 2 threads, " in text and f"torch {torch.__version__}" in text
     assert hasty == [("cnn-small", {"size": 112, "channels": 3, "batch": 4, "threads": 2})]
-    found = json.loads(said("cnn-small", "--measure", "--json"))
-    assert found["models"][0]["speed"] == {"inference": 123.4, "training": 45.67, "batch": 8, "threads": 1}
-    assert found["processor"] == measuring.processor()
+    report = json.loads(output("cnn-small", "--measure", "--json"))
+    assert report["models"][0]["speed"] == {"inference": 123.4, "training": 45.67, "batch": 8, "threads": 1}
+    assert report["processor"] == catalogue.processor()
     assert not hasty[2:], "one that was not asked for is not measured"
 
 
 def test_measuring_runs_batches_and_puts_the_threads_back(monkeypatch):
-    seen = []
+    calls = []
     original = torch.nn.Module.__call__
 
-    def watched(self, *arguments, **named):
+    def watched(self, *arguments, **options):
         if type(self).__name__ == "CnnSmall":
             images = arguments[0]
-            seen.append((tuple(images.shape), self.training, torch.is_grad_enabled(), torch.get_num_threads()))
-        return original(self, *arguments, **named)
+            calls.append((tuple(images.shape), self.training, torch.is_grad_enabled(), torch.get_num_threads()))
+        return original(self, *arguments, **options)
 
     monkeypatch.setattr(torch.nn.Module, "__call__", watched)
     before = torch.get_num_threads()
-    speed = measuring.measure("cnn-small", size=32, channels=1, batch=3, threads=before + 1, seconds=1e-9)
+    speed = catalogue.measure("cnn-small", size=32, channels=1, batch=3, threads=before + 1, seconds=1e-9)
     assert torch.get_num_threads() == before
-    assert seen == [((3, 1, 32, 32), True, True, before + 1)] * 2 + [((3, 1, 32, 32), False, False, before + 1)] * 2
+    assert calls == [((3, 1, 32, 32), True, True, before + 1)] * 2 + [((3, 1, 32, 32), False, False, before + 1)] * 2
     assert speed.inference > 0 and speed.training > 0 and (speed.batch, speed.threads) == (3, before + 1)

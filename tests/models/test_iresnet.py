@@ -11,10 +11,10 @@ import pytest
 import torch
 from cases import by_default
 from layer_costs import conv, linear, only, total
-from sketches import sketched
+from sketches import numbers, sketched
 
 from coalface.models import Backbone, build
-from coalface.models.counting import multiply_adds
+from coalface.models.catalogue import multiply_adds
 from coalface.models.iresnet import IBasicBlock
 
 LISTED = json.loads(Path(__file__).with_name("iresnet_names.json").read_text(encoding="ascii"))
@@ -55,11 +55,11 @@ def test_parameters_and_multiply_adds_layer_by_layer(depth, size, channels):
     hand = total(by_hand(depth, size, channels))
     name = f"ir{depth}"
     module = sketched(name, size, channels)
-    assert sum(p.numel() for p in module.parameters()) == hand.parameters
+    assert numbers(module.parameters()) == hand.parameters
     assert multiply_adds(module, size=size, channels=channels) == hand.multiply_adds
     if (size, channels) == (112, 3):  # parameters that insightface's own modules give
-        theirs = {18: 24_025_600, 34: 34_139_328, 50: 43_590_848, 100: 65_156_160}
-        assert hand.parameters == theirs[depth]
+        published = {18: 24_025_600, 34: 34_139_328, 50: 43_590_848, 100: 65_156_160}
+        assert hand.parameters == published[depth]
         assert round(hand.multiply_adds / 1e9, 2) == {18: 2.61, 34: 4.46, 50: 6.31, 100: 12.09}[depth]
 
 

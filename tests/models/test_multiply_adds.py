@@ -7,7 +7,7 @@ from sketches import sketched
 from torch import nn
 
 from coalface.models import build
-from coalface.models.counting import multiply_adds
+from coalface.models.catalogue import multiply_adds
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 import torch
 from cases import by_default
 from layer_costs import conv, linear, only, total
-from sketches import sketched
+from sketches import numbers, sketched
 from torch import nn
 
-from coalface.models import build, describe
-from coalface.models.counting import multiply_adds
+from coalface.models import Backbone, build
+from coalface.models.catalogue import multiply_adds
 from coalface.models.sphere import SphereBlock
 
 BLOCKS = {20: (1, 2, 4, 1), 64: (3, 8, 16, 3)}
@@ -34,16 +34,15 @@ def convolutions(layers, size, channels):
 def test_parameters_and_multiply_adds_layer_by_layer(layers, size, channels, side):
     hand = total([*convolutions(layers, size, channels), linear(512 * side * side, 512)])
     name = f"sphere{layers}"
-    told = describe(name, size=size, channels=channels)
-    assert told.parameters == told.shared == hand.parameters, "no BatchNorm: everything is shared"
     module = sketched(name, size, channels)
+    assert numbers(module.parameters()) == numbers(Backbone(module).shared().values()) == hand.parameters
     assert multiply_adds(module, size=size, channels=channels) == hand.multiply_adds
     assert sum(isinstance(part, nn.Conv2d) for part in module.modules()) == layers
 
 
 def test_sphere20_weighs_what_open_model_zoo_says_of_the_authors_model():
     # Open Model Zoo, "Sphereface": 22.671 M parameters at 112×96, with the residual biases that are fixed at zero there
-    at_112 = describe("sphere20", size=112, channels=3).parameters
+    at_112 = numbers(sketched("sphere20", 112, 3).parameters())
     fewer_columns = 512 * 512 * 7
     fixed_biases = 2 * 64 + 4 * 128 + 8 * 256 + 2 * 512
     assert round((at_112 - fewer_columns + fixed_biases) / 1e6, 3) == 22.671

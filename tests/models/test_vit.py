@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from layer_costs import Cost, linear, only, total
-from sketches import sketched
+from sketches import numbers, sketched
 from torch import nn
 
-from coalface.models import build, describe
-from coalface.models.counting import multiply_adds
+from coalface.models import Backbone, build
+from coalface.models.catalogue import multiply_adds
 
 
 def by_hand(size, channels, outputs):
@@ -27,15 +27,14 @@ def by_hand(size, channels, outputs):
 @pytest.mark.parametrize(("size", "channels"), [(112, 3), (112, 1), (64, 3), (64, 1)])
 def test_parameters_and_multiply_adds_layer_by_layer(size, channels):
     hand = total(by_hand(size, channels, 512))
-    told = describe("vit-tiny", size=size, channels=channels)
-    assert told.parameters == told.shared == hand.parameters, "no BatchNorm: everything is shared"
     module = sketched("vit-tiny", size, channels)
+    assert numbers(module.parameters()) == numbers(Backbone(module).shared().values()) == hand.parameters
     assert multiply_adds(module, size=size, channels=channels) == hand.multiply_adds
 
 
 def test_with_1000_outputs_and_patches_of_16_it_weighs_what_deit_tiny_does():
     # DeiT-Ti at 224 has as many patches as we have at 112; its patches of 16×16×3 need more numbers than ours of 8×8×3
-    ours = describe("vit-tiny", size=112, channels=3, embedding_size=1000).parameters
+    ours = numbers(sketched("vit-tiny", 112, 3, 1000).parameters())
     assert ours + (16 * 16 - 8 * 8) * 3 * 192 == 5_717_416
 
 
@@ -52,17 +51,17 @@ def test_the_whole_beside_torchs_own_encoder_layers():
         tokens = torch.cat([module.token.expand(2, 1, 192), tokens], dim=1) + module.positions
         for block in module.blocks:
             layer = nn.TransformerEncoderLayer(192, 3, 768, 0.0, "gelu", 1e-6, batch_first=True, norm_first=True)
-            theirs = {
+            weights = {
                 "self_attn.in_proj_weight": block.attention.qkv.weight,
                 "self_attn.in_proj_bias": block.attention.qkv.bias,
                 "self_attn.out_proj.weight": block.attention.proj.weight,
                 "self_attn.out_proj.bias": block.attention.proj.bias,
             }
-            for there, ours in (("linear1", block.mlp[0]), ("linear2", block.mlp[2])):
-                theirs |= {f"{there}.weight": ours.weight, f"{there}.bias": ours.bias}
-            for there, ours in (("norm1", block.norm1), ("norm2", block.norm2)):
-                theirs |= {f"{there}.weight": ours.weight, f"{there}.bias": ours.bias}
-            layer.load_state_dict(theirs)
+            for name, ours in (("linear1", block.mlp[0]), ("linear2", block.mlp[2])):
+                weights |= {f"{name}.weight": ours.weight, f"{name}.bias": ours.bias}
+            for name, ours in (("norm1", block.norm1), ("norm2", block.norm2)):
+                weights |= {f"{name}.weight": ours.weight, f"{name}.bias": ours.bias}
+            layer.load_state_dict(weights)
             tokens = layer(tokens)
         expected = module.fc(module.norm(tokens[:, 0]))
         torch.testing.assert_close(module(images), expected, rtol=1e-4, atol=1e-5)

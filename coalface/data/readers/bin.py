@@ -158,10 +158,10 @@ def read_bin(path: str | os.PathLike[str]) -> Bin:
             )
         where = f"{path}, at byte {machine.at:,}, after {several(machine.images(), 'whole image')}"
         raise DataError(text, where=where) from None
-    made = np.frombuffer(machine.made, np.uint8)
+    texts = np.frombuffer(machine.made, np.uint8)
     return Bin(
         path,
-        np.concatenate([data, made]) if len(made) else data,
+        np.concatenate([data, texts]) if len(texts) else data,
         np.array([span.start for span in spans], dtype=np.int64),
         np.array([span.length for span in spans], dtype=np.int64),
         np.array(same, dtype=bool),
@@ -177,22 +177,22 @@ def write_bin(path: str | os.PathLike[str], images: Iterable[bytes | memoryview]
     Raises ValueError for no image, an empty one, one of 4 GiB or more, or unless there are two images to each value.
     """
     path = Path(path)
-    written = 0
+    count = 0
     with beside(path) as partial, open(partial, "wb") as out:
         out.write(b"\x80\x03](")
         for image in images:
             if not 0 < len(image) < 1 << 32:
                 raise ValueError(
-                    f"image {written:,} has {several(len(image), 'byte')}: a pack holds images of 1 byte to 4 GiB"
+                    f"image {count:,} has {several(len(image), 'byte')}: a pack holds images of 1 byte to 4 GiB"
                 )
-            out.write(b"e(" if written and written % 1000 == 0 else b"")  # as picklers do: lists grow by 1,000
+            out.write(b"e(" if count and count % 1000 == 0 else b"")  # as picklers do: lists grow by 1,000
             out.write(b"C" + bytes([len(image)]) if len(image) < 256 else b"B" + struct.pack("<I", len(image)))
             out.write(image)
-            written += 1
+            count += 1
         truths = [b"\x88" if value else b"\x89" for value in same]
-        if written == 0 or written != 2 * len(truths):
+        if count == 0 or count != 2 * len(truths):
             raise ValueError(
-                f"{several(written, 'image')} and {several(len(truths), 'pair')}: a pack needs at least one pair, "
+                f"{several(count, 'image')} and {several(len(truths), 'pair')}: a pack needs at least one pair, "
                 "and the two images of pair k at the places 2k and 2k + 1"
             )
         parts = (b"".join(truths[i : i + 1000]) for i in range(0, len(truths), 1000))

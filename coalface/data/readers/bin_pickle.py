@@ -89,7 +89,7 @@ class Machine:
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: list[Any] = []
-        self.notes, self.values = (min(_VALUES, _FEW + len(data) // each) for each in (_A_NOTE, _A_VALUE))
+        self.notes, self.values = (min(_VALUES, _FEW + len(data) // size) for size in (_A_NOTE, _A_VALUE))
         self.lists: list[list[Any]] = []
         self.made = bytearray()
         """Bytes that were made from texts."""
@@ -257,24 +257,24 @@ class Machine:
         self.push(_Name(module, name))
 
     def reduce(self) -> None:
-        arguments, what = self.pop(), self.pop()
-        match what, arguments:
-            case _Name(), (_Name() as kind, (0,), form) if what in _RECONSTRUCT and kind == _NDARRAY:
+        arguments, callee = self.pop(), self.pop()
+        match callee, arguments:
+            case _Name(), (_Name() as kind, (0,), form) if callee in _RECONSTRUCT and kind == _NDARRAY:
                 if self.word(form) == "b":
                     return self.push(_Array())
-            case _Name(), (code, 0, 1) if what == _DTYPE and self.word(code) in ("u1", "b1"):
+            case _Name(), (code, 0, 1) if callee == _DTYPE and self.word(code) in ("u1", "b1"):
                 return self.push(_Dtype(self.word(code)))
-            case _Name(), (_Dtype(code="b1", whole=True), value) if what in _SCALAR:
+            case _Name(), (_Dtype(code="b1", whole=True), value) if callee in _SCALAR:
                 if (truth := self.word(value)) in ("\0", "\1"):
                     return self.push(truth == "\1")
-            case _Name(), (Span() as content, _Dtype(code="u1", whole=True), shape, "C") if what in _FROMBUFFER:
+            case _Name(), (Span() as content, _Dtype(code="u1", whole=True), shape, "C") if callee in _FROMBUFFER:
                 if _fits(shape, content):
                     return self.push(_Array(content))
-            case _Name(), (str() as text, "latin1") if what == _ENCODE:
+            case _Name(), (str() as text, "latin1") if callee == _ENCODE:
                 return self.push(self.encode(text))
         # never the repr of a value: it can be very long
         raise Refused(
-            f"a call of {what.module}.{what.name}" if isinstance(what, _Name) else "a call of what is no name"
+            f"a call of {callee.module}.{callee.name}" if isinstance(callee, _Name) else "a call of what is no name"
         )
 
     def encode(self, text: str) -> Span:
@@ -288,17 +288,17 @@ class Machine:
         return Span(start, len(text))
 
     def build(self) -> None:
-        state, what = self.pop(), self.pop()
-        match what, state:
+        state, target = self.pop(), self.pop()
+        match target, state:
             case _Dtype(whole=False), tuple() if tuple(map(self.word, state)) == _DTYPE_STATE:
-                what.whole = True
+                target.whole = True
             case _Array(content=None), (1, shape, _Dtype(code="u1", whole=True), 0, Span() as content) if _fits(
                 shape, content
             ):
-                what.content = content
+                target.content = content
             case _:
                 raise Refused("a state for what has none, or not this one")
-        self.push(what)
+        self.push(target)
 
 
 def _fits(shape: Any, content: Span) -> bool:

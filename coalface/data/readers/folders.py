@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +101,7 @@ def _no_identities(root: Path) -> str:
     )
 
 
-def list_images(root: Path, found: Iterable[tuple[str, str]], faults: Faults = None) -> Folder:
+def list_images(root: Path, images: Iterable[tuple[str, str]], faults: Faults = None) -> Folder:
     """The given images as a `Folder`: each an identity and the image's path below `root`, in the order given.
 
     Identities are numbered as they first come. Only sizes and times of change are read; where that fails, it is a
@@ -113,7 +111,7 @@ def list_images(root: Path, found: Iterable[tuple[str, str]], faults: Faults = N
     files: list[str] = []
     labels: list[int] = []
     stamp = hashlib.sha256(f"decoder {DECODER}\n".encode())
-    for name, file in found:
+    for name, file in images:
         try:
             status = os.stat(root / file)
         except OSError as error:
@@ -123,135 +121,6 @@ def list_images(root: Path, found: Iterable[tuple[str, str]], faults: Faults = N
         files.append(file)
         labels.append(numbers.setdefault(name, len(numbers)))
     return Folder(root, tuple(numbers), tuple(files), np.array(labels, dtype=np.int64), stamp.hexdigest())
-
-
-_PART_NAMES = frozenset(
-    "train training val valid validation dev eval test testing gallery probe probes query images image imgs img photos "
-    "photo picture pictures data dataset face faces crops cropped aligned raw original originals frame frames dsc "
-    "frontal front profile left right up down cam camera view pose session light neutral smiling happy sad".split()
-)
-"""What parts and views of a set are called, and people are not."""
-_NUMBERED = frozenset("cam camera view pose session light".split())
-"""Those of them that no person is called with a number behind, as `face_001` may be."""
-_LEAD = re.compile(r"([^\W\d_]*\d*)[ _.-]*([^\W\d_]+|\d*)")
-_PERSON = re.compile(r"(?:identity|id|people|person|subj|subject|user)[ _-]?(\d+)", re.IGNORECASE)
-"""What the name of a file begins with that says whom it shows."""
-_WORDS = 10
-"""Words that begin files in folder after folder, and are more than the views that a person is taken from."""
-_FEW = 3
-"""Folders and names that a sentence gives, and the fewest people whose images in one folder are no accident."""
-
-
-def doubts(folder: Folder) -> list[str]:
-    """What makes the folders look like something other than one person each: a sentence, with what to do, or none."""
-    files: dict[str, list[str]] = {}
-    for file in folder.files:
-        name, _, own = file.partition("/")
-        files.setdefault(name, []).append(own)
-    mixed = {name: people for name, own in files.items() if (people := _people(name, own))}
-    if mixed and 10 * len(mixed) >= len(files):
-        name, people = next(iter(mixed.items()))
-        return [
-            f"{several(len(mixed), 'folder')} of {len(files):,} {'holds' if len(mixed) == 1 else 'hold'} files called "
-            f"after several people, as {name} those of {_first(people)}: put the images of each person into a folder"
-        ]
-    parts = [name for name in folder.names if _is_part(name)]
-    if len(parts) > 1 or 5 * len(parts) > len(folder.names):
-        are = "identity is called as a part" if len(parts) == 1 else "identities are called as parts"
-        return [
-            f"{len(parts):,} {are} of a set, and not as a person is ({_first(parts)}): if several people are in there, "
-            "give each a folder beside the others"
-        ]
-    if people := _recurring(files):
-        return [
-            f"the files of several folders begin with the same {len(people):,} names ({_first(people)}), as if a "
-            "folder were a camera, a session or an expression: if these are people, give each a folder"
-        ]
-    return []
-
-
-def _recurring(files: dict[str, list[str]]) -> list[str]:
-    """Who the files of all folders together are called after, where a folder seems to be a condition and no person.
-
-    So it is where most files begin with names that come back in half of the folders or more, these names outnumber the
-    folders, and either what follows a name tells the folder, as in `happy/subject01.happy.png` (of bare numbers,
-    `neutral/001_03.jpg`, it is a code, and each folder has most of them), or the names are words, ten and twice as many
-    as the folders, as in `indoor/ann_1.jpg`. People's own images, counted anew in each folder, are neither.
-    """
-    found = {name: collections.Counter(map(_lead, own)) for name, own in files.items()}
-    often = collections.Counter(lead for counts in found.values() for lead in {lead for lead, _ in counts})
-    back = {lead for lead, n in often.items() if n > 1 and 2 * n >= len(files)}
-    back = {lead for lead in back if lead and lead.rstrip("0123456789").lower() not in _PART_NAMES}
-    held = sum(n for counts in found.values() for (lead, _), n in counts.items() if lead in back)
-    if len(back) <= max(len(files), _FEW - 1) or 4 * held < 3 * sum(map(len, files.values())):
-        return []
-    if sum(map(str.isalpha, back)) >= max(_WORDS, 2 * len(files)):
-        return sorted(back)
-    codes = {}
-    for name, counts in found.items():
-        by_code = collections.Counter(code for _, code in counts.elements())
-        codes[name], most = by_code.most_common(1)[0]
-        whole = 4 * len(back & {lead for lead, _ in counts}) >= 3 * len(back) and codes[name].lstrip("0") not in name
-        if not codes[name] or 10 * most < 9 * len(files[name]) or not (whole or not all(map(str.isdecimal, back))):
-            return []
-    return sorted(back) if len(set(codes.values())) == len(files) else []
-
-
-def _lead(file: str) -> tuple[str, str]:
-    """The letters and number that a file's name begins with, and the letters, or else the number, that follow."""
-    lead, code = _LEAD.findall(os.path.splitext(file)[0])[0]
-    return lead, code
-
-
-def _is_part(name: str) -> bool:
-    """Whether a folder's name is made of what parts and views of a set are called."""
-    words = re.findall(r"[^\W\d_]+", name.lower())
-    return bool(words) and (_NUMBERED if re.search(r"\d", name) else _PART_NAMES).issuperset(words)
-
-
-def _people(name: str, files: Iterable[str]) -> list[str]:
-    """Who the files in the folder of this name are called after, where these are several and not the folder's own.
-
-    `Ann_Lee_0003.jpg` is called after Ann_Lee; `017_frontal_02.jpg` after 017, if others are as well; `person01_1.jpg`
-    after person01.
-    """
-    own, total = _words(name), 0
-    named, numbered, persons = (collections.Counter[str]() for _ in range(3))
-    for file in files:
-        if person := _PERSON.match(file):
-            persons[person[0]] += int(person[1]) not in [int(word) for word in re.findall(r"[0-9]+", name)]
-        words = _words(os.path.splitext(file)[0])
-        while len(words) > 1 and words[-1].isdecimal():
-            words.pop()
-        total += 1
-        if words[0].isdecimal() and any(word.isalpha() for word in words[1:]):
-            numbered[words[0]] += int(words[0]) not in [int(word) for word in re.findall(r"[0-9]+", name)]
-        elif all(word.isalpha() for word in words) and sum(word[0].isupper() for word in words) > 1:
-            named["_".join(words)] += not {word.lower() for word in words} & {word.lower() for word in own}
-    for found, each in ((+persons, 2), (+named, 1), (+numbered, 2)):
-        if len(found) >= _FEW and 2 * found.total() >= total and found.total() >= each * len(found):
-            return list(found)
-    return []
-
-
-def _words(name: str) -> list[str]:
-    return [word for word in re.split(r"[ _.-]+", name) if word] or [name]
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:_FEW]) + (", …" if len(names) > _FEW else "")
-
-
-def empty_folders(root: Path) -> list[str]:
-    """The folders below `root` that hold nothing but names that begin with a dot; not those within them."""
-    empty: set[str] = set()
-    for place, folders, files in os.walk(root, topdown=False):
-        inside = [name for name in files if not name.startswith(".")]
-        inside += [name for name in folders if not name.startswith(".") and os.path.join(place, name) not in empty]
-        if not inside:
-            empty = {other for other in empty if os.path.dirname(other) != place} | {place}
-    below = (os.path.relpath(place, root) for place in empty)
-    return sorted(place for place in below if not any(part.startswith(".") for part in place.split(os.sep)))
 
 
 def folders_in(folder: Path, faults: Faults = None) -> list[str]:
@@ -264,8 +133,8 @@ def images_in(folder: Path, faults: Faults = None) -> list[str]:
     return _listed(folder, _is_image, faults)
 
 
-def _listed(folder: Path, wanted: Callable[[os.DirEntry[str]], bool], faults: Faults) -> list[str]:
-    found = []
+def _listed(folder: Path, accepts: Callable[[os.DirEntry[str]], bool], faults: Faults) -> list[str]:
+    names = []
     try:
         entries = list(os.scandir(folder))
     except OSError as error:
@@ -273,11 +142,11 @@ def _listed(folder: Path, wanted: Callable[[os.DirEntry[str]], bool], faults: Fa
         return []
     for entry in entries:
         try:
-            if wanted(entry):
-                found.append(entry.name)
+            if accepts(entry):
+                names.append(entry.name)
         except OSError as error:
             _note(Path(entry.path), error, faults)
-    return sorted(found, key=os.fsencode)
+    return sorted(names, key=os.fsencode)
 
 
 def _note(path: Path, error: OSError, faults: Faults) -> None:

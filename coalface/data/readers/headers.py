@@ -11,7 +11,7 @@ from pathlib import Path
 from coalface.core.errors import DataError
 
 PIXEL_LIMIT = 40_000_000
-"""Width × height of the largest image that is decoded unless told otherwise: 120 MB in three channels. The largest
+"""Width × height of the largest image that is decoded: 120 MB in three channels. The largest
 photographs of the field's data sets have about half as many."""
 
 Bytes = bytes | memoryview
@@ -68,18 +68,18 @@ def read_header(encoded: Bytes, where: str | Path) -> Header:
     return Header(kind, width, height, channels)
 
 
-def check_header(encoded: Bytes, where: str | Path, *, limit: int = PIXEL_LIMIT) -> Header:
+def check_header(encoded: Bytes, where: str | Path) -> Header:
     """The header of a whole encoded image that may be decoded.
 
-    Raises DataError as `read_header` does, for a width × height above `limit`, for a PNG whose chunk claims more bytes
-    than there are (the decoder would set them aside, up to 2 GB), and for a JPEG without an end (OpenCV 4 would fill
-    what is missing with grey).
+    Raises DataError as `read_header` does, for a width × height above `PIXEL_LIMIT`, for a PNG whose chunk claims more
+    bytes than there are (the decoder would set them aside, up to 2 GB), and for a JPEG without an end (OpenCV 4 would
+    fill what is missing with grey).
     """
     header = read_header(encoded, where)
-    if (area := header.width * header.height) > limit:
+    if (area := header.width * header.height) > PIXEL_LIMIT:
         raise DataError(
             f"it claims {header.width:,} × {header.height:,} = {area:,} pixels in {len(encoded):,} bytes, more than "
-            f"the limit of {limit:,}: if it is a photograph, scale it down; if not, delete it",
+            f"the limit of {PIXEL_LIMIT:,}: if it is a photograph, scale it down; if not, delete it",
             where=where,
         )
     if header.kind == "png":

@@ -130,13 +130,13 @@ def read_ijb(folder: str | os.PathLike[str]) -> Ijb:
         )
     media, points = folder / f"{kind}_face_tid_mid.txt", folder / f"{kind}_name_5pts_score.txt"
     images, faces = read_media(media), read_faces(points)
-    for number, (one, other) in enumerate(itertools.zip_longest(images.files, faces.files), start=1):
-        if one != other:
-            differ = f"image {number:,} is {str(other)[:80]} and {str(one)[:80]} in {media.name}"
-            if None in (one, other):
+    for number, (image, detected) in enumerate(itertools.zip_longest(images.files, faces.files), start=1):
+        if image != detected:
+            differ = f"image {number:,} is {str(detected)[:80]} and {str(image)[:80]} in {media.name}"
+            if None in (image, detected):
                 differ = f"{several(len(faces.files), 'image')} and {len(images.files):,} in {media.name}"
             raise DataError(f"the lists are of different images: {differ}; fetch both again", where=points)
-    known = np.unique(images.template)
+    image_templates = np.unique(images.template)
     pair = folder / f"{kind}_template_pair_label.txt"
     pairs = read_template_pairs(pair)
     lists = {name: folder / f"{kind}_1N_gallery_{name}.csv" for name in GALLERIES[kind]}
@@ -147,7 +147,7 @@ def read_ijb(folder: str | os.PathLike[str]) -> Ijb:
 
     def places(path: Path, templates: NDArray[np.int64]) -> NDArray[np.int64]:
         try:
-            return rows_of(templates, known, "image")
+            return rows_of(templates, image_templates, "image")
         except ValueError as error:
             raise DataError(f"{error}, by {media}; fetch both again, from one place", where=path) from None
 
@@ -162,7 +162,7 @@ def read_ijb(folder: str | os.PathLike[str]) -> Ijb:
                     "lists again, from one place",
                     where=path,
                 )
-    subjects = np.array([subject_of.get(template, (-1,))[0] for template in known.tolist()], np.int32)
+    subjects = np.array([subject_of.get(template, (-1,))[0] for template in image_templates.tolist()], np.int32)
     left, right = (subjects[places(pair, side)] for side in (pairs.left, pairs.right))
     check_labels(pair, pairs, left, right)
     return Ijb(images, faces, pairs, galleries, probes, {"ijbb": "IJB-B", "ijbc": "IJB-C"}[kind])
@@ -186,17 +186,17 @@ def check_labels(path: Path, pairs: TemplatePairs, first: NDArray[np.int32], sec
         text = f"the label is {same[row]:d}, but {why}; fetch the lists again, from one place"
         raise DataError(text, where=f"{path}, line {_line(path, row)}")
     # A label that is the subjects' own is the same wherever the pair stands: only the others can have both.
-    rest = np.flatnonzero((first | second) < 0)
-    pair = np.minimum(left[rest], right[rest]) * (LARGEST + 1) + np.maximum(left[rest], right[rest])
-    coded = np.sort(2 * pair + same[rest])
-    both = coded[1:][coded[1:] ^ coded[:-1] == 1]  # neighbours that differ in the label alone
-    if len(both):
-        places = rest[pair == both[0] >> 1]
-        one, other = places[0], places[same[places] != same[places[0]]][0]
+    unsettled = np.flatnonzero((first | second) < 0)
+    pair = np.minimum(left[unsettled], right[unsettled]) * (LARGEST + 1) + np.maximum(left[unsettled], right[unsettled])
+    coded = np.sort(2 * pair + same[unsettled])
+    contradictory = coded[1:][coded[1:] ^ coded[:-1] == 1]  # neighbours that differ in the label alone
+    if len(contradictory):
+        places = unsettled[pair == contradictory[0] >> 1]
+        place, opposite = places[0], places[same[places] != same[places[0]]][0]
         raise DataError(
-            f"templates {left[other]} and {right[other]} have the label {same[other]:d}, and {same[one]:d} in line "
-            f"{_line(path, int(one))}; fetch the list again",
-            where=f"{path}, line {_line(path, int(other))}",
+            f"templates {left[opposite]} and {right[opposite]} have the label {same[opposite]:d}, and {same[place]:d} "
+            f"in line {_line(path, int(place))}; fetch the list again",
+            where=f"{path}, line {_line(path, int(opposite))}",
         )
 
 
@@ -290,13 +290,16 @@ def read_subjects(path: str | os.PathLike[str]) -> TemplateSubjects:
     A template has as many lines as images; its subject must be the same in all. Errors as for `read_media`.
     """
     subject_of: dict[int, int] = {}
-    for where, (template, subject) in _columns(Path(path), ("TEMPLATE_ID", "SUBJECT_ID")):
-        number, who = whole_number(template, where), whole_number(subject, where)
-        if (before := subject_of.setdefault(number, who)) != who:
-            text = f"template {number} is of subject {who}, and further up of subject {before}; fetch the list again"
+    for where, fields in _columns(Path(path), ("TEMPLATE_ID", "SUBJECT_ID")):
+        template, subject = (whole_number(field, where) for field in fields)
+        if (before := subject_of.setdefault(template, subject)) != subject:
+            text = (
+                f"template {template} is of subject {subject}, and further up of subject {before}; fetch the list again"
+            )
             raise DataError(text, where=where)
-    templates = np.array(sorted(subject_of), np.int64)
-    return TemplateSubjects(templates, np.array([subject_of[number] for number in templates.tolist()], np.int64))
+    templates = sorted(subject_of)
+    subjects = [subject_of[template] for template in templates]
+    return TemplateSubjects(np.array(templates, np.int64), np.array(subjects, np.int64))
 
 
 def read_metadata(path: str | os.PathLike[str]) -> tuple[TemplateMedia, TemplateSubjects]:
@@ -339,14 +342,14 @@ def read_splits(folder: str | os.PathLike[str]) -> list[Split]:
 
 
 def _metadata_files(folder: Path) -> list[tuple[int, Path]]:
-    named = [(_SPLIT.fullmatch(path.name), path) for path in folder.rglob("verify_metadata_*.csv")]
-    return sorted((int(match[1]), path) for match, path in named if match)
+    matches = [(_SPLIT.fullmatch(path.name), path) for path in folder.rglob("verify_metadata_*.csv")]
+    return sorted((int(match[1]), path) for match, path in matches if match)
 
 
-def rows_of(templates: NDArray[np.int64], known: NDArray[np.int64], what: str = "feature") -> NDArray[np.int64]:
+def rows_of(templates: NDArray[np.int64], known: NDArray[np.int64], kind: str = "feature") -> NDArray[np.int64]:
     """The places of templates (n,) among known ones (t,), which ascend.
 
-    Raises ValueError, which says that one has no `what`, where a template is not among them.
+    Raises ValueError, which says that one has no `kind`, where a template is not among them.
 
     >>> rows_of(np.array([7, 3, 7]), np.array([3, 5, 7]))
     array([2, 0, 2])
@@ -363,21 +366,21 @@ def rows_of(templates: NDArray[np.int64], known: NDArray[np.int64], what: str = 
         rows[known[rows] != templates] = -1
     if len(lost := np.flatnonzero(rows < 0)):
         raise ValueError(
-            f"template {templates[lost[0]]} has no {what} (so for {len(np.unique(templates[lost])):,} of "
+            f"template {templates[lost[0]]} has no {kind} (so for {len(np.unique(templates[lost])):,} of "
             f"{several(len(np.unique(templates)), 'template')})"
         )
     return rows
 
 
-def _columns(path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def _columns(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """File and line, and the fields of some columns, of each line of a CSV; FILENAME does for FILE."""
     lines = list(text_lines(path))
     where, first = lines[0]
     header = [name.strip().upper().removeprefix("\ufeff") for name in next(csv.reader([first]))]
     header = ["FILE" if name == "FILENAME" else name for name in header]
-    if missing := [name for name in wanted if name not in header]:
+    if missing := [name for name in columns if name not in header]:
         raise DataError(f"the header lacks the column {' nor '.join(missing)}; fetch the list again", where=where)
-    places = [header.index(name) for name in wanted]
+    places = [header.index(name) for name in columns]
     for where, line in lines[1:]:
         fields = next(csv.reader([line]))
         if len(fields) <= max(places):

@@ -35,7 +35,7 @@ class Landmarks:
 
     points: NDArray[np.float32]
     """(n, 5, 2): x to the right and y down; NaN for an image that no line names."""
-    others: int
+    unmatched: int
     """Lines that name no image of the set."""
     lists: tuple[Path, ...] = ()
     """Where they come from."""
@@ -52,10 +52,10 @@ def landmark_lists(path: Path) -> list[Path]:
     Raises FileNotFoundError where there is none.
     """
     if path.is_dir():
-        found = sorted(file for file in path.rglob(f"*{ENDING}") if not file.name.startswith("."))
-        if not found:
+        lists = sorted(file for file in path.rglob(f"*{ENDING}") if not file.name.startswith("."))
+        if not lists:
             raise FileNotFoundError(f"{shown(path)} holds no list of landmarks (…{ENDING}): give the list itself")
-        return found
+        return lists
     if not path.is_file():
         raise FileNotFoundError(f"{shown(path)} does not exist: give a list of landmarks, or a folder that holds some")
     return [path]
@@ -74,40 +74,40 @@ def read_landmarks(lists: Sequence[Path], files: Sequence[str]) -> Landmarks:
     """
     places = _Places(files)
     points = np.full((len(files), 5, 2), np.nan, np.float32)
-    said: dict[int, str] = {}
-    others = total = 0
+    line_of: dict[int, str] = {}
+    unmatched = total = 0
     first = ""
     for path in lists:
-        named, numbers = _read(path)
+        listed, numbers = _read(path)
         prefix = path.name.removesuffix(ENDING) if path.name.endswith(ENDING) else ""
-        for (where, name), found in zip(named, _in_order(numbers, path), strict=True):
+        for (where, name), face in zip(listed, _in_order(numbers, path), strict=True):
             total += 1
             image = places.find(name, prefix, where)
             if image is None:
-                others += 1
+                unmatched += 1
                 first = first or f"{where}: {shown(name[:200])}"
-            elif image not in said:
-                points[image], said[image] = found, where
-            elif not np.array_equal(points[image], found):
+            elif image not in line_of:
+                points[image], line_of[image] = face, where
+            elif not np.array_equal(points[image], face):
                 raise DataError(
-                    f"the points of {name[:200]} differ from those that it has in {said[image]}; "
+                    f"the points of {name[:200]} differ from those that it has in {line_of[image]}; "
                     "keep one of the two lines",
                     where=where,
                 )
-    if not said:
+    if not line_of:
         raise DataError(
             f"none of the {several(total, 'line')} of landmarks names one of the {several(len(files), 'image')}, the "
             f"first is {first}: check that the list belongs to these images"
         )
-    return Landmarks(points, others, tuple(lists))
+    return Landmarks(points, unmatched, tuple(lists))
 
 
 def _read(path: Path) -> tuple[list[tuple[str, str]], NDArray[np.float32]]:
     """Where each line is and the path in it, and its ten numbers: (lines, 10)."""
-    named, rows = [], []
+    listed, rows = [], []
     for where, line in text_lines(path):
-        found = _IMAGE.match(line)
-        name = found[1] if found else line.split()[0]
+        match = _IMAGE.match(line)
+        name = match[1] if match else line.split()[0]
         fields = re.split(r"[\s,]+", line[line.index(name) + len(name) :].strip())
         try:
             values = [float(field) for field in fields[-10:]]
@@ -119,9 +119,9 @@ def _read(path: Path) -> tuple[list[tuple[str, str]], NDArray[np.float32]]:
                 "fetch the list again",
                 where=where,
             )
-        named.append((where, name))
+        listed.append((where, name))
         rows.append(values)
-    return named, np.array(rows, np.float32)
+    return listed, np.array(rows, np.float32)
 
 
 def _in_order(numbers: NDArray[np.float32], path: Path) -> NDArray[np.float32]:
@@ -165,7 +165,7 @@ class _Places:
         parts = [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
         tries = [parts[start:] for start in range(len(parts))]
         if prefix and prefix not in parts:
-            tries = [[prefix, *rest] for rest in tries] + tries
+            tries = [[prefix, *ending] for ending in tries] + tries
         for key in map("/".join, tries):
             image = self.whole.get(key, self.whole.get(_stem(key)))
             if image is not None:

@@ -57,48 +57,48 @@ def recognise(root: str | os.PathLike[str]) -> str:
     for name, layout in LAYOUTS.items():
         if layout.fits(root):
             return name
-    known = "; ".join(f"{name}: {layout.shape}" for name, layout in LAYOUTS.items())
+    layouts = "; ".join(f"{name}: {layout.shape}" for name, layout in LAYOUTS.items())
     raise DataError(
         "unknown layout; give the folder with the files of a known one, or read it as identity folders. Known "
-        f"are {known}",
+        f"are {layouts}",
         where=root,
     )
 
 
-def read_layout(root: str | os.PathLike[str], *, layout: str = "", part: str = "", faults: Faults = None) -> Source:
-    """The images of a data set in one of the field's layouts, recognised unless `layout` names it.
+def read_layout(root: str | os.PathLike[str], *, part: str = "", faults: Faults = None) -> Source:
+    """The images of a data set in one of the field's layouts.
 
     Sets of several races come as a `Joined` source, a domain per race; `part` picks one. Of VGGFace2, `part` picks
     `train` (the default where it is there) or `test`. `files` are paths below `root`, or below the part of a `Joined`.
 
-    Raises DataError for an unknown part, where `root` has not the layout named, where an image lies where the layout
-    has no place for it, and where there is none; and for what cannot be read, unless there are `faults` to note it in.
+    Raises DataError for an unknown layout or part, where an image lies where the layout has no place for it, and where
+    there is none; and for what cannot be read, unless there are `faults` to note it in.
     """
     root = Path(root)
-    form = _layout(root, layout)
-    if part and part not in form.parts:
-        known = ", ".join(form.parts) or "none, it is one whole"
-        raise DataError(f"it has no part {part!r}: choose from {known}", where=root)
-    source = form.read(root, part, faults)
+    layout = LAYOUTS[recognise(root)]
+    if part and part not in layout.parts:
+        parts = ", ".join(layout.parts) or "none, it is one whole"
+        raise DataError(f"it has no part {part!r}: choose from {parts}", where=root)
+    source = layout.read(root, part, faults)
     if not len(source.files):
         raise DataError(
-            f"it has no image where this layout expects one: {form.shape}; put the images there", where=root
+            f"it has no image where this layout expects one: {layout.shape}; put the images there", where=root
         )
     return source
 
 
-def read_lists(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = "") -> dict[str, PairList]:
+def read_lists(root: str | os.PathLike[str], faces: FaceSet) -> dict[str, PairList]:
     """The pair lists of a data set by name, their images looked up in `faces`, which `read_layout` read of it.
 
     Empty for sets that have none (BUPT-Balancedface, VGGFace2, CASIA-WebFace). Raises DataError with file and line
     where a list is malformed or names an image that is not in `faces`.
     """
-    return {protocol.name: protocol.read() for protocol in _lists(root, faces, layout)}
+    return {protocol.name: protocol.read() for protocol in pair_lists(root, faces)}
 
 
-def read_list(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = "", name: str | None = None) -> PairList:
+def read_list(root: str | os.PathLike[str], faces: FaceSet, *, name: str | None = None) -> PairList:
     """One of them: that of the name, or the only one. Raises DataError where there is none, or several to choose."""
-    lists = {protocol.name: protocol for protocol in _lists(root, faces, layout)}
+    lists = {protocol.name: protocol for protocol in pair_lists(root, faces)}
     if not lists:
         raise DataError("it has no pair list of its own; give one as a file, or draw pairs", where=Path(root))
     if name is None and len(lists) == 1:
@@ -109,34 +109,10 @@ def read_list(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = "",
     return lists[name].read()
 
 
-def has_lists(root: str | os.PathLike[str], faces: FaceSet, *, layout: str = "") -> bool:
-    """Whether a data set has any pair list of its own."""
-    return bool(_lists(root, faces, layout))
-
-
-def read_list_file(root: str | os.PathLike[str], faces: FaceSet, file: Path, *, layout: str = "") -> PairList | None:
-    """The pair list of a data set that lies in `file`; None where the file is not one of its lists."""
-    for protocol in _lists(root, faces, layout):
-        if protocol.file is not None and protocol.file.resolve() == file.resolve():
-            return protocol.read()
-    return None
-
-
-def _lists(root: str | os.PathLike[str], faces: FaceSet, layout: str) -> list[protocols.Protocol]:
+def pair_lists(root: str | os.PathLike[str], faces: FaceSet) -> list[protocols.Protocol]:
+    """The pair lists of a data set, not yet read."""
     files_of(faces)
-    return list(_layout(Path(root), layout).lists(Path(root), faces))
-
-
-def _layout(root: Path, name: str) -> Layout:
-    """The layout of that name, or the one that is recognised."""
-    layout = LAYOUTS.get(name or recognise(root))
-    if layout is None:
-        raise DataError(f"unknown layout {name[:80]!r}; known: {', '.join(LAYOUTS)}", where=root)
-    if name and not layout.fits(root):
-        raise DataError(
-            f"the folder does not have the layout {name}: {layout.shape}; give the folder with these", where=root
-        )
-    return layout
+    return list(LAYOUTS[recognise(root)].lists(Path(root), faces))
 
 
 # CFP: Data/Images/001/{frontal,profile}/01.jpg.
@@ -171,8 +147,8 @@ def _read_listed(root: Path, part: str, faults: Faults, name: str) -> Source:
     pairs = protocols.three_fields(root, name)
     files = sorted({file for pair in pairs for file in (pair.left, pair.right)}, key=os.fsencode)
     place = {file: i for i, file in enumerate(files)}
-    gone = {file for file in files if not os.path.isfile(root / file)}
-    absent = [pair for pair in pairs if pair.left in gone or pair.right in gone]
+    missing = {file for file in files if not os.path.isfile(root / file)}
+    absent = [pair for pair in pairs if pair.left in missing or pair.right in missing]
     if absent and faults is None:
         raise DataError(
             f"an image is missing, {absent[0].left[:200]} or {absent[0].right[:200]} (so in "
@@ -180,10 +156,12 @@ def _read_listed(root: Path, part: str, faults: Faults, name: str) -> Source:
             where=absent[0].where,
         )
     if faults is not None:
-        faults += [str(DataError("it is missing, and the list names it", where=root / file)) for file in sorted(gone)]
+        faults += [
+            str(DataError("it is missing, and the list names it", where=root / file)) for file in sorted(missing)
+        ]
     group = linked(len(files), [(place[pair.left], place[pair.right]) for pair in pairs if pair.same])
-    named = [(_agedb_name(file) or f"{k:05}", file) for file, k in zip(files, group.tolist(), strict=True)]
-    return list_images(root, [(name, file) for name, file in named if file not in gone], faults)
+    images = [(_agedb_name(file) or f"{k:05}", file) for file, k in zip(files, group.tolist(), strict=True)]
+    return list_images(root, [(name, file) for name, file in images if file not in missing], faults)
 
 
 # AgeDB: flat images whose names say whom they show.
@@ -191,15 +169,15 @@ def _read_listed(root: Path, part: str, faults: Faults, name: str) -> Source:
 
 def _agedb_name(file: str) -> str | None:
     """Whom AgeDB's file names show, as `0_MariaCallas_35_f.jpg`; None for other names."""
-    found = re.fullmatch(r"[0-9]+_(.+)_[0-9]+_[mf]", PurePosixPath(file).stem)
-    return found and found[1]
+    match = re.fullmatch(r"[0-9]+_(.+)_[0-9]+_[mf]", PurePosixPath(file).stem)
+    return match and match[1]
 
 
 def _read_agedb(root: Path, part: str, faults: Faults) -> Source:
-    found = [(_agedb_name(file), file) for file in images_in(root, faults)]
-    if odd := [file for name, file in found if name is None]:
+    images = [(_agedb_name(file), file) for file in images_in(root, faults)]
+    if odd := [file for name, file in images if name is None]:
         raise DataError("its name is not like AgeDB's 0_MariaCallas_35_f.jpg; move it away", where=root / odd[0])
-    return list_images(root, [(str(name), file) for name, file in found], faults)
+    return list_images(root, [(str(name), file) for name, file in images], faults)
 
 
 # RFW and BUPT-Balancedface: a folder per race, in it a folder per identity.

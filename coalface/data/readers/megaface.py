@@ -63,8 +63,8 @@ class Probes:
 
     def without(self, noises: Noises) -> tuple[Probes, NDArray[np.int64]]:
         """Those that are no noises, and their places (m,) among all; the names stay."""
-        kept = np.flatnonzero(~noises.among(self.files))
-        return Probes(tuple(self.files[place] for place in kept), self.identity[kept], self.names), kept
+        places = np.flatnonzero(~noises.among(self.files))
+        return Probes(tuple(self.files[place] for place in places), self.identity[places], self.names), places
 
 
 def read_probes(path: str | os.PathLike[str]) -> Probes:
@@ -73,16 +73,16 @@ def read_probes(path: str | os.PathLike[str]) -> Probes:
     Raises FileNotFoundError where it is missing; DataError where it is no such list, or names an image twice.
     """
     path = Path(path)
-    found = _json(path)
-    files, names = _texts(path, found, "path"), _texts(path, found, "id")
+    content = _json(path)
+    files, names = _texts(path, content, "path"), _texts(path, content, "id")
     if len(files) != len(names):
         raise DataError(
             f"it has {several(len(files), 'path')} and {several(len(names), 'id')}: fetch the list again", where=path
         )
     _once(path, files)
-    each = tuple(sorted(set(names)))
-    place = {name: n for n, name in enumerate(each)}
-    return Probes(tuple(files), np.array([place[name] for name in names], np.int64), each)
+    distinct = tuple(sorted(set(names)))
+    place = {name: n for n, name in enumerate(distinct)}
+    return Probes(tuple(files), np.array([place[name] for name in names], np.int64), distinct)
 
 
 def read_distractors(path: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -94,9 +94,9 @@ def read_distractors(path: str | os.PathLike[str]) -> tuple[str, ...]:
     path = Path(path)
     files = _texts(path, _json(path), "path")
     _once(path, files)
-    if (named := _LIST.fullmatch(path.name)) and int(named[1]) != len(files):
+    if (match := _LIST.fullmatch(path.name)) and int(match[1]) != len(files):
         raise DataError(
-            f"it holds {several(len(files), 'distractor')}, but should hold {int(named[1]):,}, as its name "
+            f"it holds {several(len(files), 'distractor')}, but should hold {int(match[1]):,}, as its name "
             "says: fetch the kit's list again, or name a list of your own after the number that it holds",
             where=path,
         )
@@ -108,16 +108,16 @@ def distractor_lists(folder: str | os.PathLike[str], number: int = 1) -> dict[in
 
     Raises FileNotFoundError where there is none.
     """
-    found = {}
+    lists = {}
     for file in Path(folder).iterdir() if Path(folder).is_dir() else ():
         match = _LIST.fullmatch(file.name)
         if match and int(match[2]) == number:
-            found[int(match[1])] = file
-    if not found:
+            lists[int(match[1])] = file
+    if not lists:
         raise FileNotFoundError(
             f"{shown(folder)} holds no megaface_features_list.json_SIZE_{number}: give the kit's folder `templatelists`"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(lists.items()))
 
 
 def read_facescrub_noises(path: str | os.PathLike[str]) -> Noises:
@@ -135,14 +135,14 @@ def read_megaface_noises(path: str | os.PathLike[str]) -> Noises:
     )
 
 
-def _noises(path: Path, parts: int, wanted: str) -> Noises:
+def _noises(path: Path, parts: int, meaning: str) -> Noises:
     names = set()
     for where, line in text_lines(path):
         if line.startswith("#"):
             continue
         file = line.strip().split("\t")[-1]
         if file.count("/") != parts - 1 or not file.lower().endswith(SUFFIXES):
-            raise DataError(f"{line.strip()[:80]!r} is not {wanted}; fetch the list again", where=where)
+            raise DataError(f"{line.strip()[:80]!r} is not {meaning}; fetch the list again", where=where)
         names.add(_name(file, parts))
     return Noises(frozenset(names), parts)
 
@@ -162,8 +162,8 @@ def _json(path: Path) -> object:
         raise DataError(f"not JSON ({error}); fetch the kit's list again", where=path) from None
 
 
-def _texts(path: Path, found: object, key: str) -> list[str]:
-    values = found.get(key) if isinstance(found, dict) else None
+def _texts(path: Path, content: object, key: str) -> list[str]:
+    values = content.get(key) if isinstance(content, dict) else None
     if not isinstance(values, list) or not values:
         raise DataError(f"it has no list {key!r}; give a file of the kit's folder `templatelists`", where=path)
     texts = [str(value) if isinstance(value, int) and not isinstance(value, bool) else value for value in values]

@@ -52,21 +52,13 @@ _LONG = 4 << 30
 _LOG = logging.getLogger(__name__)
 
 
-def cached_pack(
-    source: Source,
-    cache: str | os.PathLike[str] | None = None,
-    *,
-    size: int,
-    grey: bool,
-    progress: Progress | None = None,
-) -> FaceSet:
+def cached_pack(source: Source, *, size: int, grey: bool, progress: Progress | None = None) -> FaceSet:
     """The images of `source` from the cache, packed there first if they are not in it yet.
 
     The pack's name is made of the source's fingerprint, the size and the colour, so a changed source makes a new pack.
     It is its owner's alone, whatever the umask. One that is damaged is made anew, with a warning in the log.
     """
-    folder = open_cache(default_cache() if cache is None else Path(cache))
-    path = folder / f"{source.fingerprint()[:24]}-{size}-{'grey' if grey else 'rgb'}"
+    path = open_cache(default_cache()) / f"{source.fingerprint()[:24]}-{size}-{'grey' if grey else 'rgb'}"
     write_pack(source, path, size=size, grey=grey, progress=progress, mode=0o700)
     use(path)
     return read_pack(path)
@@ -77,7 +69,7 @@ class Packed:
     """A pack as a `Source`, which gives its images at the size and colour that they have."""
 
     path: Path
-    verify: bool | None = None
+    verify: bool = True
     """See `read_pack`."""
 
     @cached_property
@@ -150,12 +142,12 @@ def write_pack(
                 os.rename(partial, path)
 
 
-def read_pack(path: str | os.PathLike[str], *, verify: bool | None = None) -> FaceSet:
+def read_pack(path: str | os.PathLike[str], *, verify: bool = True) -> FaceSet:
     """Open a pack as a face set whose pixel store is a read-only memory map.
 
-    The small files are always checked against their SHA-256, the pixels against their length. `verify` reads all pixels
-    and checks their SHA-256 too; by default where the file is not as it was when they were last found sound, which
-    notices any change but one of the disk itself, behind the back of the file system.
+    The small files are always checked against their SHA-256, the pixels against their length. To `verify`, all
+    pixels are read and their SHA-256 checked too, where the file is not as it was when they were last found sound;
+    that notices any change but one of the disk itself, behind the back of the file system.
 
     Raises FileNotFoundError if there is no pack, DataError if it is damaged, cut short or of another version.
     """
@@ -168,10 +160,7 @@ def read_pack(path: str | os.PathLike[str], *, verify: bool | None = None) -> Fa
         raise _damaged(pixels, f"it holds {size:,} bytes where {expected:,} were written")
     for name in ("labels.npy", "index.json"):
         _check_sha256(path / name, meta["sha256"][name])
-    if verify is None:
-        note, stamp = _sound_note(pixels, meta["sha256"]["pixels.u8"])
-        verify = not (note.is_file() and note.read_bytes() == stamp)
-    if verify:
+    if verify and not _known_sound(pixels, meta["sha256"]["pixels.u8"]):
         if expected >= _LONG:
             _LOG.warning("reading %s bytes of %s, to check them once", f"{expected:,}", shown(pixels))
         check_pixels(path)
@@ -183,19 +172,21 @@ def read_pack(path: str | os.PathLike[str], *, verify: bool | None = None) -> Fa
     return FaceSet(mapped, np.arange(shape[0], dtype=np.int64), labels, names, files)
 
 
-def check_pixels(path: Path, progress: Callable[[int], None] = lambda read: None) -> None:
-    """Read all pixels of a pack. Raises DataError unless their SHA-256 is that which was written.
-
-    `progress` is called with the bytes read so far.
-    """
+def check_pixels(path: Path) -> None:
+    """Read all pixels of a pack. Raises DataError unless their SHA-256 is that which was written."""
     pixels, expected = path / "pixels.u8", _read_meta(path)["sha256"]["pixels.u8"]
     note, stamp = _sound_note(pixels, expected)
-    _check_sha256(pixels, expected, progress)
+    _check_sha256(pixels, expected)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs a check each time
         open_cache(note.parent.parent)
         note.parent.mkdir(mode=0o700, exist_ok=True)
         note.touch(mode=0o600)
         note.write_bytes(stamp)
+
+
+def _known_sound(pixels: Path, sha256: str) -> bool:
+    note, stamp = _sound_note(pixels, sha256)
+    return note.is_file() and note.read_bytes() == stamp
 
 
 def _sound_note(pixels: Path, sha256: str) -> tuple[Path, bytes]:
@@ -323,16 +314,13 @@ def _is_list_of(value: Any, kind: type[T]) -> TypeGuard[list[T]]:
     return isinstance(value, list) and all(type(entry) is kind for entry in value)
 
 
-def _check_sha256(file: Path, expected: object, progress: Callable[[int], None] = lambda read: None) -> None:
-    digest, block, done = hashlib.sha256(), memoryview(bytearray(1 << 20)), 0
+def _check_sha256(file: Path, expected: object) -> None:
     if not file.is_file():
         raise _damaged(file, "it is missing")
-    with open(file, "rb", buffering=0) as opened:
-        while read := opened.readinto(block):
-            digest.update(block[:read])
-            progress(done := done + read)
-    if digest.hexdigest() != expected:
-        raise _damaged(file, f"its SHA-256 is {digest.hexdigest()}, not {str(expected)[:80]} as written")
+    with open(file, "rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    if digest != expected:
+        raise _damaged(file, f"its SHA-256 is {digest}, not {str(expected)[:80]} as written")
 
 
 def _damaged(file: Path, text: str) -> DataError:

@@ -106,12 +106,12 @@ def _parse_lfw(path: Path, lines: Lines) -> list[ListedPair]:
 
 def _path_pair(where: str, fields: list[str], fold: str | None = None) -> ListedPair:
     """A pair of `left, right, label`."""
-    found = " ".join(fields)[:80]
+    text = " ".join(fields)[:80]
     if len(fields) != 3 or not all(fields) or fields[2].lower() not in _LABELS:
-        raise DataError(f"expected two paths and 1 (one person) or 0 (two); found {found!r}", where=where)
+        raise DataError(f"expected two paths and 1 (one person) or 0 (two); found {text!r}", where=where)
     left, right = (str(PurePosixPath(field)) for field in fields[:2])
     if left == right:
-        raise DataError(f"a pair compares two images, and this names one twice; found {found!r}", where=where)
+        raise DataError(f"a pair compares two images, and this names one twice; found {text!r}", where=where)
     number = None if fold is None else whole_number(fold, where)
     return ListedPair(where, left, right, _LABELS[fields[2].lower()], number)
 
@@ -119,9 +119,9 @@ def _path_pair(where: str, fields: list[str], fold: str | None = None) -> Listed
 def _parse_csv(path: Path, lines: Lines, separator: str, names: list[str]) -> list[ListedPair]:
     """The pairs after a header that names these columns."""
     column = {
-        key: names.index(found[0])
-        for key, known in HEADERS.items()
-        if (found := [name for name in known if name in names])
+        key: names.index(spellings[0])
+        for key, headers in HEADERS.items()
+        if (spellings := [name for name in headers if name in names])
     }
     if len(lines) == 1:
         raise DataError("it has a header but no pairs; fetch it again", where=path)

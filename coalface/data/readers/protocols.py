@@ -42,8 +42,8 @@ class Protocol:
     def read(self) -> PairList:
         """The pairs, looked up in the face set."""
         places, pairs = places_of(self.faces), self.pairs()
-        found = pair_list(self.name, pairs, lambda file: places.get(file, -1))
-        return replace(found, fold=folds_by_position(len(pairs))) if self.folds else found
+        looked_up = pair_list(self.name, pairs, lambda file: places.get(file, -1))
+        return replace(looked_up, fold=folds_by_position(len(pairs))) if self.folds else looked_up
 
 
 Protocols = Callable[[Path, FaceSet], Iterable[Protocol]]

@@ -75,10 +75,6 @@ class Records:
         start = int(self.starts[i])
         return self.file.view[start : start + int(self.lengths[i])]
 
-    def payloads(self) -> Iterator[memoryview]:
-        """The payloads in turn, as `payload` gives them."""
-        return map(self.payload, range(len(self.keys)))
-
 
 @dataclass(frozen=True, eq=False)
 class RecordFile:
@@ -121,13 +117,13 @@ class RecordFile:
 
     def _survey(self, keys: ArrayLike) -> tuple[Records, dict[int, DataError]]:
         """The records asked for, and what is wrong by row; a faulty row's figures mean nothing."""
-        asked = np.asarray(keys).astype(np.int64, casting="safe") if np.size(keys) else np.zeros(0, np.int64)
-        rows = np.minimum(np.searchsorted(self.keys, asked), len(self.keys) - 1)
-        if np.any(missing := self.keys[rows] != asked):
+        numbers = np.asarray(keys).astype(np.int64, casting="safe") if np.size(keys) else np.zeros(0, np.int64)
+        rows = np.minimum(np.searchsorted(self.keys, numbers), len(self.keys) - 1)
+        if np.any(missing := self.keys[rows] != numbers):
             raise DataError(
                 f"{f'the index {self.index}' if self.index else 'the file'} has no record of this number, only "
                 f"{len(self.keys):,} from {self.keys[0]} to {self.keys[-1]}; {_remedy(self.index)}",
-                where=f"{self.path}, record {asked[missing][0]}",
+                where=f"{self.path}, record {numbers[missing][0]}",
             )
         offsets = self.offsets[rows]
         size = len(self.view)
@@ -140,18 +136,18 @@ class RecordFile:
         label = np.where(flags > 0, rows[:, 8], rows[:, 3]).view("<f4")
         second = np.where(flags > 1, rows[:, 9].view("<f4"), np.float32(np.nan))
         before = _HEADER.size + 4 * flags
-        starts, left = offsets + _FRAME + before, lengths - before
+        starts, payload_lengths = offsets + _FRAME + before, lengths - before
 
         faults: dict[int, DataError] = {}
-        bad = np.zeros(len(asked), bool)
+        bad = np.zeros(len(numbers), bool)
         for wrong, reason in (
             (offsets + _FRAME > size, "outside"),
             ((offsets % 4 != 0) | (rows[:, 0] != MAGIC) | (kinds >= MIDDLE), "astray"),
             (offsets + _FRAME + _padded(lengths) > size, "cut"),
-            ((kinds == WHOLE) & (left < 0), "short"),
+            ((kinds == WHOLE) & (payload_lengths < 0), "short"),
         ):
             for row in np.flatnonzero(wrong & ~bad).tolist():
-                faults[row] = self._fault(int(asked[row]), int(offsets[row]), reason)
+                faults[row] = self._fault(int(numbers[row]), int(offsets[row]), reason)
             bad |= wrong
 
         begin = functools.cache(self._begin)  # no index can make the same parts be walked often
@@ -159,14 +155,14 @@ class RecordFile:
             try:
                 total, head = begin(int(offsets[row]))
             except ValueError as reason:
-                faults[row] = self._fault(int(asked[row]), int(offsets[row]), str(reason))
+                faults[row] = self._fault(int(numbers[row]), int(offsets[row]), str(reason))
                 continue
-            flag, one, *_ = _HEADER.unpack_from(head)
+            flag, header_label, *_ = _HEADER.unpack_from(head)
             follow = np.frombuffer(head, "<f4", min(flag, 2), _HEADER.size)
-            flags[row], starts[row], left[row] = flag, -1, total - _HEADER.size - 4 * flag
-            label[row] = follow[0] if flag else one
+            flags[row], starts[row], payload_lengths[row] = flag, -1, total - _HEADER.size - 4 * flag
+            label[row] = follow[0] if flag else header_label
             second[row] = follow[1] if flag > 1 else np.nan
-        return Records(self, asked, offsets, flags, label, second, starts, left), faults
+        return Records(self, numbers, offsets, flags, label, second, starts, payload_lengths), faults
 
     def _begin(self, offset: int) -> tuple[int, bytes]:
         """The length of a record in parts, and its header with two labels where it has them; ValueError has a reason
@@ -250,16 +246,16 @@ def write_record(out: BinaryIO, record: bytes) -> int:
             f"a record of {len(record):,} bytes is too long: the format has {LENGTH_BITS} bits for a length, "
             f"{LONGEST:,} bytes; store the image smaller"
         )
-    cuts = [found.start() for found in re.finditer(re.escape(MAGIC_BYTES), record) if found.start() % 4 == 0]
+    cuts = [match.start() for match in re.finditer(re.escape(MAGIC_BYTES), record) if match.start() % 4 == 0]
     begins, ends = [0, *(at + len(MAGIC_BYTES) for at in cuts)], [*cuts, len(record)]
-    written = 0
+    length = 0
     for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
         kind = WHOLE if not cuts else FIRST if number == 0 else LAST if number == len(cuts) else MIDDLE
         out.write(struct.pack("<II", MAGIC, kind << LENGTH_BITS | end - begin))
         out.write(record[begin:end])
         out.write(bytes(-(end - begin) % 4))
-        written += _FRAME + _padded(end - begin)
-    return written
+        length += _FRAME + _padded(end - begin)
+    return length
 
 
 def _scan(path: Path, data: memoryview, broken: list[str] | None) -> Iterator[int]:
@@ -273,8 +269,8 @@ def _scan(path: Path, data: memoryview, broken: list[str] | None) -> Iterator[in
             fault = "it is cut short" if str(reason) == "cut" else "it is damaged"
             if broken is None or number == 0:
                 raise DataError(f"{fault}; {FETCH}", where=where) from None
-            rest = f"and {len(data) - offset:,} bytes from there on are left out"
-            broken.append(str(DataError(f"{fault}, {rest}; {FETCH}", where=where)))
+            text = f"{fault}, and {len(data) - offset:,} bytes from there on are left out; {FETCH}"
+            broken.append(str(DataError(text, where=where)))
             return
         yield offset
         offset, number = start + _padded(length), number + 1

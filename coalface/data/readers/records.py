@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO
@@ -129,8 +129,8 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
     headers = [(block.label, block.lengths == 0) for block in map(records.read_many, _blocks(images))]
     raw, empty = (np.concatenate(column) for column in zip(*headers, strict=True)) if headers else (images, images > 0)
     if not exact and not np.all(empty):  # a rounded border may have let in a few of the identities' records
-        kept = len(empty) - int(np.argmin(empty[::-1]))
-        images, raw, empty = images[:kept], raw[:kept], empty[:kept]
+        image_count = len(empty) - int(np.argmin(empty[::-1]))
+        images, raw, empty = images[:image_count], raw[:image_count], empty[:image_count]
     whole = (raw >= 0) & (raw < LABELS) & (raw == np.floor(raw))
     sound = whole & ~empty
     for key, label, numbered in zip(images[~sound].tolist(), raw[~sound].tolist(), whole[~sound].tolist(), strict=True):
@@ -154,8 +154,8 @@ def read_rec(path: str | os.PathLike[str], *, damaged: Literal["error", "leave o
         if broken is None:
             raise
         broken.append(str(error))
-    labels, others = labels.astype(np.int64), tuple(broken or ())
-    return Rec(records, names, labels, images, identities, announced, stamp.hexdigest(), faults, others)
+    labels, broken_texts = labels.astype(np.int64), tuple(broken or ())
+    return Rec(records, names, labels, images, identities, announced, stamp.hexdigest(), faults, broken_texts)
 
 
 def _by_header(records: RecordFile) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
@@ -216,30 +216,24 @@ def _blocks(rows: NDArray[np.int64], length: int = _BLOCK) -> Iterator[NDArray[n
 
 
 def write_rec(
-    images: Iterable[tuple[int, bytes]],
-    folder: str | os.PathLike[str],
-    *,
-    size: tuple[int, int] = (112, 112),
-    aligned: bool = False,
+    images: Iterable[tuple[int, bytes]], folder: str | os.PathLike[str], *, size: tuple[int, int] = (112, 112)
 ) -> None:
     """Write encoded images, (label, bytes) in turn, into a new folder as `train.rec`, `train.idx` and `property`.
 
     The labels are 0, 1, 2, … with the images of each identity together, since an identity's record names a range.
-    `size` is the images' height and width, for `property`. Images have flag 0; with `aligned` they have flag 2 and
-    the labels [label, 0]. The bytes go into the file as they are. The folder is written beside its place and renamed.
+    `size` is the images' height and width, for `property`. Images have flag 0, and their bytes are kept as they are.
+    The folder is written beside its place and renamed.
 
     Raises FileExistsError if something is at `folder`, and ValueError for labels in another order, for an image
     without bytes or too long for a record, without any image, and for more images than `check_room` allows.
     """
-    if isinstance(images, Sized):
-        check_room(len(images), 1)
     folder = Path(folder)
     check_free(folder)
     with beside(folder) as partial:
         partial.mkdir()
         record, listed = partial / "train.rec", partial / "train.idx"
         with writing(record), open(record, "wb") as out, open(listed, "w", encoding="ascii") as index:
-            identities = _write(images, out, index, aligned)
+            identities = _write(images, out, index)
         with writing(partial / "property"):
             (partial / "property").write_text(f"{identities},{size[0]},{size[1]}\n", encoding="ascii")
         put_in_place(partial, folder)
@@ -259,7 +253,7 @@ def check_room(images: int, identities: int) -> None:
         )
 
 
-def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, aligned: bool) -> int:
+def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO) -> int:
     """Write all the records; returns how many identities there were."""
     key = offset = 0
 
@@ -284,7 +278,7 @@ def _write(images: Iterable[tuple[int, bytes]], out: BinaryIO, index: TextIO, al
         if not image:
             raise ValueError(f"image {key - 1} (label {label}) has no bytes: replace it from the original")
         try:
-            put(header([label, 0.0] if aligned else int(label), id=key) + image)
+            put(header(int(label), id=key) + image)
         except ValueError as error:
             raise ValueError(f"image {key - 1} (label {label}): {error}") from error
     if not first:

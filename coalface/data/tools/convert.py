@@ -22,7 +22,7 @@ from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs, read_pairs
 from coalface.data.readers.bin import read_bin, write_bin
 from coalface.data.readers.headers import Header, read_header
-from coalface.data.readers.layouts import has_lists, read_list, read_list_file
+from coalface.data.readers.layouts import pair_lists, read_list
 from coalface.data.readers.pack import write_pack
 from coalface.data.readers.records import check_room, write_rec
 from coalface.data.source import in_order
@@ -50,14 +50,14 @@ class Pairs:
     """A layout's own list, by its name."""
 
 
-def kind_of(out: Path, wanted: str | None) -> Kind:
-    """The form to make: `wanted`, or that of the name. Raises RecipeError where neither says it."""
+def kind_of(out: Path, form: str | None) -> Kind:
+    """The form to make: `form`, or that of the name. Raises RecipeError where neither says it."""
     kinds: tuple[Kind, ...] = typing.get_args(Kind)
-    wanted = "bin" if wanted is None and out.suffix == ".bin" else wanted
+    form = "bin" if form is None and out.suffix == ".bin" else form
     for kind in kinds:
-        if kind == wanted:
+        if kind == form:
             return kind
-    raise RecipeError(f"choose {', '.join(kinds)}; a name that ends in .bin makes a bin", where=f"--to {wanted or '?'}")
+    raise RecipeError(f"choose {', '.join(kinds)}; a name that ends in .bin makes a bin", where=f"--to {form or '?'}")
 
 
 def convert(
@@ -82,7 +82,7 @@ def convert(
     check_free(out)
     if store.path.is_dir() and out.resolve().is_relative_to(store.path.resolve()):
         raise DataError(f"it lies in what is converted: choose a place outside {store.path}", where=out)
-    remarks = [f"ignored: {said}" for said in store.passed_over()]
+    remarks = [f"ignored: {sentence}" for sentence in store.passed_over()]
     if kind == "folder":
         return remarks + _to_folder(store, out, progress)
     if kind == "rec":
@@ -95,16 +95,16 @@ def convert(
 _FOR: dict[str, Kind] = {"--size": "pack", "--grey": "pack", "--pairs": "bin", "--draw": "bin", "--list": "bin"}
 
 
-def check_options(kind: Kind, given: Iterable[str]) -> None:
+def check_options(kind: Kind, options: Iterable[str]) -> None:
     """Raise RecipeError for options of the command that do nothing for this form, or that exclude each other."""
-    given = list(given)
-    if idle := next((option for option in given if _FOR.get(option, kind) != kind), None):
+    options = list(options)
+    if idle := next((option for option in options if _FOR.get(option, kind) != kind), None):
         needed = _FOR[idle]
         raise RecipeError(f"it is for a {needed}, and this makes a {kind}: use --to {needed}", where=idle)
-    sources = [option for option in given if option in ("--pairs", "--list", "--draw")]
+    sources = [option for option in options if option in ("--pairs", "--list", "--draw")]
     if len(sources) > 1:
         raise RecipeError("pairs come from one place; keep one of them", where=" and ".join(sources))
-    if "--seed" in given and "--draw" not in given:
+    if "--seed" in options and "--draw" not in options:
         raise RecipeError("it is for drawn pairs: give --draw as well, or leave it out", where="--seed")
 
 
@@ -139,14 +139,14 @@ def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
     check_room(len(order), len(present))
     check_names(store.names, shown(store.path))
     first = read_header(store.encoded(int(order[0])), store.where(int(order[0])))
-    others = 0
+    other_sizes = 0
 
     def images() -> Iterator[tuple[int, bytes]]:
-        nonlocal others
-        for done, (i, (data, header)) in enumerate(zip(order, _sound(store, order.tolist()), strict=True), start=1):
-            others += (header.width, header.height) != (first.width, first.height)
+        nonlocal other_sizes
+        for count, (i, (data, header)) in enumerate(zip(order, _sound(store, order.tolist()), strict=True), start=1):
+            other_sizes += (header.width, header.height) != (first.width, first.height)
             yield int(labels[i]), bytes(data)
-            progress(done, len(order))
+            progress(count, len(order))
 
     with beside(out) as partial:
         write_rec(images(), partial, size=(first.height, first.width))
@@ -159,23 +159,25 @@ def _to_rec(store: Store, out: Path, progress: Progress) -> list[str]:
             raise DataError("it is not made, since it would not be read again as it was meant", where=out)
         put_in_place(partial, out)
     remarks = []
-    if others or (first.width, first.height) != (112, 112):
-        more = f", and {several(others, 'image')} {'is of another size' if others == 1 else 'are of other sizes'}"
-        sizes = f"{first.width}×{first.height}" + (more if others else "")
+    if other_sizes or (first.width, first.height) != (112, 112):
+        sizes = f"{first.width}×{first.height}"
+        if other_sizes:
+            are = "is of another size" if other_sizes == 1 else "are of other sizes"
+            sizes += f", and {several(other_sizes, 'image')} {are}"
         remarks.append(f"the images are {sizes}: insightface's loader wants all of them to be 112×112")
     if store.pairs is not None:
         remarks.append("records hold no pairs: those of the .bin are left out")
     return remarks
 
 
-def _to_bin(store: Store, out: Path, wanted: Pairs, progress: Progress) -> list[str]:
-    listed = _pairs_of(store, wanted)
+def _to_bin(store: Store, out: Path, choice: Pairs, progress: Progress) -> list[str]:
+    listed = _pairs_of(store, choice)
     places = np.stack([listed.left, listed.right], axis=1).reshape(-1)
 
     def images() -> Iterator[bytes | memoryview]:
-        for done, (data, _) in enumerate(_sound(store, places.tolist()), start=1):
+        for count, (data, _) in enumerate(_sound(store, places.tolist()), start=1):
             yield data
-            progress(done, len(places))
+            progress(count, len(places))
 
     with beside(out) as partial:
         write_bin(partial, images(), listed.same.tolist())
@@ -183,36 +185,37 @@ def _to_bin(store: Store, out: Path, wanted: Pairs, progress: Progress) -> list[
             raise DataError("it is not made, since it would not be read again as it was meant", where=out)
         put_in_place(partial, out)
     remarks = []
-    left = len(store) - len(np.unique(places))
-    if left:
+    unpaired = len(store) - len(np.unique(places))
+    if unpaired:
         remarks.append(
-            f"{several(left, 'image')} {'is' if left == 1 else 'are'} in no pair, so a .bin has no place for "
-            f"{'it' if left == 1 else 'them'}"
+            f"{several(unpaired, 'image')} {'is' if unpaired == 1 else 'are'} in no pair, so a .bin has no place for "
+            f"{'it' if unpaired == 1 else 'them'}"
         )
     if listed.fold is not None and not np.array_equal(listed.fold, np.sort(listed.fold)):
         remarks.append("the pairs are not in the order of their folds, and a .bin cuts folds by position")
     return remarks
 
 
-def _pairs_of(store: Store, wanted: Pairs) -> PairList:
+def _pairs_of(store: Store, choice: Pairs) -> PairList:
     pixels = np.zeros((len(store), 1, 1, 1), np.uint8)
     faces = FaceSet(pixels, np.arange(len(store)), store.labels, store.names, tuple(store.files))
-    if wanted.path is not None:
-        own = read_list_file(store.path, faces, wanted.path, layout=store.layout) if store.layout else None
-        return own or read_pairs(wanted.path, faces, root=store.path)
-    if wanted.draw is not None:
-        assert wanted.rng is not None, "drawn pairs need a generator"
+    if choice.path is not None:
+        lists = pair_lists(store.path, faces) if store.layout else []
+        named = [protocol for protocol in lists if protocol.file and protocol.file.resolve() == choice.path.resolve()]
+        return named[0].read() if named else read_pairs(choice.path, faces, root=store.path)
+    if choice.draw is not None:
+        assert choice.rng is not None, "drawn pairs need a generator"
         try:
-            return balanced_pairs(faces, pairs=wanted.draw, rng=wanted.rng)
+            return balanced_pairs(faces, pairs=choice.draw, rng=choice.rng)
         except ValueError as error:
-            raise RecipeError(str(error), where=f"--draw {wanted.draw}") from None
-    if wanted.name is None and store.pairs is not None:
+            raise RecipeError(str(error), where=f"--draw {choice.draw}") from None
+    if choice.name is None and store.pairs is not None:
         return store.pairs
-    if store.layout and (wanted.name is not None or has_lists(store.path, faces, layout=store.layout)):
-        return read_list(store.path, faces, layout=store.layout, name=wanted.name)
-    if wanted.name is not None:
+    if store.layout and (choice.name is not None or pair_lists(store.path, faces)):
+        return read_list(store.path, faces, name=choice.name)
+    if choice.name is not None:
         text = f"{shown(store.path)} has no pair lists of its own with names"
-        raise RecipeError(text, where=f"--list {wanted.name[:80]}")
+        raise RecipeError(text, where=f"--list {choice.name[:80]}")
     raise RecipeError("a .bin holds pairs: give a pair list (--pairs FILE), or how many to draw (--draw N)")
 
 
@@ -251,23 +254,25 @@ def _pair_lines(pairs: PairList, files: list[Path]) -> tuple[str, list[str]]:
             return "", [f"there is no {PAIRS}: the pairs are all of one kind, and LFW's format wants as many of each"]
         order, head = np.concatenate([genuine[:count], impostor[:count]]), str(count)
         if 2 * count < len(pairs):
-            left = len(pairs) - 2 * count
-            said = f"{several(left, 'pair')} {'is' if left == 1 else 'are'} left out"
-            remarks.append(f"{said}: LFW's format wants as many of each kind")
+            surplus = len(pairs) - 2 * count
+            remarks.append(
+                f"{several(surplus, 'pair')} {'is' if surplus == 1 else 'are'} left out: LFW's format wants as many of "
+                "each kind"
+            )
         if not np.array_equal(order, np.arange(len(pairs))):
             remarks.append(
                 "the pairs are in another order than in the .bin, without folds: LFW's format has no such mix"
             )
     lines = [head]
     for left, right, same in zip(pairs.left[order], pairs.right[order], pairs.same[order], strict=True):
-        one, other = files[left], files[right]
-        if not same and one.parent == other.parent:
+        left_file, right_file = files[left], files[right]
+        if not same and left_file.parent == right_file.parent:
             raise DataError(
-                f"an impostor pair of {one} and {other} is one identity by other pairs: the .bin "
+                f"an impostor pair of {left_file} and {right_file} is one identity by other pairs: the .bin "
                 "contradicts itself, and LFW's format cannot say so"
             )
-        numbers = [int(file.stem.rpartition("_")[2]) for file in (one, other)]
-        name, second = one.parent.name, other.parent.name
+        numbers = [int(file.stem.rpartition("_")[2]) for file in (left_file, right_file)]
+        name, second = left_file.parent.name, right_file.parent.name
         lines.append(f"{name}\t{numbers[0]}\t{numbers[1]}" if same else f"{name}\t{numbers[0]}\t{second}\t{numbers[1]}")
     return "\n".join(lines) + "\n", remarks
 

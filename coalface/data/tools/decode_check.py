@@ -1,4 +1,4 @@
-"""Whether images are whole: each decoded once, with an ear on what the decoder complains of while it does.
+"""Whether images are whole: each decoded once, and what its decoder complains of meanwhile.
 
 libjpeg fills what it cannot make out with grey, or with what it takes for the image, and says so on the standard error
 of the process, past everything that Python could hear. So that is turned aside while an image is decoded.
@@ -13,7 +13,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self, TypeVar
 
 from coalface.core.errors import DataError
@@ -23,7 +22,7 @@ from coalface.data.source import check_image, in_order
 T = TypeVar("T")
 
 _BATCH = 64
-"""Images that are decoded with one ear on them all; if there is a complaint, they are decoded again one by one."""
+"""Images that are decoded under one capture; if there is a complaint, they are decoded again one by one."""
 _DAMAGE = re.compile(rb"^(?:Corrupt JPEG data(?!: bad ICC)|Premature end of JPEG|Inconsistent progression)[^\n]*", re.M)
 _DECODERS = re.compile(
     rb"^(?:Corrupt JPEG|Premature end of JPEG|Inconsistent progression|Invalid SOS|Application transferred too many"
@@ -33,54 +32,52 @@ _DECODERS = re.compile(
 """What libjpeg (its table of messages), libpng and OpenCV say; anything else is somebody else's, and is passed on."""
 
 
-class Ear:
+class StderrCapture:
     """Turns the standard error of the process aside while something is done, and says what decoders wrote there.
 
     Other threads' writing is turned aside as well for that moment, and written afterwards. Where there is no standard
-    error, nothing is heard.
+    error, nothing is captured.
     """
 
     def __enter__(self) -> Self:
-        self._kept = contextlib.ExitStack()
+        self._files = contextlib.ExitStack()
         try:
-            self._error = os.dup(2)
+            self._stderr = os.dup(2)
         except OSError:
-            self._error = -1
+            self._stderr = -1
         else:
-            self._kept.callback(os.close, self._error)
-            self._file = self._kept.enter_context(tempfile.TemporaryFile())
+            self._files.callback(os.close, self._stderr)
+            self._captured = self._files.enter_context(tempfile.TemporaryFile()).fileno()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._kept.close()
+    def __exit__(self, *error: object) -> None:
+        self._files.close()
 
-    def hear(self, work: Callable[[], T]) -> tuple[T, list[str]]:
-        """What `work` gives, and the complaints about damage that were heard meanwhile, one a line."""
-        if self._error < 0:
+    def run(self, work: Callable[[], T]) -> tuple[T, list[str]]:
+        """What `work` gives, and the complaints about damage that were written meanwhile, one a line."""
+        if self._stderr < 0:
             return work(), []
         if sys.stderr is not None:
             sys.stderr.flush()
-        heard = self._file.fileno()
-        os.dup2(heard, 2)
+        os.dup2(self._captured, 2)
         try:
-            done = work()
+            result = work()
         finally:
-            os.dup2(self._error, 2)
-            length = os.lseek(heard, 0, os.SEEK_CUR)
-            said = os.pread(heard, length, 0) if length else b""
-            if length:
-                os.lseek(heard, 0, os.SEEK_SET)
-                if others := _DECODERS.sub(b"", said):
-                    os.write(self._error, others)
-        return done, [line.decode("ascii", "replace") for line in _DAMAGE.findall(said)]
+            os.dup2(self._stderr, 2)
+            output = os.pread(self._captured, os.lseek(self._captured, 0, os.SEEK_CUR), 0)
+            os.lseek(self._captured, 0, os.SEEK_SET)
+            if foreign := _DECODERS.sub(b"", output):
+                os.write(self._stderr, foreign)
+        return result, [line.decode("ascii", "replace") for line in _DAMAGE.findall(output)]
 
 
-def check_whole(encoded: bytes | memoryview, where: str, ear: Ear) -> Header:
+def check_whole(encoded: bytes | memoryview, where: str, capture: StderrCapture) -> Header:
     """The header of an encoded image that is decoded without a complaint; DataError, naming `where`, for others."""
-    header, said = ear.hear(lambda: check_image(encoded, where))
-    if said:
+    header, complaints = capture.run(lambda: check_image(encoded, where))
+    if complaints:
         raise DataError(
-            f"it is damaged in the middle (its decoder says: {said[0]}): replace it from the original, or delete it",
+            f"it is damaged in the middle (its decoder says: {complaints[0]}): replace it from the original, or delete "
+            "it",
             where=where,
         )
     return header
@@ -95,20 +92,20 @@ def all_whole(
     of, each image is decoded again, to find which it was.
     """
 
-    def one(i: int) -> tuple[bytes | memoryview, Header] | ValueError:
+    def attempt(i: int) -> tuple[bytes | memoryview, Header] | ValueError:
         try:
             encoded, where = read(i)
             return encoded, check_image(encoded, where)
         except ValueError as error:
             return error
 
-    with Ear() as ear:
+    with StderrCapture() as capture:
         for start in range(0, count, _BATCH):
-            decoded = in_order(lambda i, start=start: one(start + i), min(_BATCH, count - start))  # type: ignore[misc]
-            batch, said = ear.hear(functools.partial(tuple, decoded))
-            for i, known in enumerate(batch, start):
-                if isinstance(known, ValueError):
-                    raise known
-                if said:
-                    check_whole(known[0], read(i)[1], ear)
-                yield known
+            decoded = in_order(lambda i, start=start: attempt(start + i), min(_BATCH, count - start))  # type: ignore[misc]
+            batch, complaints = capture.run(functools.partial(tuple, decoded))
+            for i, decoded_image in enumerate(batch, start):
+                if isinstance(decoded_image, ValueError):
+                    raise decoded_image
+                if complaints:
+                    check_whole(decoded_image[0], read(i)[1], capture)
+                yield decoded_image

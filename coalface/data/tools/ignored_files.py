@@ -7,33 +7,31 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from coalface.core.text import several, shown
+from coalface.core.text import first_few, several, shown
 from coalface.data.readers.folders import SUFFIXES
 
-_FEW = 3
-"""Files that a sentence names."""
 _TEXTS = (".txt", ".csv", ".md", ".json", ".lst", ".mat", ".pdf", ".html", ".py", ".xml")
 """Endings of lists and descriptions: they lie beside images, and are taken for images by nobody."""
 
 
 def passed_over(
-    root: Path, used: Iterable[Path], *, parts: Sequence[str] = (), asked: str = "", layout: str = ""
+    root: Path, used: Iterable[Path], *, parts: Sequence[str] = (), asked_part: str = "", layout: str = ""
 ) -> list[str]:
     """In sentences, with counts and the first few names, the files below `root` that are not among the `used` images.
 
     `parts` are the layout's: of one that is not used at all, only the number of images is said, and nothing where a
-    part was `asked` for. Names that begin with a dot are not looked at, but for images in folders below the top; lists
+    part was asked for. Names that begin with a dot are not looked at, but for images in folders below the top; lists
     and descriptions are not mentioned at the top and in a `layout`. Links to folders are not followed, only named.
     """
     by_folder: dict[str, set[str]] = {}
     for path in used:
         by_folder.setdefault(os.path.dirname(path), set()).add(path.name)
     names: dict[str, set[str]] = {}
-    for folder, held in by_folder.items():
-        names.setdefault(os.path.relpath(folder, root), set()).update(held)
-    taken = {part for part in parts if any(part in _parts(folder) for folder in names)}
+    for folder, file_names in by_folder.items():
+        names.setdefault(os.path.relpath(folder, root), set()).update(file_names)
+    parts_read = {part for part in parts if any(part in _parts(folder) for folder in names)}
     astray: list[str] = []
-    others: list[str] = []
+    other_files: list[str] = []
     links: list[str] = []
     unused: collections.Counter[str] = collections.Counter()
     for folder, folders, files in os.walk(root):
@@ -42,39 +40,40 @@ def passed_over(
         linked = [] if below == "." else [name for name in folders if os.path.islink(os.path.join(folder, name))]
         links += [place for name in linked if not _any_below(place := os.path.join(below, name), names)]
         hidden = f"{os.sep}." in below
-        here = names.get(below, set())
+        images_here = names.get(below, set())
         part = next((part for part in parts if part in _parts(below)), None)
         for file in sorted(files, key=os.fsencode):
-            if file.startswith(".") or file in here:
+            if file.startswith(".") or file in images_here:
                 continue
             place = os.path.join(below, file) if below != "." else file
             if not file.lower().endswith(SUFFIXES):
                 described = hidden or (file.lower().endswith(_TEXTS) and (below == "." or layout != ""))
-                others += [] if described or (part is not None and part not in taken) else [place]
-            elif part is None or part in taken:
+                other_files += [] if described or (part is not None and part not in parts_read) else [place]
+            elif part is None or part in parts_read:
                 astray.append(place)
             else:
                 unused[part] += 1
-    said = []
-    if not asked:
-        said += [
+    sentences = []
+    if not asked_part:
+        sentences += [
             f"{several(n, 'image')} of the part {part}: `--part {part}`, in a recipe `part: {part}`, reads it"
             for part, n in unused.items()
         ]
     if astray:
         aside = "not directly in an identity's folder, as in NAME/photo.jpg"
         why = "that no list or place of the layout names" if layout else aside
-        said.append(f"{several(len(astray), 'image')} {why}: {_first(astray)}")
+        sentences.append(f"{several(len(astray), 'image')} {why}: {first_few(astray)}")
     if links:
-        said.append(f"{several(len(links), 'link')} to folders, which are not followed: {_first(links)}")
-    if others:
-        endings = collections.Counter(os.path.splitext(place)[1].lower() or "none" for place in others)
-        counts = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common(_FEW))
-        more = " …" if len(endings) > _FEW else ""
-        said.append(
-            f"{several(len(others), 'file')} with other endings than images have ({counts}{more}): {_first(others)}"
+        sentences.append(f"{several(len(links), 'link')} to folders, which are not followed: {first_few(links)}")
+    if other_files:
+        endings = collections.Counter(os.path.splitext(place)[1].lower() or "none" for place in other_files)
+        counts = ", ".join(f"{ending} {count:,}" for ending, count in endings.most_common(3))
+        ellipsis = " …" if len(endings) > 3 else ""
+        sentences.append(
+            f"{several(len(other_files), 'file')} with other endings than images have ({counts}{ellipsis}): "
+            f"{first_few(other_files)}"
         )
-    return [shown(sentence) for sentence in said]
+    return [shown(sentence) for sentence in sentences]
 
 
 def _any_below(place: str, names: Iterable[str]) -> bool:
@@ -85,7 +84,3 @@ def _any_below(place: str, names: Iterable[str]) -> bool:
 def _parts(below: str) -> list[str]:
     """The first two folders of a path: a part lies at the top, or one folder down."""
     return below.split(os.sep)[:2]
-
-
-def _first(places: Sequence[str]) -> str:
-    return ", ".join(places[:_FEW]) + (", …" if len(places) > _FEW else "")

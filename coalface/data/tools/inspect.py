@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from coalface.core.text import several, shown
 from coalface.data.readers.bin import linked
 from coalface.data.readers.headers import check_header
-from coalface.data.tools.decode_check import Ear, check_whole
+from coalface.data.tools.decode_check import StderrCapture, check_whole
 
 SHOWN = 20
 """Examples of each kind that a report names; the counts are of all."""
@@ -112,13 +112,13 @@ def inspect(
     channels: collections.Counter[int] = collections.Counter()
     formats: collections.Counter[str] = collections.Counter()
     hashes, labels, looked_at = array.array("Q"), array.array("q"), array.array("q")
-    with Ear() as ear:
+    with StderrCapture() as capture:
         for number, item in enumerate(items):
             problem = item.problem
             if item.encoded is not None:
                 try:
                     where = place(number)
-                    header = check_whole(item.encoded, where, ear) if decode else check_header(item.encoded, where)
+                    header = check_whole(item.encoded, where, capture) if decode else check_header(item.encoded, where)
                     sizes[header.width, header.height] += 1
                     channels[header.channels] += 1
                     formats[header.kind] += 1
@@ -151,7 +151,7 @@ def inspect(
     return report
 
 
-def text(report: Report) -> str:
+def report_text(report: Report) -> str:
     """The report for a person to read."""
     spread = report.per_identity
     single = f"{report.single:,} {'has' if report.single == 1 else 'have'} one"
@@ -167,18 +167,18 @@ def text(report: Report) -> str:
     groups = [("the same bytes, one identity", g) for g in within]
     groups += [("the same bytes, several identities", g) for g in report.doubled_across]
     groups += [("nearly the same name", g) for g in report.near_names]
-    for found, count in ((report.broken, report.broken_count), (report.damaged, report.damaged_count)):
-        lines += [f"damaged: {said}" for said in found]
-        lines += [f"damaged: and {count - len(found):,} more"] if count > len(found) else []
-    lines += [f"ignored: {said}" for said in report.passed_over]
-    lines += [f"{what}: {', '.join(group)}" for what, group in groups]
-    lines += ["", "what looks wrong:", *(f"- {said}" for said in report.wrong)] if report.wrong else []
+    for examples, count in ((report.broken, report.broken_count), (report.damaged, report.damaged_count)):
+        lines += [f"damaged: {sentence}" for sentence in examples]
+        lines += [f"damaged: and {count - len(examples):,} more"] if count > len(examples) else []
+    lines += [f"ignored: {sentence}" for sentence in report.passed_over]
+    lines += [f"{title}: {', '.join(group)}" for title, group in groups]
+    lines += ["", "what looks wrong:", *(f"- {sentence}" for sentence in report.wrong)] if report.wrong else []
     lines += [] if report.wrong else ["nothing looks wrong"]
     return "\n".join(map(shown, lines))  # names can be anything
 
 
 def _listed(counts: dict[str, int]) -> str:
-    return ", ".join(f"{what} ({count:,})" for what, count in counts.items()) or "none"
+    return ", ".join(f"{value} ({count:,})" for value, count in counts.items()) or "none"
 
 
 def _doubles(
@@ -230,8 +230,8 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
     if report.images == 0:
         yield "it holds no image"
     if report.damaged_count:
-        what = "it" if report.damaged_count == 1 else "them"
-        yield f"{_are(report.damaged_count, 'image')} damaged: replace or delete {what}: packing stops at the first"
+        pronoun = "it" if report.damaged_count == 1 else "them"
+        yield f"{_are(report.damaged_count, 'image')} damaged: replace or delete {pronoun}: packing stops at the first"
     if report.broken_count and report.kind == "rec":
         beside = several(report.broken_count, "record or file", "records or files")
         yield f"{beside} beside the images do not fit them: write the set anew, or fetch it again"
@@ -257,12 +257,13 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
         yield f"the images differ in their number of channels ({mix})"
     if long := sum(n for (w, h), n in sizes.items() if max(w, h) > 1.5 * min(w, h)):
         yield f"{_are(long, 'image')} far from square: faces are cut to the central square"
-    if other := _other_sizes(sizes):
+    if far_sizes := _other_sizes(sizes):
         (width, height), _ = sizes.most_common(1)[0]
-        found = ", ".join(f"{n:,} of {w}×{h}" for (w, h), n in other.most_common(3)) + (" …" if len(other) > 3 else "")
+        examples = ", ".join(f"{n:,} of {w}×{h}" for (w, h), n in far_sizes.most_common(3))
+        ellipsis = " …" if len(far_sizes) > 3 else ""
         yield (
-            f"{_are(other.total(), 'image')} of quite another size than the commonest, {width}×{height} ({found}): cut "
-            "the faces out where whole scenes are shown"
+            f"{_are(far_sizes.total(), 'image')} of quite another size than the commonest, {width}×{height} "
+            f"({examples}{ellipsis}): cut the faces out where whole scenes are shown"
         )
     if small := sum(n for (w, h), n in sizes.items() if min(w, h) < 32):
         yield f"{_are(small, 'image')} less than 32 pixels wide or high"
@@ -286,5 +287,5 @@ def _other_sizes(sizes: collections.Counter[tuple[int, int]]) -> collections.Cou
     return collections.Counter(far)
 
 
-def _are(count: int, what: str) -> str:
-    return f"{several(count, what)} {'is' if count == 1 else 'are'}"
+def _are(count: int, noun: str) -> str:
+    return f"{several(count, noun)} {'is' if count == 1 else 'are'}"

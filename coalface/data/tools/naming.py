@@ -51,33 +51,33 @@ def _folders(names: Sequence[str]) -> Sequence[str]:
 
     Of other names with a `/`, such as those of joined sources, it becomes `_`; DataError where two become one.
     """
-    nested = [name.partition("/") for name in names if "/" in name]
-    if not nested or (len(nested) == len(names) and all(p in RACES and "/" not in rest for p, _, rest in nested)):
+    of_races = all(name.count("/") == 1 and name.partition("/")[0] in RACES for name in names)
+    if of_races or not any("/" in name for name in names):
         return names
     flat = [name.replace("/", "_") for name in names]
     if len(set(flat)) < len(flat):
         twice = collections.Counter(flat).most_common(1)[0][0]
-        one, other = [name for name, made in zip(names, flat, strict=True) if made == twice][:2]
+        first, second = [name for name, folder in zip(names, flat, strict=True) if folder == twice][:2]
         raise ValueError(
-            f"the identities {shown(one)} and {shown(other)} would share the folder {shown(twice)}: rename one"
+            f"the identities {shown(first)} and {shown(second)} would share the folder {shown(twice)}: rename one"
         )
     return flat
 
 
 def _within(names: Sequence[str], labels: Sequence[int], files: Sequence[str]) -> list[str]:
     """The name of each file in the folder of its identity, different from the others there."""
-    found = [_after(names[label], file) for label, file in zip(labels, files, strict=True)]
+    short_names = [_after(names[label], file) for label, file in zip(labels, files, strict=True)]
     for rename in (lambda file, _: file.replace("/", "_"), lambda file, number: f"{number:08d}{Path(file).suffix}"):
-        often = collections.Counter(zip(labels, found, strict=True))
-        found = [
+        often = collections.Counter(zip(labels, short_names, strict=True))
+        short_names = [
             name if often[label, name] == 1 and len(os.fsencode(name)) <= _LONGEST else rename(file, number)
-            for number, (label, file, name) in enumerate(zip(labels, files, found, strict=True))
+            for number, (label, file, name) in enumerate(zip(labels, files, short_names, strict=True))
         ]
-    return found
+    return short_names
 
 
 def _after(name: str, file: str) -> str:
     """What follows the identity's folder in a path, in one word; the file's own name where it lies in none."""
     folders, _, last = file.rpartition("/")
-    above, found, below = f"/{folders}/".rpartition(f"/{name}/")
-    return "_".join([*below.strip("/").split("/"), last]) if found and below.strip("/") else last
+    above, separator, below = f"/{folders}/".rpartition(f"/{name}/")
+    return "_".join([*below.strip("/").split("/"), last]) if separator and below.strip("/") else last

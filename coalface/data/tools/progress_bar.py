@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextlib.contextmanager
-def counting(what: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
+def counting(description: str, total: int, quiet: bool = False) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with how many are done; it is drawn ten times a second at most."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
@@ -19,7 +19,7 @@ def counting(what: str, total: int, quiet: bool = False) -> Iterator[Callable[[i
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
-        task, last = bar.add_task(what, total=total), 0.0
+        task, last = bar.add_task(description, total=total), 0.0
 
         def count(done: int) -> None:
             nonlocal last

@@ -11,20 +11,20 @@ from coalface.core.text import several, shown
 from coalface.data.readers.records import EXACT, Rec
 
 
-def misfits(found: Rec) -> Iterator[str]:
+def misfits(rec: Rec) -> Iterator[str]:
     """What is wrong with the identities' records, each with its number; nothing for a file without any.
 
     Identity k's record gives a range [a, b) of records. The ranges begin before they end, lie among the images, do not
     overlap, and leave out no image; the images of a range have one label, which is k, or, in a file whose labels have
     gaps, above that of the range before. Ranges that reach above `EXACT`, where numbers are rounded, are passed over.
     """
-    if not len(found.identities):
+    if not len(rec.identities):
         return
-    path, border = shown(found.records.path), int(found.identities[0])
-    faults = found.records.faults(found.identities)
+    path, border = shown(rec.records.path), int(rec.identities[0])
+    faults = rec.records.faults(rec.identities)
     yield from map(str, faults.values())
-    readable = found.identities[~np.isin(found.identities, list(faults))]
-    records = found.records.read_many(readable)
+    readable = rec.identities[~np.isin(rec.identities, list(faults))]
+    records = rec.records.read_many(readable)
     sound: list[tuple[int, int, int]] = []
     columns = (readable, records.flags, records.lengths, records.label, records.second)
     for key, flag, length, a, b in zip(*(column.tolist() for column in columns), strict=True):
@@ -38,11 +38,11 @@ def misfits(found: Rec) -> Iterator[str]:
         elif b <= EXACT:
             sound.append((key, int(a), int(b)))
     yield from _overlaps(path, sound)
-    yield from _labels(path, found, border, sound)
-    if border <= EXACT and len(sound) == len(found.identities):
-        yield from _left_out(path, found.keys, sound)
-    last = int(found.identities[-1])
-    if last <= EXACT and (after := int(np.count_nonzero(found.records.keys > last))):
+    yield from _labels(path, rec, border, sound)
+    if border <= EXACT and len(sound) == len(rec.identities):
+        yield from _left_out(path, rec.keys, sound)
+    last = int(rec.identities[-1])
+    if last <= EXACT and (after := int(np.count_nonzero(rec.records.keys > last))):
         yield f"{path}, record 0: it announces records up to {last}, and the file has {several(after, 'record')} more"
 
 
@@ -56,38 +56,38 @@ def _overlaps(path: str, ranges: list[tuple[int, int, int]]) -> Iterator[str]:
 
 
 def _left_out(path: str, keys: NDArray[np.int64], ranges: list[tuple[int, int, int]]) -> Iterator[str]:
-    held = np.zeros(len(keys), bool)
-    for begin, end in np.searchsorted(keys, [found[1:] for found in ranges]).tolist():
-        held[begin:end] = True
-    if len(outside := keys[~held]):
+    covered = np.zeros(len(keys), bool)
+    for begin, end in np.searchsorted(keys, [bounds[1:] for bounds in ranges]).tolist():
+        covered[begin:end] = True
+    if len(outside := keys[~covered]):
         yield (
             f"{path}, record {outside[0]}: no identity's range holds it (so for {several(len(outside), 'image')} of "
             f"{len(keys):,})"
         )
 
 
-def _labels(path: str, found: Rec, border: int, ranges: list[tuple[int, int, int]]) -> Iterator[str]:
+def _labels(path: str, rec: Rec, border: int, ranges: list[tuple[int, int, int]]) -> Iterator[str]:
     """Ranges with several labels, and with the label of another identity."""
-    numbers = np.array([int(name) for name in found.names])
-    one: list[tuple[int, int]] = []  # identities' records and the label of their images
+    numbers = np.array([int(name) for name in rec.names])
+    uniform: list[tuple[int, int]] = []  # identities' records and the label of their images
     for key, a, b in ranges:
-        begin, end = np.searchsorted(found.keys, (a, b))
-        labels = found.labels[begin:end]
+        begin, end = np.searchsorted(rec.keys, (a, b))
+        labels = rec.labels[begin:end]
         if not len(labels):
             continue  # all of them damaged, which is said of each
         first = int(labels[0])
         if np.any(strange := labels != first):
-            other = found.keys[begin:end][strange][0]
+            odd_key = rec.keys[begin:end][strange][0]
             label = numbers[labels[strange][0]]
             yield (
                 f"{path}, record {key}: the images of its range, {a} to {b - 1}, have several labels: record "
-                f"{found.keys[begin]} has {numbers[first]} and record {other} has {label}"
+                f"{rec.keys[begin]} has {numbers[first]} and record {odd_key} has {label}"
             )
         else:
-            one.append((key, int(numbers[first])))
-    in_place = 2 * sum(label == key - border for key, label in one) > len(one)
+            uniform.append((key, int(numbers[first])))
+    in_place = 2 * sum(label == key - border for key, label in uniform) > len(uniform)
     before = -1
-    for key, label in one:
+    for key, label in uniform:
         if label != key - border if in_place else label <= before:
             yield f"{path}, record {key}: it is identity {key - border}, and its images have the label {label}"
         before = label

@@ -41,7 +41,7 @@ class Equal(Partition):
     """How many parties: silo-00, silo-01, …"""
 
     def names(self) -> list[str]:
-        return partition.names("silo", self.parties)
+        return partition.party_names("silo", self.parties)
 
     def assign(self, faces: FaceSet, rng: np.random.Generator, domains: Sequence[str]) -> dict[str, FaceSet]:
         return partition.equal(faces, self.parties, rng)
@@ -57,7 +57,7 @@ class Dirichlet(Partition):
     """The smaller, the more unequal."""
 
     def names(self) -> list[str]:
-        return partition.names("silo", self.parties)
+        return partition.party_names("silo", self.parties)
 
     def assign(self, faces: FaceSet, rng: np.random.Generator, domains: Sequence[str]) -> dict[str, FaceSet]:
         return partition.dirichlet(faces, self.parties, self.alpha, rng)

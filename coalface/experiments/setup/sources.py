@@ -38,7 +38,7 @@ def open_source(recipe: Recipe, source: sections.Source, packing: Packing | None
         if isinstance(made, Joined) or (isinstance(made, SyntheticFaces) and len(made.domains) > 1):
             return replace(faces, domains=made.domain_numbers)
         return faces
-    faces = _pack(recipe, source, verify=False if packing is unseen else None).faces
+    faces = _pack(recipe, source, verify=packing is not unseen).faces
     if faces.shape != (size, size, 1 if grey else 3):
         height, width, channels = faces.shape
         raise RecipeError(
@@ -88,7 +88,7 @@ def listed(recipe: Recipe, source: sections.Source) -> Source:
     return open_store(folder(recipe, source))
 
 
-def _pack(recipe: Recipe, source: sections.Pack, verify: bool | None = None) -> Packed:
+def _pack(recipe: Recipe, source: sections.Pack, verify: bool = True) -> Packed:
     """A pack. Raises ValueError for names in it that no folder or file of a source could have; `read_pack` verifies."""
     pack = Packed(folder(recipe, source), verify)
     for names in (pack.names, pack.files):
