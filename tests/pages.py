@@ -1,4 +1,4 @@
-"""A page as a browser reads it."""
+"""Pages as a browser reads them, and tables of Markdown."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import re
 from html.parser import HTMLParser
 
 VOID = {"meta", "br", "img", "link", "input", "hr", "wbr"}
+
+
+def markdown_rows(text: str) -> list[list[str]]:
+    """The cells of all tables of a text, heads and rules among them."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
 class Reader(HTMLParser):

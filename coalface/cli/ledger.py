@@ -43,7 +43,7 @@ def verify(
     from coalface.core.text import several
     from coalface.experiments import ledger_summary
 
-    comparison = ledger_summary.compare(run, party_home or [])
+    comparison = ledger_summary.compare_receipts(run, party_home or [])
     if as_json:
         typer.echo(json.dumps(asdict(comparison), indent=1))
     else:
@@ -77,7 +77,7 @@ def show(
 
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
         raise typer.BadParameter(f"{head!r} is not the head of a ledger, which has 64 digits 0-9a-f")
-    summary = ledger_summary.read(ledger_summary.files(path), each=tensors, head=head)
+    summary = ledger_summary.read_ledgers(ledger_summary.ledger_files(path), by_tensor=tensors, head=head)
     ledgers = summary.ledgers
     if as_json:
         typer.echo(json.dumps(summary.as_dict(), indent=1))
@@ -114,7 +114,7 @@ def show(
             typer.echo(f"… and {len(ledgers) - MOST:,} more: use --json, or give the file of one")
         if head is None and ledgers:
             typer.echo("Note the head elsewhere: `--head` then checks that nothing before it has changed")
-    wrong = [entry.fault for entry in ledgers if entry.fault] + ledger_summary.missing(path)
+    wrong = [entry.fault for entry in ledgers if entry.fault] + ledger_summary.missing_ledgers(path)
     if head is not None:
         for entry in ledgers:
             if entry.found is not None and not as_json:

@@ -30,19 +30,15 @@ def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], tuple[float, float
 
     Runs that were evaluated on other lists or on other folds of them, or that kept no evidence, have no entry.
     """
-    first, found = runs[0], {}
+    first, points = runs[0], {}
     evidence = {run: _evidence(run) for run in runs}
     for name, identities in read_lists(first / "judged"):
         bootstrap = bootstrap_of(identities)
         drawn = {run: resampled(evidence[run].get(name, ()), bootstrap) for run in runs}
         for run in runs[1:]:
-            for figure in drawn[run].keys() & drawn[first].keys():
-                if not same_pairs(drawn[run][figure], drawn[first][figure]):
-                    continue
-                paired = compare(drawn[run][figure], drawn[first][figure]).figures()
-                numbers = (paired["difference"], paired["low"], paired["high"])
-                found[run, f"{name}/{figure}"] = tuple(float(n) for n in numbers if isinstance(n, float | int))
-    return {key: (d, low, high) for key, (d, low, high) in found.items()}
+            for figure, paired in differences(drawn[run], drawn[first]).items():
+                points[run, f"{name}/{figure}"] = (100 * paired.difference, 100 * paired.low, 100 * paired.high)
+    return points
 
 
 def left_out(runs: Sequence[Path]) -> list[str]:
@@ -55,7 +51,7 @@ def left_out(runs: Sequence[Path]) -> list[str]:
                 reasons[name, TAIL] = []
             elif not all(fars for _, fars in forms):
                 reasons.setdefault((name, EARLY), []).append(str(run))
-    return [f"{name}: {reason.format(run=' and '.join(those))}" for (name, reason), those in reasons.items()]
+    return [f"{name}: {reason.format(run=' and '.join(paths))}" for (name, reason), paths in reasons.items()]
 
 
 def bootstrap_of(identities: PairIdentities) -> Bootstrap:
@@ -65,24 +61,20 @@ def bootstrap_of(identities: PairIdentities) -> Bootstrap:
 
 def resampled(models: Sequence[Mapping[str, Any]], bootstrap: Bootstrap) -> dict[str, list[Resampled]]:
     """Figure -> each model's values in every draw; evidence of another list is passed over."""
-    found: dict[str, list[Resampled]] = {}
+    by_figure: dict[str, list[Resampled]] = {}
     for evidence in models:
         if evidence["list"] == bootstrap.pairs.sha256:
             for figure, values in resample(dict(evidence), bootstrap).items():
-                found.setdefault(figure, []).append(values)
-    return found
+                by_figure.setdefault(figure, []).append(values)
+    return by_figure
 
 
-def paired(
-    first: Sequence[Sequence[Mapping[str, Any]]], second: Sequence[Sequence[Mapping[str, Any]]], bootstrap: Bootstrap
+def differences(
+    first: Mapping[str, Sequence[Resampled]], second: Mapping[str, Sequence[Resampled]]
 ) -> dict[str, PairedDifference]:
-    """First less second by figure; each side is given by its runs over the seeds, each run by its models.
-
-    Nothing where the sides were evaluated on other folds of the list.
-    """
-    sides = [resampled([e for run in side for e in run], bootstrap) for side in (first, second)]
-    shared = [f for f in sides[0] if f in sides[1] and same_pairs(sides[0][f], sides[1][f])]
-    return {figure: compare(sides[0][figure], sides[1][figure]) for figure in shared}
+    """First less second by figure, of those that both sides have on the same folds of the list."""
+    shared = [figure for figure in first if figure in second and same_pairs(first[figure], second[figure])]
+    return {figure: compare(first[figure], second[figure]) for figure in shared}
 
 
 def _evidence(run: Path) -> dict[str, Any]:

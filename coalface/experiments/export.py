@@ -56,20 +56,20 @@ def export(run: Path, party: str, out: Path) -> Path:
         raise RecipeError("it already exists; give another --out", where=out)
     recipe = provenance.recipe_of(run)
     parts = Parts(recipe)
-    here = parts.data
-    nearest(party, here.data, "--party")
+    data = parts.data
+    nearest(party, data.data, "--party")
     model = own_model(parts, run, party)
-    images = here.data[party]
-    embedding.load(here.backbone, model)
-    templates, numbers = gallery_of(_features(here, images, model), images.labels)
-    strangers = _strangers(recipe, here, party)
+    images = data.data[party]
+    embedding.load(data.backbone, model)
+    templates, numbers = gallery_of(_features(data, images, model), images.labels)
+    strangers = _strangers(recipe, data, party)
     about = {
         **model_folder.built(recipe),
         "party": party,
         "run": recipe.name,
         "method": recipe.method,
         "branch": "branch.weight" in model,
-        "thresholds": _thresholds(_features(here, strangers, model), templates),
+        "thresholds": _thresholds(_features(data, strangers, model), templates),
         "strangers": len(strangers),
         "identities": [images.names[number] for number in numbers],
     }
@@ -88,7 +88,7 @@ def export(run: Path, party: str, out: Path) -> Path:
 
 def own_model(parts: Parts, run: Path, party: str) -> Tensors:
     """The party's own model, by the step of the run's method that makes it, on its last accepted private state."""
-    recipe, method, here = parts.recipe, parts.method, parts.data
+    recipe, method, data = parts.recipe, parts.method, parts.data
     step = method.local_step(PERSONAL_MODEL)
     last = checkpoint.load(run / "checkpoints")
     if step is None:
@@ -104,13 +104,13 @@ def own_model(parts: Parts, run: Path, party: str) -> Tensors:
             where="--party",
         )
     name, _ = method.find(step)
-    setup = Setup(method, lambda: here, parts.numerics(), recipe.seed, run)
+    setup = Setup(method, lambda: data, parts.numerics(), recipe.seed, run)
     stage = method.stages()[-1]
     request = Request(
         recipe.name, party, stage.name, stage.rounds, stage.rounds, 0, 0, name, None, None, accepted, (0, None)
     )
     try:
-        executor = PartyExecutor(setup.context(here), party)
+        executor = PartyExecutor(setup.context(data), party)
         Commit.whole(executor.folder / f"{accepted}.commit").check()
         model = executor.local_result(request)
     except (StepFailed, DamagedCommit, FileNotFoundError) as error:
@@ -120,20 +120,20 @@ def own_model(parts: Parts, run: Path, party: str) -> Tensors:
     return model
 
 
-def _features(here: FederatedData, faces: FaceSet, model: Tensors) -> NDArray[np.float32]:
+def _features(data: FederatedData, faces: FaceSet, model: Tensors) -> NDArray[np.float32]:
     """(n, d) unit features by the model, whose backbone is loaded."""
-    features: Tensor = embedding.embeddings(here, faces)
+    features: Tensor = embedding.embeddings(data, faces)
     if "branch.weight" in model:
         features = F.linear(features, model["branch.weight"].cpu(), model["branch.bias"].cpu())
     return embedding.unit(features)
 
 
-def _strangers(recipe: Recipe, here: FederatedData, party: str) -> FaceSet:
+def _strangers(recipe: Recipe, data: FederatedData, party: str) -> FaceSet:
     """Images of people who are nobody's, which the party holds."""
-    if here.public is None:
+    if data.public is None:
         raise RecipeError(f"{recipe.method} shares no public images to choose thresholds on", where="--party")
-    chosen = generator(recipe.seed, "party", party, "strangers").permutation(len(here.public))[:STRANGERS]
-    return here.public.select(np.sort(chosen))
+    chosen = generator(recipe.seed, "party", party, "strangers").permutation(len(data.public))[:STRANGERS]
+    return data.public.select(np.sort(chosen))
 
 
 def _thresholds(strangers: NDArray[np.float32], templates: NDArray[np.float32]) -> dict[str, Any]:
@@ -174,8 +174,8 @@ def identify(place: Path, images: Path, fpir: float = 0.01) -> list[Match]:
         raise DataError("not an exported model; make one with `coalface export RUN --party NAME`", where=place)
     backbone, about = read_model(place)
     if (threshold := about["thresholds"].get(f"{fpir:g}")) is None:
-        known = ", ".join(about["thresholds"]) or "none"
-        raise DataError(f"no threshold for FPIR {fpir:g}; the model has {known}", where=place)
+        fpirs = ", ".join(about["thresholds"]) or "none"
+        raise DataError(f"no threshold for FPIR {fpir:g}; the model has {fpirs}", where=place)
     faces = read_faces(images, about)
     templates = read_tensors(place, "gallery.safetensors", about)["templates"].numpy()
     scores = embed(backbone.module, faces) @ templates.T

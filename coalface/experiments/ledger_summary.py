@@ -17,27 +17,19 @@ from coalface.experiments.report import runs
 from coalface.privacy import ledger
 
 
-class Rounds:
-    """A set of rounds, kept as spans: most come one after the other."""
+def spans(rounds: Iterable[int]) -> list[list[int]]:
+    """First and last of each run of consecutive rounds.
 
-    def __init__(self) -> None:
-        self._spans: list[list[int]] = []
-
-    def add(self, number: int) -> None:
-        if self._spans and self._spans[-1][0] <= number <= self._spans[-1][1] + 1:
-            self._spans[-1][1] = max(self._spans[-1][1], number)
+    >>> spans({3, 1, 2, 7})
+    [[1, 3], [7, 7]]
+    """
+    merged: list[list[int]] = []
+    for number in sorted(rounds):
+        if merged and number == merged[-1][1] + 1:
+            merged[-1][1] = number
         else:
-            self._spans.append([number, number])
-
-    def spans(self) -> list[tuple[int, int]]:
-        """First and last of each run of consecutive rounds, in order."""
-        found: list[tuple[int, int]] = []
-        for first, last in sorted(self._spans):
-            if found and first <= found[-1][1] + 1:
-                found[-1] = found[-1][0], max(last, found[-1][1])
-            else:
-                found.append((first, last))
-        return found
+            merged.append([number, number])
+    return merged
 
 
 @dataclass
@@ -57,7 +49,7 @@ class Row:
     bytes: int = 0
     shapes: set[tuple[int, ...]] = field(default_factory=set)
     dtypes: set[str] = field(default_factory=set)
-    rounds: dict[str, Rounds] = field(default_factory=dict)
+    rounds: dict[str, set[int]] = field(default_factory=dict)
     """By stage."""
 
     @property
@@ -77,7 +69,7 @@ class Row:
             "dtypes": sorted(self.dtypes),
             "times": self.times,
             "bytes": self.bytes,
-            "rounds": {stage: [list(span) for span in each.spans()] for stage, each in self.rounds.items()},
+            "rounds": {stage: spans(rounds) for stage, rounds in self.rounds.items()},
             "to": self.to,
             "protection": self.protection,
             "parties": len(self.parties),
@@ -85,7 +77,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Kept:
+class LedgerReading:
     """One ledger: how long it is, and where its chain stands."""
 
     party: str
@@ -103,22 +95,22 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Outgoing:
+class LedgerSummary:
     """What several ledgers say."""
 
-    ledgers: tuple[Kept, ...]
+    ledgers: tuple[LedgerReading, ...]
     rows: tuple[Row, ...]
 
     @property
     def bytes(self) -> int:
-        return sum(kept.bytes for kept in self.ledgers)
+        return sum(entry.bytes for entry in self.ledgers)
 
     def as_dict(self) -> dict[str, Any]:
-        kept = [asdict(entry) for entry in self.ledgers]
-        return {"ledgers": kept, "bytes": self.bytes, "left": [row.as_dict() for row in self.rows]}
+        ledgers = [asdict(entry) for entry in self.ledgers]
+        return {"ledgers": ledgers, "bytes": self.bytes, "left": [row.as_dict() for row in self.rows]}
 
 
-def files(path: Path) -> list[Path]:
+def ledger_files(path: Path) -> list[Path]:
     """The ledgers of a file, a run's folder or a party's home. Raises RecipeError where there is none."""
     if path.is_file():
         return [path]
@@ -133,51 +125,51 @@ def files(path: Path) -> list[Path]:
     return ledgers
 
 
-def read(paths: Iterable[Path], *, each: bool = False, head: str | None = None) -> Outgoing:
-    """Follow the chains of ledgers, line by line, and sum up what they list; with `each`, tensor by tensor.
+def read_ledgers(paths: Iterable[Path], *, by_tensor: bool = False, head: str | None = None) -> LedgerSummary:
+    """Follow the chains of ledgers, line by line, and sum up what they list; with `by_tensor`, tensor by tensor.
 
-    `head` is a hash that was written down: `Kept.found` then says at which line a ledger has it.
+    `head` is a hash that was written down: `LedgerReading.found` then says at which line a ledger has it.
     """
     rows: dict[tuple[str, ...], Row] = {}
-    return Outgoing(tuple(_read(path, rows, each, head) for path in paths), tuple(rows.values()))
+    return LedgerSummary(tuple(_read(path, rows, by_tensor, head) for path in paths), tuple(rows.values()))
 
 
-def _read(path: Path, rows: dict[tuple[str, ...], Row], each: bool, head: str | None) -> Kept:
+def _read(path: Path, rows: dict[tuple[str, ...], Row], by_tensor: bool, head: str | None) -> LedgerReading:
     at, total, fault, cut_off = ledger.Head(), 0, "", False
     line_of_head = 0 if head == ledger.START else None
     try:
         for at, line in ledger.lines(path):
-            total += _add(rows, path.stem, line, each)
+            total += _add(rows, path.stem, line, by_tensor)
             if at.chain == head:
                 line_of_head = at.lines
         cut_off = ledger.is_cut_off(path, at)
     except ValueError as error:
         fault = str(error)
-    return Kept(path.stem, str(path), at.lines, total, at.chain, cut_off, fault, line_of_head)
+    return LedgerReading(path.stem, str(path), at.lines, total, at.chain, cut_off, fault, line_of_head)
 
 
-def _add(rows: dict[tuple[str, ...], Row], party: str, line: Mapping[str, Any], each: bool) -> int:
+def _add(rows: dict[tuple[str, ...], Row], party: str, line: Mapping[str, Any], by_tensor: bool) -> int:
     """Count a line in its row; returns its bytes. Raises ValueError where it lacks what a line must say."""
     try:
         name, (above, _, below) = str(line["name"]), str(line["name"]).partition("/")
-        shown_name = f"{above}/*" if below and not each else name
-        run, step, kind, to, protection = (str(line[what]) for what in ("run", "step", "kind", "to", "protection"))
-        key = (run, step, shown_name, kind, to, protection)
+        row_name = f"{above}/*" if below and not by_tensor else name
+        run, step, kind, to, protection = (str(line[column]) for column in ("run", "step", "kind", "to", "protection"))
+        key = (run, step, row_name, kind, to, protection)
         if (row := rows.get(key)) is None:
-            row = rows[key] = Row(run, step, shown_name, kind, to, protection)
+            row = rows[key] = Row(run, step, row_name, kind, to, protection)
         row.parties.add(party)
         row.sent[name] = row.sent.get(name, 0) + int(line.get("parties", 1))  # a batch's line is of many
         row.bytes += int(line["bytes"])
         row.shapes.add(tuple(line["shape"]))
         row.dtypes.add(str(line["dtype"]))
-        row.rounds.setdefault(str(line["stage"]), Rounds()).add(int(line["round"]))
+        row.rounds.setdefault(str(line["stage"]), set()).add(int(line["round"]))
         return int(line["bytes"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"line {line.get('line', 0) + 1} does not say what a line of a ledger says: {error}") from None
 
 
 @dataclass(frozen=True)
-class Compared:
+class ReceiptComparison:
     """A server's receipts beside the ledgers of the parties."""
 
     replies: int
@@ -189,7 +181,7 @@ class Compared:
     faults: tuple[str, ...]
 
 
-def compare(run: Path, homes: Sequence[Path] = ()) -> Compared:
+def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison:
     """Hold each accepted reply against its party's ledger, and the receipts against what else speaks of them.
 
     That is what the parties were told, the last checkpoint, and the rounds that count. Ledgers are those of the run's
@@ -232,32 +224,34 @@ def compare(run: Path, homes: Sequence[Path] = ()) -> Compared:
     for party, lines in accepted.items():
         if party in at_hand:
             replies += len(lines)
-            if fault := _differs(at_hand[party][1], lines):
+            if fault := _difference(at_hand[party][1], lines):
                 faults.append(fault)
-    gone = [party for party in _gone(run, accepted) if party not in at_hand]
-    faults += map(_said_gone, [run] * len(gone), gone)
-    there = tuple(party for party in accepted if party in at_hand)
-    absent = tuple(party for party in accepted if party not in at_hand and party not in gone)
-    return Compared(replies, there, absent, tuple(faults))
+    removed = [party for party in _removed(run, accepted) if party not in at_hand]
+    faults += [_removal_fault(run, party) for party in removed]
+    compared = tuple(party for party in accepted if party in at_hand)
+    absent = tuple(party for party in accepted if party not in at_hand and party not in removed)
+    return ReceiptComparison(replies, compared, absent, tuple(faults))
 
 
-def missing(path: Path) -> list[str]:
+def missing_ledgers(path: Path) -> list[str]:
     """Which ledgers are gone from a run's folder, each as a fault: of parties that are played beside the server."""
-    kept = path / receipts.FILE
+    receipts_file = path / receipts.FILE
+    if not receipts_file.exists():
+        return []
     try:
-        accepted = dict.fromkeys(str(line["party"]) for _, line in ledger.lines(kept)) if kept.exists() else {}
+        accepted = dict.fromkeys(str(line["party"]) for _, line in ledger.lines(receipts_file))
     except (ValueError, KeyError) as error:
         return [str(error)]
-    return [_said_gone(path, party) for party in _gone(path, accepted)]
+    return [_removal_fault(path, party) for party in _removed(path, accepted)]
 
 
-def _gone(run: Path, accepted: Iterable[str]) -> list[str]:
+def _removed(run: Path, accepted: Iterable[str]) -> list[str]:
     is_local = status.is_here(run)
     away = [party for party in accepted if not (run / "ledger" / f"{party}.jsonl").exists()]
     return [party for party in away if is_local or (run / "parties" / party).exists()]
 
 
-def _said_gone(run: Path, party: str) -> str:
+def _removal_fault(run: Path, party: str) -> str:
     return (
         f"{run / 'ledger' / party}.jsonl does not exist, but the server has accepted replies of {party}, which was "
         "played here: the file was removed. Restore it, or name the home that it was moved to with verify --party-home"
@@ -271,8 +265,8 @@ def _last_head(run: Path, faults: list[str]) -> ledger.Head | None:
     except checkpoint.CheckpointError as error:
         faults.append(f"{error}")
         return None
-    kept = None if last is None else last.record.get("receipts")
-    return None if kept is None else ledger.Head(**kept)
+    head = None if last is None else last.record.get("receipts")
+    return None if head is None else ledger.Head(**head)
 
 
 def _metrics(run: Path, faults: list[str]) -> Sequence[Mapping[str, Any]]:
@@ -295,13 +289,14 @@ def _uncounted(run: Path, metrics: Iterable[Mapping[str, Any]], accepted: Iterab
     listed: dict[tuple[Any, Any], set[str]] = {}
     for line in accepted:
         listed.setdefault((line.get("stage"), line.get("round")), set()).add(line["party"])
-    begun = False
+    has_receipts = False
     for record in metrics:
         when = record.get("stage"), record.get("round")
-        who = listed.get(when, set())
-        begun |= bool(who)
-        count, arrived = len(who - set(runs.mapping(record.get("failed")))), runs.number(record.get("arrived")) or 0
-        if begun and not record.get("abandoned") and count < arrived:
+        receipted = listed.get(when, set())
+        has_receipts |= bool(receipted)
+        count = len(receipted - set(runs.mapping(record.get("failed"))))
+        arrived = runs.number(record.get("arrived")) or 0
+        if has_receipts and not record.get("abandoned") and count < arrived:
             yield (
                 f"{run / receipts.FILE}: {when[0]} round {when[1]} has receipts of "
                 f"{several(count, 'party', 'parties')}, and metrics.jsonl counts {arrived:g}: lines were removed "
@@ -309,7 +304,7 @@ def _uncounted(run: Path, metrics: Iterable[Mapping[str, Any]], accepted: Iterab
             )
 
 
-def _differs(path: Path, accepted: Iterable[Mapping[str, Any]]) -> str:
+def _difference(path: Path, accepted: Iterable[Mapping[str, Any]]) -> str:
     """How a ledger differs from what the server has accepted, at the first place; empty where it does not."""
     chain, sums = [ledger.START], list[str]()
     try:
@@ -320,16 +315,16 @@ def _differs(path: Path, accepted: Iterable[Mapping[str, Any]]) -> str:
         return str(error)
     for receipt in accepted:
         place = f"step {receipt['step']}, {receipt['stage']} round {receipt['round']}"
-        what = f"the reply of {place}, which the server has accepted,"
+        reply = f"the reply of {place}, which the server has accepted,"
         end = receipt["lines"]
         if end is None or end < receipt["pieces"]:
-            return f"{path}: {what} came without a head of this ledger, so nobody can tell where it stands"
+            return f"{path}: {reply} came without a head of this ledger, so nobody can tell where it stands"
         if end >= len(chain):
-            return f"{path} ends after line {len(sums):,}, and {what} ended with line {end:,}: lines were removed"
+            return f"{path} ends after line {len(sums):,}, and {reply} ended with line {end:,}: lines were removed"
         if chain[end] != receipt["head"]:
-            return f"{path}, line {end:,}: it is not the line that {what} ended with: lines were changed"
+            return f"{path}, line {end:,}: it is not the line that {reply} ended with: lines were changed"
         if receipts.combined(sums[end - receipt["pieces"] : end]) != receipt["sha256"]:
-            return f"{path}, line {end:,}: {what} has another SHA-256 than the ledger says"
+            return f"{path}, line {end:,}: {reply} has another SHA-256 than the ledger says"
     return ""
 
 
@@ -345,6 +340,6 @@ def shown_rounds(rounds: Mapping[str, Sequence[Sequence[int]]]) -> str:
     stages = []
     for stage, spans in rounds.items():
         words = [f"{first}" if first == last else f"{first}–{last}" for first, last in spans]
-        more = f", … {words[-1]}" if len(words) > 6 else ""
-        stages.append(f"{stage} {', '.join(words[:5] if more else words)}{more}")
+        tail = f", … {words[-1]}" if len(words) > 6 else ""
+        stages.append(f"{stage} {', '.join(words[:5] if tail else words)}{tail}")
     return "; ".join(stages)

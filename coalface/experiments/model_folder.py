@@ -76,27 +76,27 @@ def write_about(folder: Path, about: Mapping[str, Any], beside: Sequence[str] = 
 
 def _card(recipe: Recipe, server: Server, models: Models, figures: verification.Figures, readable: str) -> str:
     method, count = server.method, len(server.at.party_stats)
-    what = "their own"
+    images = "their own"
     if isinstance(recipe.data, OfFaces):
         source = recipe.data.faces
-        what = " ".join([source.kind, *([source.path] if isinstance(source, OnDisk) else []), *recipe.data.parts])
+        images = " ".join([source.kind, *([source.path] if isinstance(source, OnDisk) else []), *recipe.data.parts])
     elif recipe.own is not None:
-        what = " ".join(["own", *recipe.own.parties])
+        images = " ".join(["own", *recipe.own.parties])
     lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
     lines += [f"- method: {recipe.method}, {recipe.rounds} rounds, seed {recipe.seed}"]
     lines += [f"- backbone: {recipe.model.name}, {recipe.data.size}×{recipe.data.size}, grey: {recipe.data.grey}"]
     assigned: str = recipe.partition.kind if recipe.partition is not None else "each its own images"
     if (two := recipe.domains) is not None:
-        known = "with" if method.pools == "images and labels" else "without"
-        assigned = f"source {two.source_domain}, target {two.target_domain} {known} its identities"
+        labels = "with" if method.pools == "images and labels" else "without"
+        assigned = f"source {two.source_domain}, target {two.target_domain} {labels} its identities"
     parties = "pooled at one party" if method.pools else f"{count:,} {'party' if count == 1 else 'parties'}"
     parties = parties if method.pools and two is None else f"{assigned}, {parties}"
-    lines += [f"- data: {what}; {parties}"]
+    lines += [f"- data: {images}; {parties}"]
     lines += ["- pixels: (x − 127.5) / 127.5; compare embeddings by cosine", ""]
     if models.shared is None:
         lines += ["One model per party, in `parties/`; the figures are the mean over the parties evaluated.", ""]
     lines += ["| evaluated on | figure | % |", "|---|---|---|"]
-    lines += [f"| {on} | {name} | {value:.2f} |" for on, each in figures.items() for name, value in each.items()]
+    lines += [f"| {on} | {name} | {value:.2f} |" for on, by_name in figures.items() for name, value in by_name.items()]
     if readable:
         lines += ["", f"In training, {readable}."]
     elif models.shared is not None and not method.pools:

@@ -81,8 +81,8 @@ class Plan:
 
     def bytes(self, direction: str, stage: PlannedStage) -> int:
         """Bytes of a direction, to or from all parties, in one round of a stage."""
-        here = [s for s in self.sent if s.direction == direction and s.step in stage.parties]
-        return sum((s.bytes or 0) * stage.parties[s.step] for s in here)
+        fields = [s for s in self.sent if s.direction == direction and s.step in stage.parties]
+        return sum((s.bytes or 0) * stage.parties[s.step] for s in fields)
 
     def in_all(self, direction: str) -> int:
         """Bytes of a direction in all rounds of all stages."""
@@ -115,8 +115,8 @@ def plan(
     sent = tuple(fed.sent.values())
     models = method.models(fed, state)
     check_models(method, models, fed.parties)
-    known = models.class_embeddings is not None
-    return Plan(sent, what_stays(method), tuple(stages), models.shared is not None, known)
+    knows_class_embeddings = models.class_embeddings is not None
+    return Plan(sent, what_stays(method), tuple(stages), models.shared is not None, knows_class_embeddings)
 
 
 def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:
@@ -142,17 +142,17 @@ def what_can_be_read(method: Method, planned: Plan, parties: Iterable[tuple[int,
     """
     if method.pools or not any(s.direction == "up" and s.tensors for s in planned.sent):
         return ""
-    given, work, statements = list(parties), getattr(method, "local", None), []
-    alone = sum(identities == 1 for _, identities in given) if given else int(method.scenario == "devices")
+    trainers, work, statements = list(parties), getattr(method, "local", None), []
+    alone = sum(identities == 1 for _, identities in trainers) if trainers else int(method.scenario == "devices")
     if alone:
-        who = "each update is" if alone == len(given) or not given else f"the updates of {alone} parties are"
+        updates = "each update is" if alone == len(trainers) or not trainers else f"the updates of {alone} parties are"
         statements.append(
-            f"{who} made of one person's images (one identity a party) and tells that person's mean feature"
+            f"{updates} made of one person's images (one identity a party) and tells that person's mean feature"
         )
     if isinstance(work, LocalTraining):
         steps = work.steps_per_round
         drawn = None if steps is None else steps * work.batch_size
-        used = [min(images, drawn or images) for images, _ in given if images] or ([drawn] if drawn else [])
+        used = [min(images, drawn or images) for images, _ in trainers if images] or ([drawn] if drawn else [])
         if used and min(used) <= FEW:
             how = "a party's all" if steps is None else f"local.steps_per_round={steps}"
             statements.append(
@@ -197,7 +197,7 @@ class _Paper(Federation):
         self._posted: dict[Ticket, Callable[[Sequence[Mean]], Answer]] = {}
 
     def parties(self, role: str) -> tuple[str, ...]:
-        return tuple(sorted(name for own, names in self._parties.items() if plays(own, role) for name in names))
+        return tuple(sorted(name for kind, names in self._parties.items() if plays(kind, role) for name in names))
 
     def images(self, party: str) -> int:
         return IMAGES
@@ -224,15 +224,15 @@ class _Paper(Federation):
         name, declaration, names = check_call(
             self.method, step, self.parties, to=to, common=common, each=each, aggregate=aggregate
         )
-        one = each[names[0]] if each is not None else None
+        own_message = each[names[0]] if each is not None else None
         self.asked[name] = len(names)
         kinds = {kind for kind, members in self._parties.items() if not set(members).isdisjoint(names)}
         role = kinds.pop() if len(kinds) == 1 else declaration.role
-        for message, how in ((common, "all alike"), (one, "each its own")):
+        for message, how in ((common, "all alike"), (own_message, "each its own")):
             if message is not None:
                 self._note(name, role, "down", message, codec.encode(message), how, ())
         reply_class: Any = declaration.reply
-        reply = self._blank(reply_class, sent := [m for m in (one, common) if m is not None])
+        reply = self._blank(reply_class, sent := [m for m in (own_message, common) if m is not None])
         aggregated = {mean.field for mean in aggregate}
         encoded = compression.encode(reply, sent, self.updates)
         self._note(name, role, "up", reply, encoded, "the server", aggregated)
@@ -280,16 +280,16 @@ class _Paper(Federation):
         up, narrow_type = direction == "up", codec.NAMES[compression.TYPES[self.updates]] if self.updates else None
         for name in hints:
             value = getattr(message, name)
-            own = [e for key, e in entries.items() if key == name or key.startswith(f"{name}/")]
-            scales = [scale for e in own if (scale := entries.get(f"{compression.SCALES}{e.name}")) is not None]
-            known = not up or not isinstance(value, Tensor | dict) or counterpart(type(message), name) is not None
+            tensors = [e for key, e in entries.items() if key == name or key.startswith(f"{name}/")]
+            scales = [scale for e in tensors if (scale := entries.get(f"{compression.SCALES}{e.name}")) is not None]
+            is_known = not up or not isinstance(value, Tensor | dict) or counterpart(type(message), name) is not None
             kind = "tensors" if isinstance(value, dict) else type(value).__name__.replace("Tensor", "tensor")
-            kind += f" as {self.updates}" if up and any(e.dtype == narrow_type for e in own) else ""
+            kind += f" as {self.updates}" if up and any(e.dtype == narrow_type for e in tensors) else ""
             kind += ", aggregated" if name in aggregated else ""
-            size = sum(e.bytes for e in (*own, *scales)) if known else None
-            numbers = sum(math.prod(e.shape) for e in own) if known else 0
+            size = sum(e.bytes for e in (*tensors, *scales)) if is_known else None
+            numbers = sum(math.prod(e.shape) for e in tensors) if is_known else 0
             self.sent[step, direction, name] = Sent(
-                step, role, direction, name, kind, len(own), size, to, values=numbers
+                step, role, direction, name, kind, len(tensors), size, to, values=numbers
             )
         about = any(kind is not bool and kind in TYPICAL for kind in hints.values())
         header = entries["header"].bytes

@@ -120,8 +120,8 @@ def check_leaves_shared(pretraining: Recipe) -> None:
 
 def describe(recipe: Recipe) -> str:
     """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does."""
-    with telling_passed_over(lambda said: None) as passed:
-        parties, messages, together = _checked(recipe)
+    with telling_passed_over(lambda line: None) as passed_over:
+        parties, messages, batch = _checked(recipe)
     engine = recipe.engine
     rounds = several(messages.rounds, "round")
     if len(messages.stages) > 1:
@@ -141,7 +141,7 @@ def describe(recipe: Recipe) -> str:
         *_traffic(messages),
         f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",
-        *([f"parties are computed together, {together} images at a time (engine.client_batch)"] if together else []),
+        *([f"parties are computed together, {batch} images at a time (engine.client_batch)"] if batch else []),
         "",
         *_takes(recipe, parties, messages, asked),
         "",
@@ -149,7 +149,7 @@ def describe(recipe: Recipe) -> str:
         f"{several(len(recipe.evaluation.pairs), 'list')} to evaluate on, the device {engine.device}",
         "not checked: whether every image can be decoded, which shows when they are packed",
     ]
-    lines += passed
+    lines += passed_over
     if recipe.pretrain is None and (wrong := recipe.build_method().untrained()):
         lines.append(wrong)
     if not recipe.evaluation.pairs:
@@ -168,56 +168,58 @@ def _images(parties: Mapping[str, FaceSet]) -> str:
 
 def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked: int) -> list[str]:
     """Memory and disk."""
-    engine, found = recipe.engine, footprint(recipe, parties)
+    engine, need = recipe.engine, footprint(recipe, parties)
     trains = [s for s in planned.sent if s.role != VALIDATOR]
     message = sum(s.bytes or 0 for s in trains if s.direction == "up")
     aggregated = sum(s.values for s in trains if s.direction == "up" and s.kind.endswith("aggregated"))
     sums, candidates = _candidates(recipe, planned, asked)
     in_flight = min(asked, 1 if engine.workers == 1 else engine.max_in_flight or 4 * engine.workers)
-    each = f"{size(found.training)} for weights, gradients and momentum, about {size(found.activations)} for the "
-    each += f"activations of a batch of {found.batch}"
+    training = f"{size(need.training)} for weights, gradients and momentum, about {size(need.activations)} for the "
+    training += f"activations of a batch of {need.batch}"
     versions = min(planned.rounds, engine.keep_checkpoints * engine.checkpoint_every + 1)
     saved = message if engine.save_replies else 0
-    kept = f"{size(found.private)} of private state" + (f" and {size(saved)} of saved replies" if saved else "")
-    unknown = f"; {', '.join(found.uncounted)} on top, whose size only the method knows" if found.uncounted else ""
+    stored = f"{size(need.private)} of private state" + (f" and {size(saved)} of saved replies" if saved else "")
+    unknown = f"; {', '.join(need.uncounted)} on top, whose size only the method knows" if need.uncounted else ""
     return [
         f"memory of {'the process' if engine.workers == 1 else f'each of the {engine.workers} processes'}"
-        f"{'' if engine.device == 'cpu' else f' (on {engine.device})'}: {each}",
+        f"{'' if engine.device == 'cpu' else f' (on {engine.device})'}: {training}",
         f"memory for messages: {several(in_flight, 'reply', 'replies')} in flight ({size(in_flight * message)}) "
         f"and the sums of the means ({size(16 * sums * aggregated)})",
         *candidates,
-        *(["  left out: class embeddings, as many as a party has identities"] if not found.classes else []),
+        *(["  left out: class embeddings, as many as a party has identities"] if not need.classes else []),
         "  left out: Python and torch themselves, evaluation, what a layer needs for the moment; pixels are mapped",
-        f"on disk, for each party and version: {kept}{unknown}, and some kB",
+        f"on disk, for each party and version: {stored}{unknown}, and some kB",
         f"  up to {several(versions, 'version')} a party (back to the oldest checkpoint that is kept), so up to "
-        f"{size(len(parties) * versions * (found.private + saved))} in all",
+        f"{size(len(parties) * versions * (need.private + saved))} in all",
     ]
 
 
 def _candidates(recipe: Recipe, planned: Plan, asked: int) -> tuple[int, list[str]]:
     """Means that are asked for of each field, and what Federated Validation keeps in memory besides."""
-    found = [part for part in vars(recipe.build_method()).values() if isinstance(part, FederatedValidation)]
-    if not found:
+    validations = [part for part in vars(recipe.build_method()).values() if isinstance(part, FederatedValidation)]
+    if not validations:
         return 1, []
-    count, folds = found[0].candidates, found[0].fv == "folded"
+    count, folds = validations[0].candidates, validations[0].fv == "folded"
     stacked = sum(s.bytes or 0 for s in planned.sent if s.role == VALIDATOR and s.direction == "down")
-    kept = "" if folds else f"{several(asked, 'model')} kept till they are averaged ({size(asked * stacked / count)}), "
-    line = f"memory for validation: {kept}{count} candidates ({size(stacked)}, and as much again as a message)"
+    waiting = (
+        "" if folds else f"{several(asked, 'model')} kept till they are averaged ({size(asked * stacked / count)}), "
+    )
+    line = f"memory for validation: {waiting}{count} candidates ({size(stacked)}, and as much again as a message)"
     return count if folds else 1, [line]
 
 
 def _traffic(planned: Plan) -> list[str]:
     """Bytes a round, stage by stage where there are several, and in all."""
 
-    def both(down: int, up: int) -> str:
+    def both_ways(down: int, up: int) -> str:
         ways = {"down": down, "up": up}
         return ", ".join(f"{way} {'about ' if planned.about(way) else ''}{size(n)}" for way, n in ways.items())
 
     lines = []
     for stage in planned.stages:
         of = f" of {stage.name}" if len(planned.stages) > 1 else ""
-        lines.append(f"bytes a round{of}: {both(planned.bytes('down', stage), planned.bytes('up', stage))}")
-    lines[-1] += f"; in all: {both(planned.in_all('down'), planned.in_all('up'))}"
+        lines.append(f"bytes a round{of}: {both_ways(planned.bytes('down', stage), planned.bytes('up', stage))}")
+    lines[-1] += f"; in all: {both_ways(planned.in_all('down'), planned.in_all('up'))}"
     return lines
 
 
@@ -254,10 +256,10 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
     if any(s.about for s in planned.sent):
         lines.append("about: the digits of plain numbers are not known before; a header may be some 8 bytes off")
     for stage in planned.stages:
-        here = [s for s in planned.sent if s.step in stage.parties]
+        sent = [s for s in planned.sent if s.step in stage.parties]
         of = f" of {stage.name}" if len(planned.stages) > 1 else ""
-        for role in dict.fromkeys(s.role for s in here):
-            total = sum(s.bytes or 0 for s in here if s.role == role)
+        for role in dict.fromkeys(s.role for s in sent):
+            total = sum(s.bytes or 0 for s in sent if s.role == role)
             lines.append(f"one {role if len(roles) > 1 else 'party'}, one round{of}, both ways: {size(total)}")
     return "\n".join(lines)
 
@@ -292,16 +294,16 @@ def footprint(recipe: Recipe, parties: Mapping[str, FaceSet]) -> Footprint:
     trained = 4 * sum(p.numel() for p in module.parameters() if p.requires_grad)
     head, extra = 4 * loss.rows(classes) * backbone.embedding_size, _bytes(loss.extra(classes))
     velocity = trained + head + extra if getattr(method, "momentum", "keep") == "keep" and work.momentum else 0
-    known = {"head": head, "extra": extra, "kept": _bytes(backbone.kept()), "backbone": _bytes(backbone.shared())}
-    known |= {"velocity": velocity, "epoch": 8, "offset": 8}
+    sizes = {"head": head, "extra": extra, "kept": _bytes(backbone.kept()), "backbone": _bytes(backbone.shared())}
+    sizes |= {"velocity": velocity, "epoch": 8, "offset": 8}
     fields = {path: path.rpartition(".")[2] for path in planning.what_stays(method)}
     return Footprint(
         training=(4 if work.momentum else 3) * (trained + head + extra),
         activations=activations(module, torch.empty(batch, channels, size, size, device="meta")),
         batch=batch,
-        private=sum(known.get(name, 0) for name in fields.values()),
+        private=sum(sizes.get(name, 0) for name in fields.values()),
         classes=classes,
-        uncounted=tuple(path for path, name in fields.items() if name not in known),
+        uncounted=tuple(path for path, name in fields.items() if name not in sizes),
     )
 
 
@@ -310,13 +312,13 @@ def activations(module: nn.Module, images: Tensor) -> int:
 
     On the meta device nothing is computed. What a layer needs for the moment only is not in it.
     """
-    own = {p.untyped_storage()._cdata for p in [*module.parameters(), *module.buffers()]}
-    kept: dict[int, tuple[Any, int]] = {}  # the storages are held, so that no second one takes the place of a first
+    parameters = {p.untyped_storage()._cdata for p in [*module.parameters(), *module.buffers()]}
+    stored: dict[int, tuple[Any, int]] = {}  # the storages are held, so that no second one takes the place of a first
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            kept[storage._cdata] = storage, storage.nbytes()
+        if storage._cdata not in parameters:
+            stored[storage._cdata] = storage, storage.nbytes()
         return tensor
 
     modes = {part: part.training for part in module.modules()}
@@ -327,7 +329,7 @@ def activations(module: nn.Module, images: Tensor) -> int:
     finally:
         for part, training in modes.items():
             part.training = training
-    return sum(count for _, count in kept.values())
+    return sum(count for _, count in stored.values())
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -50,9 +50,9 @@ class Begun:
 
 def keep(out: Path, recipe: Mapping[str, Any], code: Mapping[str, str]) -> None:
     """Keep a resolved recipe, and the code of its method, as what the run was begun with."""
-    begun = {"recipe": recipe, "code": code}
+    content = {"recipe": recipe, "code": code}
     (out / BEGUN).parent.mkdir(parents=True, exist_ok=True)
-    write_json(out / BEGUN, {**begun, "sha256": _digest(begun)})
+    write_json(out / BEGUN, {**content, "sha256": _digest(content)})
 
 
 def write_config(out: Path, resolved: Mapping[str, Any]) -> None:
@@ -62,12 +62,12 @@ def write_config(out: Path, resolved: Mapping[str, Any]) -> None:
 
 def adjust(out: Path, recipe: Recipe, adjusted: Sequence[str]) -> None:
     """Record in the run folder the keys that a resume changes."""
-    tree, now, begun = loader.load(out / "config.yaml").resolved(), recipe.resolved(), begun_with(out)
+    tree, resolved, begun = loader.load(out / "config.yaml").resolved(), recipe.resolved(), begun_with(out)
     before = begun.recipe.resolved()
     event: dict[str, Any] = {"event": "adjusted"}
     for section, key in (path.split(".") for path in adjusted):
-        event[f"{section}.{key}"] = {"from": before[section][key], "to": now[section][key]}
-        tree[section][key] = now[section][key]
+        event[f"{section}.{key}"] = {"from": before[section][key], "to": resolved[section][key]}
+        tree[section][key] = resolved[section][key]
     note(out, event)
     write_config(out, tree)
     keep(out, tree, begun.code)
@@ -77,10 +77,10 @@ def begun_with(out: Path) -> Begun:
     """What a run was begun with. Raises RecipeError where there is no run, or what it was begun with cannot be read."""
     path = out / BEGUN
     try:
-        kept = json.loads(path.read_bytes())
-        if kept.pop("sha256") != _digest(kept):
+        content = json.loads(path.read_bytes())
+        if content.pop("sha256") != _digest(content):
             raise ValueError("it is not as it was written")
-        return Begun(loader.parse(kept["recipe"]), dict(kept["code"]))
+        return Begun(loader.parse(content["recipe"]), dict(content["code"]))
     except FileNotFoundError:
         if not (out / "config.yaml").exists():
             raise RecipeError("not a run folder; it has no config.yaml", where=out) from None
@@ -110,21 +110,21 @@ def recipe_of(out: Path, begun: Begun | None = None) -> Recipe:
     except RecipeError as error:
         raise RecipeError(f"cannot be read: {error}. {mend}", where=path) from None
     differ = unlike(begun.recipe, recipe)
-    if changed := {key: was for key, was in differ.items() if key not in schema.ADJUSTABLE}:
-        raise RecipeError(f"not the recipe that the run was begun with: {said(changed)}. {mend}", where=path)
+    if changed := {key: values for key, values in differ.items() if key not in schema.ADJUSTABLE}:
+        raise RecipeError(f"not the recipe that the run was begun with: {changes_text(changed)}. {mend}", where=path)
     return recipe
 
 
-def unlike(begun: Recipe, now: Recipe) -> dict[str, tuple[str | None, str | None]]:
+def unlike(begun: Recipe, current: Recipe) -> dict[str, tuple[str | None, str | None]]:
     """Key -> (value in `begun`, value `now`), of what the result depends on; None where a side has no such key."""
-    was, is_now = runs.flatten(begun.essence()), runs.flatten(now.essence())
-    keys = sorted(was.keys() | is_now.keys())
-    return {key: (was.get(key), is_now.get(key)) for key in keys if was.get(key) != is_now.get(key)}
+    before, after = runs.flatten(begun.essence()), runs.flatten(current.essence())
+    keys = sorted(before.keys() | after.keys())
+    return {key: (before.get(key), after.get(key)) for key in keys if before.get(key) != after.get(key)}
 
 
-def said(changed: dict[str, tuple[str | None, str | None]]) -> str:
+def changes_text(changed: dict[str, tuple[str | None, str | None]]) -> str:
     """What `unlike` has found, as a person reads it."""
-    first = [f"{key} was {was} and is now {now}" for key, (was, now) in list(changed.items())[:5]]
+    first = [f"{key} was {before} and is now {after}" for key, (before, after) in list(changed.items())[:5]]
     return "; ".join([*first, *([f"and {len(changed) - 5} more"] if len(changed) > 5 else [])])
 
 
@@ -148,19 +148,19 @@ def code_of(method: Method) -> dict[str, str]:
     package, file = home.partition(".")[0], _source(home)
     beside = file.parent if file is not None and file.parent.name not in INSTALLED else None
     digests: dict[str, str] = {}
-    left, seen = [cls.__module__ for part in parts for cls in type(part).__mro__], set[str]()
-    while left:
-        name = left.pop()
-        if name in seen or (package == "coalface" and not name.startswith(SHARED)):
+    pending, visited = [cls.__module__ for part in parts for cls in type(part).__mro__], set[str]()
+    while pending:
+        name = pending.pop()
+        if name in visited or (package == "coalface" and not name.startswith(SHARED)):
             continue
-        seen.add(name)
+        visited.add(name)
         if (path := _source(name)) is None:
             continue
         near = beside is not None and beside.joinpath(*name.split(".")) in (path.with_suffix(""), path.parent)
         if name.startswith(SHARED) or name.partition(".")[0] == package or near:
             source = path.read_bytes()
             digests[name] = hashlib.sha256(source).hexdigest()
-            left += _imported(source, name if path.name == "__init__.py" else name.rpartition(".")[0])
+            pending += _imported(source, name if path.name == "__init__.py" else name.rpartition(".")[0])
     return digests
 
 
@@ -192,21 +192,21 @@ def check_code(out: Path, begun: Begun, recipe: Recipe) -> None:
 
 def accept_code(out: Path) -> None:
     """Go on with the code of the run's method as it is now; what has changed is noted in its events."""
-    begun = begun_with(out)
-    now = code_behind(recipe_of(out, begun))
-    if changed := changed_code(begun.code, now):
-        about = {name: {"from": begun.code[name], "to": now.get(name)} for name in changed}
+    record = begun_with(out)
+    current = code_behind(recipe_of(out, record))
+    if changed := changed_code(record.code, current):
+        about = {name: {"from": record.code[name], "to": current.get(name)} for name in changed}
         note(out, {"event": "adjusted", "code": about})
-        keep(out, begun.recipe.resolved(), now)
+        keep(out, record.recipe.resolved(), current)
 
 
-def changed_code(begun: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def changed_code(begun: Mapping[str, str], current: Mapping[str, str]) -> list[str]:
     """The modules that were changed since, or are gone. One that is new shows in those that use it.
 
     Of one that runs, but whose source is not there any more, nothing can be said, nor of what it uses.
     """
     blind = any(name in sys.modules and _source(name) is None for name in begun)
-    return [name for name, digest in begun.items() if now.get(name, digest if blind else None) != digest]
+    return [name for name, digest in begun.items() if current.get(name, digest if blind else None) != digest]
 
 
 def note(out: Path, event: Mapping[str, Any]) -> None:
@@ -234,5 +234,5 @@ def _located(name: str) -> tuple[str | None, Sequence[str] | None]:
     return (spec.origin, spec.submodule_search_locations) if spec is not None else (None, None)
 
 
-def _digest(begun: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(begun, sort_keys=True).encode()).hexdigest()
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

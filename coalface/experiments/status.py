@@ -138,14 +138,14 @@ def status(out: Path) -> Status:
     for party in run.summary.get("parties", ()):
         parties[party["name"]] = party["role"]
         party_stats[party["name"]] = PartyStats(*(party[key] for key in vars(PartyStats())))
-    totals = mapping(run.summary.get("bytes")) or mapping(record.get("totals"))
-    held = _held(out / "run.lock")
-    doing, since = _doing(run.events, last) if held else ("", None)
+    totals = run.bytes or mapping(record.get("totals"))
+    is_running = _held(out / "run.lock")
+    doing, since = _doing(run.events, last) if is_running else ("", None)
     return Status(
         name=run.name,
         method=run.method,
         folder=str(out),
-        state="running" if held else "finished" if run.summary else "stopped",
+        state="running" if is_running else "finished" if run.summary else "stopped",
         stage=str(last.get("stage", "")),
         round=len(run.metrics),
         rounds=sum(stages),
@@ -170,14 +170,14 @@ def _parties(
     for record in run.metrics:
         for name, why in mapping(record.get("failed")).items():
             reasons[name], failed[name] = f"round {record.get('round')}: {why}", failed.get(name, 0) + 1
-    seen: dict[str, float] = {}
+    last_seen: dict[str, float] = {}
     late: dict[str, int] = {}
     for event in run.events:
         for name, count in mapping(event.get("late")).items():
             late[name] = late.get(name, 0) + (whole_number(count) or 0)
         for name, when in mapping(event.get("seen")).items():
             if (clock := number(when)) is not None:
-                seen[name] = clock
+                last_seen[name] = clock
     return tuple(
         PartyStatus(
             name=name,
@@ -186,7 +186,7 @@ def _parties(
             rounds=(stats := party_stats.get(name, PartyStats())).rounds,
             failed=max(stats.failed, failed.get(name, 0)),
             reason=reasons.get(name, ""),
-            seen=seen.get(name),
+            seen=last_seen.get(name),
             late=late.get(name, 0),
             bytes_down=stats.bytes_down,
             bytes_up=stats.bytes_up,
@@ -217,11 +217,11 @@ def _checkpoint(out: Path, stages: Sequence[int]) -> tuple[dict[str, Any], int]:
 def _doing(events: tuple[dict[str, Any], ...], last: Mapping[str, Any]) -> tuple[str, float | None]:
     """What the last event says that the server is at, and since when."""
     event = mapping(next((e for e in reversed(events) if e.get("event") != "adjusted"), None))
-    what, since = event.get("event"), number(event.get("time"))
+    kind, since = event.get("event"), number(event.get("time"))
     where = f"round {event.get('round')}, {event.get('step')} of {event.get('parties')} parties"
-    if what in ("asks", "collects"):
+    if kind in ("asks", "collects"):
         return f"waits for {where}", since
-    if what == "begins":
+    if kind == "begins":
         return "prepares", since
     return "works on what came", since
 
@@ -241,7 +241,7 @@ def _held(lock: Path) -> bool:
 def _evaluated(run: runs.Run) -> dict[str, float]:
     if run.figures:
         return run.figures
-    return next((found for r in reversed(run.metrics) if (found := runs.flat_figures(r.get("judged")))), {})
+    return next((figures for r in reversed(run.metrics) if (figures := runs.flat_figures(r.get("judged")))), {})
 
 
 def image_counts(members: Mapping[str, Member], most: float | None) -> list[str]:

@@ -35,7 +35,7 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
         "seed": recipe.seed,
         "rounds": sum(stage.rounds for stage in method.stages()),
         "parties": parties,
-        "bytes": {what: count for what, count in server.at.totals.items() if count or what in ("down", "up")},
+        "bytes": {name: count for name, count in server.at.totals.items() if count or name in ("down", "up")},
         "numerics": server.numerics.record(),
         "messages": plan.as_dicts(run.plan.sent),
         "stays": list(run.plan.stays),

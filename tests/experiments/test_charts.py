@@ -43,7 +43,7 @@ def points(svg, css="line", tag="polyline"):
 
 
 def texts(svg):
-    return ["".join(one.itertext()) for one in ElementTree.fromstring(str(svg)).iter(f"{SVG}text")]
+    return ["".join(element.itertext()) for element in ElementTree.fromstring(str(svg)).iter(f"{SVG}text")]
 
 
 def spread(mean, low=None, high=None):
@@ -56,10 +56,10 @@ def spread(mean, low=None, high=None):
 def test_a_curve_runs_by_its_values_beside_its_level_and_its_stages():
     curve = Curve("loss", [0, 5, 10], [0, 5, 10])
     svg = line_chart([curve], title="loss", x_label="round", level=("untrained", 0), marks=[(5, "two")])
-    ((left, bottom), middle, (right, top)) = points(svg)[0]
-    assert middle == ((left + right) / 2, (bottom + top) / 2) and left < right and top < bottom
+    ((x_left, y_bottom), middle, (x_right, y_top)) = points(svg)[0]
+    assert middle == ((x_left + x_right) / 2, (y_bottom + y_top) / 2) and x_left < x_right and y_top < y_bottom
     assert [text for text in texts(svg) if text.isdigit()] == ["0", "2", "4", "6", "8", "10"] * 2
-    assert float(shapes(svg, "line", "level")[0].get("y1")) == bottom
+    assert float(shapes(svg, "line", "level")[0].get("y1")) == y_bottom
     assert float(shapes(svg, "line", "mark")[0].get("x1")) == middle[0]
     assert {"untrained", "two", "round"} <= set(texts(svg))
 
@@ -93,10 +93,10 @@ def test_an_interval_is_as_long_as_its_error():
 
 @pytest.mark.parametrize(("low", "span"), [(0.0, 0.0), (60.0, 24.0), (-1e99, 1e99), (3.3, 1e-20), (-7e6, 1e-3)])
 def test_ticks_are_few_and_cover_whatever_the_range(low, span):
-    found = ticks(low, low + span)
-    assert 2 <= len(found) <= 13 and found == sorted(set(found)) and all(map(math.isfinite, found))
+    marks = ticks(low, low + span)
+    assert 2 <= len(marks) <= 13 and marks == sorted(set(marks)) and all(map(math.isfinite, marks))
     slack = 1e-5 * max(abs(low), span)
-    assert found[0] <= low + slack and found[-1] >= low + span - slack
+    assert marks[0] <= low + slack and marks[-1] >= low + span - slack
 
 
 def test_names_and_titles_are_text():
@@ -242,22 +242,28 @@ def test_colours_and_numbers_follow_the_scores():
 
 def scored(scorers):
     corners = [dict(zip("abc", map(float, w), strict=True)) for w in ("100", "010", "001")]
-    made = [
+    points_of_grid = [
         {"weights": w, "scores": dict.fromkeys(scorers, s), "sum": s * len(scorers)}
         for w, s in zip([*corners, dict.fromkeys("abc", 1 / 3)], (50.0, 60.0, 60.0, 55.0), strict=True)
     ]
     return {
         **{"run": "run <1>", "method": "pfm-fv", "rounds": {"a": 3, "b": 3, "c": 3}, "steps": 1, "notes": ["one"]},
         **{"scored_by": "validators", "score": "accuracy", "pairs": dict.fromkeys(scorers, 200)},
-        **{"points": made[:3], "marks": [made[3] | {"name": "equal weights"}], "best": made[1:3]},
+        **{
+            "points": points_of_grid[:3],
+            "marks": [points_of_grid[3] | {"name": "equal weights"}],
+            "best": points_of_grid[1:3],
+        },
     }
 
 
 def test_the_page_of_a_grid_has_a_triangle_for_each_scorer_and_their_sum_and_the_best_in_numbers():
-    one, two = weightings.render(scored("v")), weightings.render(scored("vw"))
-    assert one.count("<figure>") == 1 and two.count("<figure>") == 3 and one.count('class="spot best"') == 1 + 2
-    assert "Best 60, by 2 weightings; equal weights 55." in one and "Best 120, by 2 weightings" in two
-    assert "run &lt;1&gt;" in one and "<script" not in one and "src=" not in one
+    single, double = weightings.render(scored("v")), weightings.render(scored("vw"))
+    assert (
+        single.count("<figure>") == 1 and double.count("<figure>") == 3 and single.count('class="spot best"') == 1 + 2
+    )
+    assert "Best 60, by 2 weightings; equal weights 55." in single and "Best 120, by 2 weightings" in double
+    assert "run &lt;1&gt;" in single and "<script" not in single and "src=" not in single
     table = weightings.table(scored("vw"))
     assert table.rows[0][1:] == ["0.000", "1.000", "0.000", "60.00", "60.00", "120.00"]
     assert [row[0] for row in table.rows] == [

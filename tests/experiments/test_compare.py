@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tinyruns
+from paired_runs import paired
 
 from coalface.evaluation.verification import read_lists
 from coalface.experiments import compare
@@ -17,20 +18,23 @@ def accuracy(run: Path) -> float:
 
 
 def test_the_difference_is_that_of_the_figures_and_lies_in_its_interval(fedavg_run: Path, solo_run: Path) -> None:
-    found = compare.intervals([fedavg_run, solo_run])
-    assert set(found) == {(solo_run, "unseen/accuracy"), (solo_run, "unseen/eer")}  # 20 impostors carry no FAR of 0.01
-    difference, low, high = found[solo_run, "unseen/accuracy"]
+    differences = compare.intervals([fedavg_run, solo_run])
+    assert set(differences) == {
+        (solo_run, "unseen/accuracy"),
+        (solo_run, "unseen/eer"),
+    }  # 20 impostors carry no FAR of 0.01
+    difference, low, high = differences[solo_run, "unseen/accuracy"]
     # The paired figure takes one threshold over all pairs, the evaluation one a fold: points apart with 40 pairs.
     assert difference == pytest.approx(accuracy(solo_run) - accuracy(fedavg_run), abs=8)
     assert low <= high and low > -100 and high < 100
 
 
 def test_the_other_way_round_the_signs_are_turned(fedavg_run: Path, solo_run: Path) -> None:
-    there = compare.intervals([fedavg_run, solo_run])
+    forth = compare.intervals([fedavg_run, solo_run])
     back = compare.intervals([solo_run, fedavg_run])
-    assert there.keys() == {(solo_run, figure) for _, figure in back}
+    assert forth.keys() == {(solo_run, figure) for _, figure in back}
     for (_, figure), (difference, low, high) in back.items():
-        assert there[solo_run, figure] == pytest.approx((-difference, -high, -low))
+        assert forth[solo_run, figure] == pytest.approx((-difference, -high, -low))
 
 
 def test_a_run_that_came_out_the_same_differs_by_nothing(fedavg_run: Path, tmp_path: Path) -> None:
@@ -40,9 +44,9 @@ def test_a_run_that_came_out_the_same_differs_by_nothing(fedavg_run: Path, tmp_p
 
 def test_runs_judged_on_other_pairs_have_no_interval(fedavg_run: Path, tmp_path: Path) -> None:
     lists = {"unseen": {"pairs": 18}}
-    other = tinyruns.run(tmp_path / "other", evaluation={"pairs": lists}, rounds=1)
-    assert compare.intervals([fedavg_run, other]) == {}
-    (_, row) = table.compare([fedavg_run, other], {}).rows
+    with_other_pairs = tinyruns.run(tmp_path / "other", evaluation={"pairs": lists}, rounds=1)
+    assert compare.intervals([fedavg_run, with_other_pairs]) == {}
+    (_, row) = table.compare([fedavg_run, with_other_pairs], {}).rows
     assert row.differences["unseen/accuracy"].is_decided is None  # the plain difference, and no word on chance
 
 
@@ -64,10 +68,10 @@ def test_figures_without_an_interval_are_told_why(fedavg_run: Path, solo_run: Pa
         del model["fars"]
     (early / "evidence.json").write_text(json.dumps(evidence | {"large": [{"form": "tail-1", "fars": [0.01]}]}))
     assert set(compare.intervals([fedavg_run, early])) == {(early, "unseen/accuracy")}
-    said = compare.left_out([fedavg_run, early])
-    assert said == [f"unseen: {compare.EARLY.format(run=early)}", f"large: {compare.TAIL}"]
-    compared = table.compare([fedavg_run, early], {}, said)
-    assert f"{said[1]}." in table.notes(compared) and json.loads(table.as_json(compared))["left_out"] == said
+    reasons = compare.left_out([fedavg_run, early])
+    assert reasons == [f"unseen: {compare.EARLY.format(run=early)}", f"large: {compare.TAIL}"]
+    compared = table.compare([fedavg_run, early], {}, reasons)
+    assert f"{reasons[1]}." in table.notes(compared) and json.loads(table.as_json(compared))["left_out"] == reasons
 
 
 def test_runs_of_a_version_that_wrote_less_are_compared(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
@@ -75,18 +79,18 @@ def test_runs_of_a_version_that_wrote_less_are_compared(fedavg_run: Path, solo_r
     old.mkdir()
     for name in ("config.yaml", "metrics.jsonl", "summary.json"):
         shutil.copyfile(solo_run / name, old / name)
-    for those in ([fedavg_run, old], [old, fedavg_run]):
-        found = table.compare(those, compare.intervals(those), compare.left_out(those))
-        assert "old" in table.as_json(found) and table.notes(found) is not None
+    for both_runs in ([fedavg_run, old], [old, fedavg_run]):
+        comparison = table.compare(both_runs, compare.intervals(both_runs), compare.left_out(both_runs))
+        assert "old" in table.as_json(comparison) and table.notes(comparison) is not None
 
 
 def test_seeds_are_averaged_before_they_are_compared(fedavg_run: Path, solo_run: Path) -> None:
     ((_, identities),) = read_lists(fedavg_run / "judged")
     bootstrap = compare.bootstrap_of(identities)
     fed, solo = (json.loads((run / "evidence.json").read_text())["unseen"] for run in (fedavg_run, solo_run))
-    single = compare.paired([fed], [solo], bootstrap)["accuracy"]
-    twice = compare.paired([fed, fed], [solo, solo], bootstrap)["accuracy"]
+    single = paired([fed], [solo], bootstrap)["accuracy"]
+    twice = paired([fed, fed], [solo, solo], bootstrap)["accuracy"]
     assert (twice.difference, twice.low, twice.high) == pytest.approx((single.difference, single.low, single.high))
-    mixed = compare.paired([fed, solo], [solo], bootstrap)["accuracy"]
+    mixed = paired([fed, solo], [solo], bootstrap)["accuracy"]
     points = (single.first[0] + sum(single.second)) / 3 - sum(single.second) / 2
     assert mixed.difference == pytest.approx(points)

@@ -53,8 +53,8 @@ def own_batchnorm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished run whose BatchNorm has stayed at the clients; its features lie further apart than those of `ran`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(BACKBONES, "normed", Normed)
-        made = recipe(model={"name": "normed", "batchnorm": "local"})
-        yield experiment.run(made, tmp_path_factory.mktemp("export") / "normed", Silent(), report=False)
+        normed = recipe(model={"name": "normed", "batchnorm": "local"})
+        yield experiment.run(normed, tmp_path_factory.mktemp("export") / "normed", Silent(), report=False)
 
 
 @pytest.fixture(params=["ran", "own_batchnorm"])
@@ -81,22 +81,22 @@ def features(run: Path, model: dict[str, torch.Tensor], faces: FaceSet) -> np.nd
 
 def test_it_holds_the_clients_last_model_its_branch_and_the_means_of_its_people(either: Path, tmp_path: Path) -> None:
     place = export(either, "silo-01", tmp_path / "own")
-    own, written = own_state(either, "silo-01"), load_file(place / "backbone.safetensors")
-    assert torch.equal(written["branch.weight"], own.branch["turn"]) and not torch.equal(
-        own.branch["turn"], torch.eye(len(own.branch["turn"]))
+    state, exported = own_state(either, "silo-01"), load_file(place / "backbone.safetensors")
+    assert torch.equal(exported["branch.weight"], state.branch["turn"]) and not torch.equal(
+        state.branch["turn"], torch.eye(len(state.branch["turn"]))
     )
-    theirs = {**own.model, **own.kept}
-    assert all(torch.equal(written[name], tensor) for name, tensor in theirs.items())
-    assert set(written) == {*theirs, "branch.weight", "branch.bias"}  # nothing else of what the client keeps
+    client_tensors = {**state.model, **state.kept}
+    assert all(torch.equal(exported[name], tensor) for name, tensor in client_tensors.items())
+    assert set(exported) == {*client_tensors, "branch.weight", "branch.bias"}  # nothing else of what the client keeps
     untrained = first_backbone(loader.load(either / "config.yaml")).kept()
-    assert own.kept.keys() == untrained.keys() and bool(untrained) == (either.name == "normed")
-    assert not any(torch.equal(written[name], tensor) for name, tensor in untrained.items())
+    assert state.kept.keys() == untrained.keys() and bool(untrained) == (either.name == "normed")
+    assert not any(torch.equal(exported[name], tensor) for name, tensor in untrained.items())
     faces = Parts(recipe()).data.data["silo-01"]
-    found = features(either, written, faces)
+    by_hand = features(either, exported, faces)
     about = json.loads((place / "model.json").read_text())
     assert about["identities"] == list(faces.names) and about["party"] == "silo-01"
     templates = load_file(place / "gallery.safetensors")["templates"].numpy()
-    means = np.stack([found[faces.labels == number].mean(axis=0) for number in range(len(faces.names))])
+    means = np.stack([by_hand[faces.labels == number].mean(axis=0) for number in range(len(faces.names))])
     lengths = np.linalg.norm(means, axis=1, keepdims=True)
     assert either.name == "run" or lengths.max() < 0.999  # a template is none of those that keep the mean's length
     np.testing.assert_allclose(templates, means / lengths, rtol=0, atol=1e-6)
@@ -118,28 +118,28 @@ def test_it_is_read_as_a_model_and_looks_people_up(either: Path, ran: Path, tmp_
     faces = Parts(recipe()).data.data["silo-00"]
     folder = tmp_path / "images"
     for number in range(len(faces)):
-        who = folder / faces.names[faces.labels[number]]
-        who.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(faces.take(np.array([number]))[0, :, :, 0]).save(who / f"{number}.png")
+        identity_folder = folder / faces.names[faces.labels[number]]
+        identity_folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(faces.take(np.array([number]))[0, :, :, 0]).save(identity_folder / f"{number}.png")
     with torch.no_grad():
         by_model = F.normalize(read_model(place)[0].module.eval()(to_tensor(faces.take(np.arange(len(faces))))))
     np.testing.assert_allclose(
         by_model.numpy(), features(either, load_file(place / "backbone.safetensors"), faces), atol=1e-5
     )
-    found = {Path(one.file).stem: one for one in identify(place, folder, fpir=0.1)}
-    assert len(found) == len(faces)
+    matches = {Path(match.file).stem: match for match in identify(place, folder, fpir=0.1)}
+    assert len(matches) == len(faces)
     threshold = json.loads((place / "model.json").read_text())["thresholds"]["0.1"]
     templates = load_file(place / "gallery.safetensors")["templates"].numpy()
     for number in range(len(faces)):
         cosines = templates @ by_model[number].numpy()
-        one = found[str(number)]
-        assert one.nearest == faces.names[int(cosines.argmax())] and abs(one.cosine - cosines.max()) < 1e-5
-        assert one.accepted == (one.cosine >= threshold)
+        match = matches[str(number)]
+        assert match.nearest == faces.names[int(cosines.argmax())] and abs(match.cosine - cosines.max()) < 1e-5
+        assert match.accepted == (match.cosine >= threshold)
     assert len(json.loads(said("identify", place, folder, "--fpir", "0.1", "--json"))) == len(faces)
     assert "nearest" in said("identify", place, folder, "--fpir", "0.1")
     (next(folder.iterdir()) / "1.heic").write_bytes(b"x")
-    told = CliRunner().invoke(app, ["identify", str(place), str(folder), "--fpir", "0.1", "--json"])
-    assert len(json.loads(told.stdout)) == len(faces) and "ignored: 1 file" in told.stderr
+    result = CliRunner().invoke(app, ["identify", str(place), str(folder), "--fpir", "0.1", "--json"])
+    assert len(json.loads(result.stdout)) == len(faces) and "ignored: 1 file" in result.stderr
     with pytest.raises(ValueError, match=r"no threshold for FPIR 0\.001"):
         identify(place, folder, fpir=0.001)
     with pytest.raises(ValueError, match="not an exported model; make one with `coalface export"):

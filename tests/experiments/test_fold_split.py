@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tinyruns
 from naive import naive_accuracy
+from paired_runs import paired
 from tinyruns import Silent, tiny
 
 from coalface.core.errors import RecipeError
@@ -21,7 +22,7 @@ from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.metrics.paired import compare, resample
 from coalface.evaluation.metrics.verification import eer, evaluate_pairs, score_pairs, tar_at_far, tenths
 from coalface.evaluation.verification import Verification, VerificationPairs
-from coalface.experiments.compare import intervals, paired
+from coalface.experiments.compare import intervals
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.setup import pair_lists
 from coalface.experiments.setup.parts import Parts, first_backbone

@@ -33,10 +33,10 @@ def test_activations_on_the_meta_device_are_those_of_a_real_batch(name: str) -> 
 
 def test_training_is_weights_gradients_momentum_and_a_copy() -> None:
     recipe = tiny()
-    found = footprint(recipe, preflight.check(recipe))
+    need = footprint(recipe, preflight.check(recipe))
     numbers = sum(p.numel() for p in sketch("cnn-small", size=32, channels=1).parameters())
-    assert found.training == 4 * 4 * (numbers + 4 * 128)  # four people a party
-    assert found.batch == 16
+    assert need.training == 4 * 4 * (numbers + 4 * 128)  # four people a party
+    assert need.batch == 16
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,6 @@ def test_training_is_weights_gradients_momentum_and_a_copy() -> None:
 def test_private_state_is_what_the_parties_write(changes: dict[str, object], tmp_path: Path) -> None:
     changes |= {"engine": {"save_replies": False}, "rounds": 1}
     folder = run(tmp_path / "run", **changes)
-    found = footprint(tiny(**changes), preflight.check(tiny(**changes)))
+    need = footprint(tiny(**changes), preflight.check(tiny(**changes)))
     largest = max(p.stat().st_size for p in (folder / "parties").rglob("*.commit"))
-    assert found.uncounted == () and 0 < largest - found.private < 12_000
+    assert need.uncounted == () and 0 < largest - need.private < 12_000

@@ -53,9 +53,9 @@ def test_every_string_of_the_folder_is_escaped(write_run):
 
     def poisoned(value):
         if isinstance(value, dict):
-            return {EVIL + key if key.startswith("silo") else key: poisoned(found) for key, found in value.items()}
+            return {EVIL + key if key.startswith("silo") else key: poisoned(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [poisoned(found) for found in value]
+            return [poisoned(item) for item in value]
         return EVIL + value if isinstance(value, str) and value not in ("up", "down") else value
 
     summary = poisoned(json.loads((folder / "summary.json").read_text()))
@@ -168,8 +168,8 @@ def test_a_model_that_was_trained_before_is_called_so(write_run):
     text = page.build(folder).read_text()
     assert "untrained" not in text and "82.0 ± 1.1 %, pre-trained 60.0 % (" in text
     assert '<th scope="col" class="n">pre-trained</th>' in text
-    both = page.build(folder, write_run("plain"), to=folder / "both.html").read_text()
-    assert "untrained" not in both  # the runs start from different things, so the drawings have no common level
+    comparison = page.build(folder, write_run("plain"), to=folder / "both.html").read_text()
+    assert "untrained" not in comparison  # the runs start from different things, so the drawings have no common level
 
 
 def test_a_figure_is_shown_in_its_own_unit(write_run):

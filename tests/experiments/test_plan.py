@@ -95,14 +95,14 @@ def test_a_sample_counts_the_parties_of_a_round() -> None:
 def test_the_dry_run_reads_well() -> None:
     text = preflight.describe(tiny(engine={"workers": 2, "checkpoint_every": 5}))
     assert text.startswith("tiny: fedavg over 2 parties, 2 rounds, seed 0\n\nfedavg with cnn-small at 32×32, per party")
-    for said in (
+    for line in (
         "stays at the party: Learner.head",
         "the server asks for means only of: backbone",
         "bytes a round: down 2.1 MB, up about 2.1 MB; in all: down 4.19 MB, up about 4.19 MB",
         "2 replies in flight (2.1 MB)",  # not eight: there are two parties
         "32 training images, 16 a party, 1 list",
     ):
-        assert said in text
+        assert line in text
 
 
 @pytest.fixture
@@ -174,12 +174,12 @@ def test_a_step_is_told_to_be_of_those_whom_it_asks() -> None:
 
 
 def test_labels_by_a_model_that_nobody_trained_are_warned_of(tmp_path: Path) -> None:
-    told: list[str] = []
+    notes: list[str] = []
     view = Silent()
-    view.note = told.append  # type: ignore[method-assign]
+    view.note = notes.append  # type: ignore[method-assign]
     experiment.run(two_domains(), tmp_path / "run", view, report=False)
     warned = "the targets cluster their images by a model that nobody has trained"
-    assert sum(warned in line for line in told) == 1
+    assert sum(warned in line for line in notes) == 1
     assert warned in preflight.describe(two_domains())
     trained = two_domains({"methods": {"fedfr-uda": {"pretrain": 1}}})
     assert warned not in preflight.describe(trained)

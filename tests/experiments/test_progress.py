@@ -53,9 +53,9 @@ def test_long_runs_print_about_every_fiftieth_and_always_the_last(rounds, expect
         for r in range(1, rounds + 1):
             progress.round(record(r))
         progress.finish({}, "x")
-    shown = [line for line in lines() if "  round " in line]
-    assert len(shown) == expected
-    assert f"round {rounds}/{rounds}" in shown[-1]
+    round_lines = [line for line in lines() if "  round " in line]
+    assert len(round_lines) == expected
+    assert f"round {rounds}/{rounds}" in round_lines[-1]
 
 
 def test_a_resumed_run_estimates_from_the_rounds_of_this_session():
@@ -107,9 +107,9 @@ def test_the_live_view_fits_any_terminal(width, encoding):
             for r in (1, 2, 3, 4):  # one more than was said: the view must bear it
                 progress.round(record(r, loss=None, judged={"devtest": {"accuracy": 70.0}}))
             progress.finish({"devtest": {"accuracy": 71.5}}, "runs/x")
-    written = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", raw.buffer.getvalue().decode(encoding))
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", raw.buffer.getvalue().decode(encoding))
     if width >= 80:
-        assert "round 2/3" in written and "second  done  4 rounds" in written and "accuracy 71.5" in written
+        assert "round 2/3" in text and "second  done  4 rounds" in text and "accuracy 71.5" in text
 
 
 @pytest.mark.parametrize("width", [60, 120])
@@ -123,9 +123,9 @@ def test_the_live_view_crops_no_figure(width):
     with Progress(console=console) as progress:
         progress.start("one-identity-fedface-from-scratch", 1)
         progress.round(record(1, arrived=6, failed={"a": "x"}, abandoned=True, judged=figures))
-        shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", raw.buffer.getvalue().decode()).replace("\r", "").splitlines()
-    title = max(place for place, line in enumerate(shown) if line == "one-identity-fedface-from-scratch  round 1/1")
-    view = shown[title:]
+        lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", raw.buffer.getvalue().decode()).replace("\r", "").splitlines()
+    title = max(place for place, line in enumerate(lines) if line == "one-identity-fedface-from-scratch  round 1/1")
+    view = lines[title:]
     assert set(view[1]) == {"━"}
     for part in ("loss 3.25", "6/8 parties", "held-out-people-balanced accuracy 76.7 ± 2.1", "1 failed", "1 abandoned"):
         assert any(f"  {part}  " in f"  {line}  " for line in view), (part, view)
@@ -157,8 +157,8 @@ def test_the_end_says_which_rounds_were_abandoned_and_who_was_missing():
         progress.start("large", 1)
         progress.round(record(1, failed={f"client-{n}": "dropped out" for n in range(1003)}))
         progress.finish({}, "x")
-    done, large = (line for line in lines() if "  done  " in line)
-    assert "2 of 4 rounds abandoned  without silo-02 in 2 rounds, silo?-05 in 1 round  in x" in done
+    finished, large = (line for line in lines() if "  done  " in line)
+    assert "2 of 4 rounds abandoned  without silo-02 in 2 rounds, silo?-05 in 1 round  in x" in finished
     assert "without client-0 in 1 round, client-1 in 1 round, client-2 in 1 round and 1,000 others  in x" in large
 
 
@@ -178,5 +178,5 @@ def test_a_loss_that_jumps_is_told_once_and_no_other():
         for number, loss in ((3, 7.4), (4, 30.0), (5, 12.0)):
             progress.round(record(number, loss=loss))
         progress.round(record(1, stage="next", loss=900.0))
-    told = [line for line in lines() if "the mean training loss" in line]
-    assert len(told) == 1 and "round 4" in told[0] and "30" in told[0] and "4.133" in told[0]
+    notes = [line for line in lines() if "the mean training loss" in line]
+    assert len(notes) == 1 and "round 4" in notes[0] and "30" in notes[0] and "4.133" in notes[0]

@@ -142,12 +142,12 @@ def test_a_run_is_refused_without_what_it_was_begun_with_and_nothing_is_touched(
     assert every_byte(copy) == before
 
 
-@pytest.mark.parametrize("gone", ["checkpoints", "checkpoints/[0-9]*"])
+@pytest.mark.parametrize("pattern", ["checkpoints", "checkpoints/[0-9]*"])
 def test_a_finished_run_without_checkpoints_is_not_trained_over_its_results(
-    gone: str, fedavg_run: Path, tmp_path: Path
+    pattern: str, fedavg_run: Path, tmp_path: Path
 ) -> None:
     out = Path(shutil.copytree(fedavg_run, tmp_path / "run"))
-    for folder in list(out.glob(gone)):
+    for folder in list(out.glob(pattern)):
         shutil.rmtree(folder)
     before = every_byte(out)
     with pytest.raises(RecipeError, match="begun.json: missing|checkpoints are gone"):
@@ -188,12 +188,12 @@ def test_a_run_that_was_killed_as_it_began_begins_again(
 ) -> None:
     out, recipe, writes = tmp_path / "run", tiny(), itertools.count()
 
-    def until_killed(call: Callable[..., Any], path: Path, *about: Any, **named: Any) -> Any:
+    def until_killed(call: Callable[..., Any], path: Path, *about: Any, **options: Any) -> Any:
         if path.is_relative_to(out) and next(writes) == point:
             if call.__name__ == "write_text":
-                call(path, about[0][: len(about[0]) // 2], **named)
+                call(path, about[0][: len(about[0]) // 2], **options)
             raise Stop
-        return call(path, *about, **named)
+        return call(path, *about, **options)
 
     with monkeypatch.context() as patch:
         for call in (Path.mkdir, Path.rename, Path.write_text):
@@ -237,8 +237,8 @@ def test_a_method_that_was_changed_does_not_go_on_unasked(damped: Path, tmp_path
     assert every_byte(out) == before
     refused = CliRunner().invoke(app, ["resume", str(out), "rounds=99", "--changed-code", "--quiet"])
     assert refused.exit_code == 1 and every_byte(out) == before  # nothing is taken of a resume that is refused
-    done = CliRunner().invoke(app, ["resume", str(out), "--changed-code", "--quiet"])
-    assert done.exit_code == 0, done.exception
+    resumed = CliRunner().invoke(app, ["resume", str(out), "--changed-code", "--quiet"])
+    assert resumed.exit_code == 0, resumed.exception
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     (noted,) = [event for event in events if event["event"] == "adjusted"]
     assert list(noted["code"]) == ["damped"]
@@ -254,8 +254,8 @@ def test_a_method_whose_source_is_not_there_goes_on_unchecked(damped: Path, tmp_
 def test_another_class_under_the_methods_name_is_told(
     half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = provenance.code_of(written_method.method(tmp_path, monkeypatch).Damped())
-    assert "coalface.methods.fedavg" in provenance.changed_code(provenance.begun_with(half).code, now)
+    current = provenance.code_of(written_method.method(tmp_path, monkeypatch).Damped())
+    assert "coalface.methods.fedavg" in provenance.changed_code(provenance.begun_with(half).code, current)
 
 
 def test_what_it_imports_from_beside_its_file_is_a_methods_own_code_too(
@@ -273,43 +273,43 @@ def test_what_it_imports_from_beside_its_file_is_a_methods_own_code_too(
     }.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
-    made = written_method.method(
+    module = written_method.method(
         tmp_path,
         monkeypatch,
         "from typing import ClassVar\n",
         "from typing import ClassVar\n\nfrom rate_of_mine import RATE\n\n\ndef late():\n    import late_of_mine\n",
     )
-    found = provenance.code_of(made.Damped())
-    mine = {name for name in found if not name.startswith("coalface.")}
+    code = provenance.code_of(module.Damped())
+    of_method = {name for name in code if not name.startswith("coalface.")}
     deep = {"parts_of_mine.deep", "parts_of_mine.deep.inner", "parts_of_mine.other"}
-    assert mine == {"damped", "rate_of_mine", "late_of_mine", *deep} and "coalface.training.local_training" in found
-    assert not [name for name in found if name.startswith(("coalface.core.method", "coalface.engine"))]
+    assert of_method == {"damped", "rate_of_mine", "late_of_mine", *deep} and "coalface.training.local_training" in code
+    assert not [name for name in code if name.startswith(("coalface.core.method", "coalface.engine"))]
     assert not {"late_of_mine", "parts_of_mine"} & sys.modules.keys()
     (tmp_path / "rate_of_mine.py").write_text("RATE = 0.25\n")
-    assert provenance.changed_code(found, provenance.code_of(made.Damped())) == ["rate_of_mine"]
+    assert provenance.changed_code(code, provenance.code_of(module.Damped())) == ["rate_of_mine"]
     (tmp_path / "late_of_mine.py").write_text("def broken(:\n")
-    assert "late_of_mine" in provenance.changed_code(found, provenance.code_of(made.Damped()))
+    assert "late_of_mine" in provenance.changed_code(code, provenance.code_of(module.Damped()))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_all_that_a_method_uses_of_the_methods_and_their_training_is_its_code(name: str) -> None:
     """Followed by what the modules hold, where the product follows the imports in their sources."""
-    found = provenance.code_of(METHODS[name]())
-    wanted, left = set(), [METHODS[name].__module__]
-    while left:
-        module = left.pop()
-        if module in wanted or not module.startswith(provenance.SHARED):
+    code = provenance.code_of(METHODS[name]())
+    used, pending = set(), [METHODS[name].__module__]
+    while pending:
+        module = pending.pop()
+        if module in used or not module.startswith(provenance.SHARED):
             continue
         if hasattr(sys.modules[module], "__path__"):
             continue  # a folder, which holds no code
-        wanted.add(module)
-        left += [str(getattr(value, "__module__", "")) for value in vars(sys.modules[module]).values()]
-    assert wanted <= found.keys() and len(found) < 25
+        used.add(module)
+        pending += [str(getattr(value, "__module__", "")) for value in vars(sys.modules[module]).values()]
+    assert used <= code.keys() and len(code) < 25
 
 
 def test_the_loss_that_a_recipe_names_is_part_of_its_methods_code() -> None:
-    plain, other = (provenance.code_of(tiny(loss={"name": name}).build_method()) for name in ("cosface", "adaface"))
-    assert other.keys() - plain.keys() == {"coalface.training.losses.adaface"}
+    plain, adaface = (provenance.code_of(tiny(loss={"name": name}).build_method()) for name in ("cosface", "adaface"))
+    assert adaface.keys() - plain.keys() == {"coalface.training.losses.adaface"}
 
 
 # --- the code of a pre-training ---------------------------------------------------------------------------------------
@@ -332,9 +332,9 @@ def test_a_pretraining_is_used_by_the_code_alone_that_made_it(tmp_path: Path, mo
     written_method.method(tmp_path, monkeypatch)
     source, start = tmp_path / "damped.py", {"pretrain": {"method": "damped", "rounds": 1}}
     stopped(tmp_path / "half", StopsIn("tiny"), **start)
-    kept = Silent()
-    experiment.run(tiny(**start, name="kept"), tmp_path / "kept", kept)
-    assert [name for name, _, _ in kept.started] == ["kept"]
+    view = Silent()
+    experiment.run(tiny(**start, name="kept"), tmp_path / "kept", view)
+    assert [name for name, _, _ in view.started] == ["kept"]
 
     source.write_text(source.read_text() + "\n# changed\n")
     with pytest.raises(RecipeError, match=r"\(damped\)"):
@@ -352,10 +352,10 @@ def test_a_pretraining_that_cannot_go_on_says_how_it_is_made_anew(
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
     start = {"pretrain": {"method": "centralized", "rounds": 1}}
     stopped(tmp_path / "half", StopsIn("tiny-pretrain"), **start)
-    (begun,) = (tmp_path / "cache").glob(f"pretrained/*/{provenance.BEGUN}")
-    begun.unlink()
+    (record,) = (tmp_path / "cache").glob(f"pretrained/*/{provenance.BEGUN}")
+    record.unlink()
     with pytest.raises(RecipeError, match=r"begun\.json: missing.* `coalface cache clear pretrained`"):
         experiment.run(tiny(**start), tmp_path / "run", Silent())
-    done = CliRunner().invoke(app, ["cache", "clear", "pretrained"])
-    assert done.exit_code == 0 and "removed 1 pre-trained model" in done.output
+    cleared = CliRunner().invoke(app, ["cache", "clear", "pretrained"])
+    assert cleared.exit_code == 0 and "removed 1 pre-trained model" in cleared.output
     experiment.run(tiny(**start), tmp_path / "run", Silent())

@@ -19,7 +19,7 @@ def troubled(folder: Path, trouble: dict[str, Any]) -> runs.Run:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("trouble", "sentence"),
     [
         ({"dropout": 0.25}, "a party is not reached with probability 0.25"),
         ({"slow": {"silo-1": 4.5, "*": 2}, "deadline": 9}, "silo-1: a mean delay of 4.5 s; all others: a mean"),
@@ -30,9 +30,9 @@ def troubled(folder: Path, trouble: dict[str, Any]) -> runs.Run:
         ({"corrupt": {f"p{i}": "nan" for i in range(12)}}, "p7 and 4 more are corrupted"),
     ],
 )
-def test_what_was_simulated_stands_at_the_head(write_run: Any, trouble: dict[str, Any], said: str) -> None:
+def test_what_was_simulated_stands_at_the_head(write_run: Any, trouble: dict[str, Any], sentence: str) -> None:
     (first,) = [line for line in faults.at_the_head(troubled(write_run(), trouble)) if "Simulated" in line]
-    assert re.search(f"Simulated faults: .*{said}", first)
+    assert re.search(f"Simulated faults: .*{sentence}", first)
 
 
 @pytest.mark.parametrize("trouble", [{}, {"dropout": 0.0, "lost": 0.0, "deadline": None}, {"slow": {"*": 0}}, []])
@@ -47,16 +47,16 @@ def test_targets_whose_images_are_all_in_one_cluster_stand_at_the_head(write_run
     summary = json.loads((folder / "summary.json").read_text())
     clusters = {"target-00": {"clusters": 1.0, "nmi": 0.0}, "target-01": {"clusters": 4.0, "nmi": 60.0}}
     (folder / "summary.json").write_text(json.dumps(summary | {"clusters": clusters}))
-    (said,) = faults.at_the_head(runs.read(folder))
-    assert said.startswith("All images of target-00 went into one cluster: ") and "target-01" not in said
+    (sentence,) = faults.at_the_head(runs.read(folder))
+    assert sentence.startswith("All images of target-00 went into one cluster: ") and "target-01" not in sentence
 
 
 def test_parties_that_never_counted_and_abandoned_rounds_stand_at_the_head(write_run: Any) -> None:
     folder = write_run()
-    found = json.loads((folder / "summary.json").read_text())
-    found["parties"][1] |= {"rounds": 0, "failed": 6}
-    found["parties"][3] |= {"rounds": 0, "failed": 0}  # it was never asked
-    (folder / "summary.json").write_text(json.dumps(found))
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["parties"][1] |= {"rounds": 0, "failed": 6}
+    summary["parties"][3] |= {"rounds": 0, "failed": 0}  # it was never asked
+    (folder / "summary.json").write_text(json.dumps(summary))
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     records[2]["abandoned"] = records[4]["abandoned"] = True
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -70,7 +70,7 @@ def test_parties_that_never_counted_and_abandoned_rounds_stand_at_the_head(write
 
 
 @pytest.mark.parametrize(
-    ("sent", "listed", "said"),
+    ("sent", "listed", "sentence"),
     [
         ({"up": 900}, 900, ""),
         ({"up": 900}, 1000, "100 B more than the server counted as sent: what a party sent again"),
@@ -78,10 +78,10 @@ def test_parties_that_never_counted_and_abandoned_rounds_stand_at_the_head(write
     ],
 )
 def test_the_ledger_is_held_against_what_was_counted(
-    write_run: Any, sent: dict[str, int], listed: int, said: str
+    write_run: Any, sent: dict[str, int], listed: int, sentence: str
 ) -> None:
     run = runs.read(write_run(bytes=sent, ledger={"lines": 3, "bytes": listed, "checked": {"heads": 4, "whole": 4}}))
-    assert said in faults.ledger_difference(run) and bool(said) == bool(faults.ledger_difference(run))
+    assert sentence in faults.ledger_difference(run) and bool(sentence) == bool(faults.ledger_difference(run))
     if listed < 900 and run.metrics:
         run.metrics[0]["abandoned"] = True
         assert "100 B less than the server counted as sent: a reply collected in a" in faults.ledger_difference(run)
@@ -97,7 +97,7 @@ def test_what_did_not_count_is_told_apart(write_run: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("checked", "said", "well"),
+    ("checked", "sentence", "well"),
     [
         ({"heads": 8, "whole": 8, "faults": {}}, "the chain of all 8 ledgers was followed from its", True),
         ({"heads": 900, "whole": 200, "faults": {}}, "all 900 ledgers had the heads .* of the first 200", True),
@@ -109,9 +109,9 @@ def test_what_did_not_count_is_told_apart(write_run: Any) -> None:
         ({}, "", True),
     ],
 )
-def test_the_check_of_the_chains_is_told(checked: dict[str, Any], said: str, well: bool) -> None:
+def test_the_check_of_the_chains_is_told(checked: dict[str, Any], sentence: str, well: bool) -> None:
     text, fine = faults.checked_chains({"checked": checked})
-    assert re.search(said, text) and fine == well and bool(text) == bool(said)
+    assert re.search(sentence, text) and fine == well and bool(text) == bool(sentence)
 
 
 def test_the_report_of_a_troubled_run_agrees_with_its_ledgers(tmp_path: Path) -> None:
@@ -122,14 +122,16 @@ def test_the_report_of_a_troubled_run_agrees_with_its_ledgers(tmp_path: Path) ->
         faults=trouble,
         engine={"threads": 1, "min_reply_fraction": 0.5, "max_abandoned_rounds": 9},
     )
-    found = json.loads((out / "summary.json").read_text())
+    summary = json.loads((out / "summary.json").read_text())
     lines = [json.loads(text) for path in (out / "ledger").glob("*.jsonl") for text in path.read_text().splitlines()]
     listed = sum(line["bytes"] for line in lines)
-    sent, again = found["bytes"]["up"], found["bytes"]["again"]  # what was asked for again is listed once
-    assert sent - again == listed == found["ledger"]["bytes"] and sent == sum(p["bytes_up"] for p in found["parties"])
+    sent, again = summary["bytes"]["up"], summary["bytes"]["again"]  # what was asked for again is listed once
+    assert sent - again == listed == summary["ledger"]["bytes"] and sent == sum(
+        p["bytes_up"] for p in summary["parties"]
+    )
     assert again > 0 and faults.ledger_difference(runs.read(out)) == ""
-    assert found["bytes"]["refused"] > 0 and found["bytes"]["lost"] > 0
-    assert found["ledger"]["checked"] == {"heads": 2, "whole": 2, "faults": {}}
+    assert summary["bytes"]["refused"] > 0 and summary["bytes"]["lost"] > 0
+    assert summary["ledger"]["checked"] == {"heads": 2, "whole": 2, "faults": {}}
     text = (out / "report.html").read_text(encoding="utf-8")
     assert text.index("the replies of silo-01 are corrupted (nan)") < text.index("Over the rounds")
     assert text.index("No reply of silo-01 ever counted.") < text.index("Over the rounds")
@@ -138,7 +140,7 @@ def test_the_report_of_a_troubled_run_agrees_with_its_ledgers(tmp_path: Path) ->
 
 
 def test_a_softmax_over_one_class_is_told_at_the_head(write_run: Any) -> None:
-    def said(identities: int, loss: float) -> list[str]:
+    def sentences_of(identities: int, loss: float) -> list[str]:
         folder = write_run(f"run-{identities}-{loss:g}", parties=2)
         summary = json.loads((folder / "summary.json").read_text())
         for party in summary["parties"]:
@@ -149,6 +151,6 @@ def test_a_softmax_over_one_class_is_told_at_the_head(write_run: Any) -> None:
         (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
         return faults.at_the_head(runs.read(folder))
 
-    (line,) = said(1, 0.0)
+    (line,) = sentences_of(1, 0.0)
     assert line.startswith("Each party holds one identity: a softmax over its one class") and "`positive-only`" in line
-    assert said(1, 0.1) == said(2, 0.0) == []
+    assert sentences_of(1, 0.1) == sentences_of(2, 0.0) == []

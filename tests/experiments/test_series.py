@@ -13,18 +13,18 @@ KEY = "local.steps_per_round"
 
 def cell(seed: int, value: float | None, half: str | None = None, start: float | None = None, **chosen: Any) -> Point:
     """A cell; `K` is its number of the axis."""
-    named = {KEY if key == "K" else key.replace("__", "."): found for key, found in chosen.items()}
+    settings = {KEY if key == "K" else key.replace("__", "."): value for key, value in chosen.items()}
     untrained = {} if start is None else {"test/accuracy": start}
-    return Point(named, seed, {} if value is None else {"test/accuracy": value}, half, "untrained", untrained)
+    return Point(settings, seed, {} if value is None else {"test/accuracy": value}, half, "untrained", untrained)
 
 
-def found(*points: Point, axis: str = KEY) -> tuple[list[Line], list[Level]]:
-    both = over(points, axis, "test/accuracy", "fedavg")
-    return list(both.lines), list(both.levels)
+def lines_and_levels(*points: Point, axis: str = KEY) -> tuple[list[Line], list[Level]]:
+    curves = over(points, axis, "test/accuracy", "fedavg")
+    return list(curves.lines), list(curves.levels)
 
 
 def test_a_line_is_the_mean_over_seeds_with_the_lowest_and_the_highest() -> None:
-    lines, levels = found(
+    lines, levels = lines_and_levels(
         *(cell(s, v, method="pfm", K=5) for s, v in enumerate((83.0, 86.0, 80.0))),
         *(cell(s, v, method="pfm", K=25) for s, v in enumerate((70.0, 71.0, 78.0))),
     )
@@ -35,23 +35,23 @@ def test_a_line_is_the_mean_over_seeds_with_the_lowest_and_the_highest() -> None
 def test_the_halves_of_a_seed_are_one_value() -> None:
     """Seed 0: (60 + 80) / 2 = 70; seed 1: 90. Four runs would make 77.5 of it, and the bar 60 to 90."""
     runs = [cell(0, 60.0, "first", K=5), cell(0, 80.0, "second", K=5), cell(1, 90.0, "first", K=5)]
-    lines, _ = found(*runs, cell(0, 50.0, "first", K=9))
+    lines, _ = lines_and_levels(*runs, cell(0, 50.0, "first", K=9))
     assert lines[0].at == {5.0: Spread(80.0, 70.0, 90.0, 2, 2), 9.0: Spread(50.0, 50.0, 50.0, 1, 1)}
 
 
 def test_cells_that_are_missing_are_counted_and_leave_a_gap() -> None:
-    lines, _ = found(
+    lines, _ = lines_and_levels(
         *[cell(0, 80.0, K=5), cell(1, None, K=5), cell(2, 82.0, K=5)],
         *[cell(seed, None, K=25) for seed in range(3)],
         cell(0, 60.0, K=75),
     )
     assert lines == [Line("fedavg", {5.0: Spread(81.0, 80.0, 82.0, 2, 3), 25.0: None, 75.0: Spread(60, 60, 60, 1, 1)})]
-    assert found(*[cell(0, None, K=k) for k in (5, 25)]) == ([], [])
-    assert found(cell(0, None, method="solo", K=5))[1] == []
+    assert lines_and_levels(*[cell(0, None, K=k) for k in (5, 25)]) == ([], [])
+    assert lines_and_levels(cell(0, None, method="solo", K=5))[1] == []
 
 
 def test_other_settings_are_lines_of_their_own_a_list_among_them() -> None:
-    lines, _ = found(
+    lines, _ = lines_and_levels(
         *[cell(0, 10.0 * k + n, K=k, domains=[*range(n)]) for k in (1, 2) for n in (1, 2)],
     )
     assert [(line.name, [s.mean for s in line.at.values() if s]) for line in lines] == [
@@ -64,7 +64,7 @@ def test_a_setting_at_one_number_or_without_one_is_a_level() -> None:
     sweep = [cell(0, 80.0 + k, method="pfm", K=k) for k in (5, 25, 75)]
     sweep += [cell(s, 90.0 + s, method="centralized", K=75) for s in (0, 1)]  # as a file of grids may list it
     sweep += [cell(0, 61.0, method="positive-only")]
-    lines, levels = found(*sweep)
+    lines, levels = lines_and_levels(*sweep)
     assert [line.name for line in lines] == ["pfm"]
     assert levels == [
         Level("centralized", Spread(90.5, 90.0, 91.0, 2, 2), 75.0),
@@ -74,19 +74,21 @@ def test_a_setting_at_one_number_or_without_one_is_a_level() -> None:
 
 @pytest.mark.parametrize("value", [None, "all", [5], True])
 def test_a_value_that_is_no_number_is_a_level_beside_its_line(value: Any) -> None:
-    said = {None: "null", "all": "all", True: "true"}.get(value if not isinstance(value, list) else "", "[5]")
-    lines, levels = found(*[cell(0, 80.0, method="pfm", K=k) for k in (5, 25)], cell(0, 70.0, method="pfm", K=value))
+    text = {None: "null", "all": "all", True: "true"}.get(value if not isinstance(value, list) else "", "[5]")
+    lines, levels = lines_and_levels(
+        *[cell(0, 80.0, method="pfm", K=k) for k in (5, 25)], cell(0, 70.0, method="pfm", K=value)
+    )
     assert [(line.name, list(line.at)) for line in lines] == [("pfm", [5.0, 25.0])]
-    assert levels == [Level(f"pfm, steps_per_round={said}", Spread(70.0, 70.0, 70.0, 1, 1), None)]
+    assert levels == [Level(f"pfm, steps_per_round={text}", Spread(70.0, 70.0, 70.0, 1, 1), None)]
 
 
 def test_what_runs_start_from_is_a_level_where_all_start_from_the_same() -> None:
     starts = {0: 60.0, 1: 63.0}
-    same = [cell(s, 80.0, start=starts[s], K=k) for k in (5, 25) for s in starts]
-    assert found(*same)[1] == [Level("untrained", Spread(61.5, 60.0, 63.0, 2, 2), None)]
-    assert found(*same, cell(1, 80.0, start=64.0, K=75))[1] == []  # it depends on the axis
+    alike = [cell(s, 80.0, start=starts[s], K=k) for k in (5, 25) for s in starts]
+    assert lines_and_levels(*alike)[1] == [Level("untrained", Spread(61.5, 60.0, 63.0, 2, 2), None)]
+    assert lines_and_levels(*alike, cell(1, 80.0, start=64.0, K=75))[1] == []  # it depends on the axis
     halves = [cell(0, 80.0, half, start, K=k) for k in (5, 25) for half, start in (("first", 60.0), ("second", 64.0))]
-    assert found(*halves)[1] == [Level("untrained", Spread(62.0, 62.0, 62.0, 1, 1), None)]
+    assert lines_and_levels(*halves)[1] == [Level("untrained", Spread(62.0, 62.0, 62.0, 1, 1), None)]
 
 
 def test_axes_are_the_keys_with_three_numbers_that_vary_by_themselves() -> None:

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tinyruns
 import written_method
+from pages import markdown_rows
 from tinyruns import Silent
 
 from coalface.core.errors import DataError, RecipeError
 from coalface.engine.transport import RunFailed
 from coalface.experiments.sweep import differences
-from coalface.experiments.sweep import grid as gridding
 from coalface.experiments.sweep import run as sweeping
 from coalface.experiments.sweep.grid import grid
 from coalface.experiments.sweep.run import describe, read_cells, sweep
@@ -44,43 +44,7 @@ def cells(out: Path) -> list[dict[str, Any]]:
 
 def rows(text: str) -> list[list[str]]:
     """The table of figures and that of the differences."""
-    text = text.partition("Final training loss")[0]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-
-
-def test_a_grid_has_every_combination_the_last_key_fastest(tmp_path: Path) -> None:
-    found = grid(recipe(tmp_path), ["method=solo,fedavg", "local.lr=0.1,1e-2", "data.grey=true"])
-    assert [cell.chosen for cell in found] == [
-        {"method": "solo", "local.lr": 0.1},
-        {"method": "solo", "local.lr": "1e-2"},
-        {"method": "fedavg", "local.lr": 0.1},
-        {"method": "fedavg", "local.lr": "1e-2"},
-    ]
-    assert found[3].recipe.local.lr == 0.01
-    assert found[0].name == "method=solo lr=0.1" and found[0].setting == "method=solo, local.lr=0.1"
-
-
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ("0,1,2", [0, 1, 2]),
-        ("[studio],[studio, night]", [["studio"], ["studio", "night"]]),
-        ('"a,b",c', ["a,b", "c"]),
-        ("null,3", [None, 3]),
-        ("", [None]),
-        ("1,1,2", [1, 2]),
-    ],
-)
-def test_commas_separate_values_except_in_brackets_and_quotes(
-    text: str, values: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gridding.loader, "parse", lambda tree: FakeRecipe(tree))
-    assert [cell.recipe.tree["key"] for cell in grid(recipe(tmp_path), [f"key={text}"])] == values  # type: ignore[attr-defined]
-
-
-class FakeRecipe:
-    def __init__(self, tree: dict[str, Any]) -> None:
-        self.tree = tree
+    return markdown_rows(text.partition("Final training loss")[0])
 
 
 @pytest.mark.parametrize(
@@ -100,15 +64,15 @@ def test_a_mistake_in_any_cell_shows_before_anything_runs(changes: list[str], wh
 
 
 def test_every_cell_has_its_line_and_no_run_folder_is_left(swept: Path) -> None:
-    found = cells(swept / "out")
-    assert [cell["cell"] for cell in found] == [
+    finished = cells(swept / "out")
+    assert [cell["cell"] for cell in finished] == [
         {"method": "solo", "seed": 0},
         {"method": "solo", "seed": 1},
         {"method": "fedavg", "seed": 0},
         {"method": "fedavg", "seed": 1},
     ]
-    assert len({cell["hash"] for cell in found}) == 4
-    assert all(cell["figures"]["unseen"] and cell["evidence"]["unseen"] and cell["last_loss"] for cell in found)
+    assert len({cell["hash"] for cell in finished}) == 4
+    assert all(cell["figures"]["unseen"] and cell["evidence"]["unseen"] and cell["last_loss"] for cell in finished)
     assert list((swept / "out" / "runs").iterdir()) == []
 
 
@@ -137,8 +101,8 @@ def test_the_committed_cells_give_the_committed_table(monkeypatch: pytest.Monkey
     monkeypatch.setattr(differences, "of_figures", lambda *_: [])
     folder = Path(__file__).parents[2]
     changes = ["seed=0,1,2", "method=fedavg,centralized,solo,fedprox"]
-    done = read_cells(folder / "docs" / "results" / "lfw-silos" / "cells.jsonl")
-    text, _ = sweeping.table(grid(folder / "recipes" / "lfw" / "silos.yaml", changes), done)
+    finished = read_cells(folder / "docs" / "results" / "lfw-silos" / "cells.jsonl")
+    text, _ = sweeping.table(grid(folder / "recipes" / "lfw" / "silos.yaml", changes), finished)
     assert (folder / "docs" / "results" / "lfw-silos" / "table.md").read_text().startswith(text.rstrip())
 
 
@@ -215,8 +179,8 @@ def test_each_kind_of_start_has_a_row_by_its_own_name(tmp_path: Path) -> None:
     start = "{method: centralized, rounds: 1}"
     text = sweep(recipe(tmp_path), [f"pretrain={start}", "seed=0"], tmp_path / "one", Silent())
     assert [row[0] for row in rows(text)[2:3]] == ["pre-trained"] and "untrained" not in text
-    both = sweep(recipe(tmp_path), [f"pretrain=null,{start}", "seed=0"], tmp_path / "two", Silent())
-    assert [row[0] for row in rows(both)[2:4]] == ["untrained", "pre-trained"]
+    mixed = sweep(recipe(tmp_path), [f"pretrain=null,{start}", "seed=0"], tmp_path / "two", Silent())
+    assert [row[0] for row in rows(mixed)[2:4]] == ["untrained", "pre-trained"]
 
 
 def test_cells_that_start_from_another_pretrained_model_are_named_beneath_the_table(tmp_path: Path) -> None:
@@ -237,11 +201,11 @@ def test_cells_by_code_that_was_changed_since_are_named(tmp_path: Path, monkeypa
     assert not any("the code of methods" in note for note in view.notes)
 
     source.write_text(source.read_text() + "\n# changed\n")
-    assert "cell 2 of 3: seed=1: done, " in (said := describe(path, ["seed=0,1,2"], out))
-    assert said.count("by other code than is here now") == 2
+    assert "cell 2 of 3: seed=1: done, " in (text := describe(path, ["seed=0,1,2"], out))
+    assert text.count("by other code than is here now") == 2
     mixed = sweep(path, ["seed=0,1,2"], out, view)
-    (told,) = [note for note in view.notes if "the code of methods (damped) is another now" in note]
-    assert "these cells: seed=0; seed=1. They" in told and f"delete their lines in {out / 'cells.jsonl'}" in told
+    (note,) = [note for note in view.notes if "the code of methods (damped) is another now" in note]
+    assert "these cells: seed=0; seed=1. They" in note and f"delete their lines in {out / 'cells.jsonl'}" in note
     assert "**Not by one code:**" in mixed and "\n\n- seed=0: damped\n- seed=1: damped\n\n" in mixed
     assert "Not by one code" in (out / "table.md").read_text() and "Not by one code" in (out / "sweep.html").read_text()
 
@@ -254,9 +218,9 @@ def test_cells_by_code_that_was_changed_since_are_named(tmp_path: Path, monkeypa
 
 def test_run_folders_are_kept_where_asked(tmp_path: Path) -> None:
     sweep(recipe(tmp_path), ["seed=0,1"], tmp_path / "out", Silent(), keep_runs=True)
-    kept = sorted((tmp_path / "out" / "runs").iterdir())
-    assert len(kept) == 2 and all((folder / "report.html").exists() for folder in kept)
-    assert {json.loads((folder / "summary.json").read_text())["name"] for folder in kept} == {
+    folders = sorted((tmp_path / "out" / "runs").iterdir())
+    assert len(folders) == 2 and all((folder / "report.html").exists() for folder in folders)
+    assert {json.loads((folder / "summary.json").read_text())["name"] for folder in folders} == {
         "tiny seed=0",
         "tiny seed=1",
     }
@@ -278,8 +242,8 @@ def test_a_cell_that_fails_does_not_stop_the_others_and_is_tried_again_last(tmp_
     again = Silent()
     with pytest.raises(RunFailed):
         sweep(path, [changes[0], "seed=0,2"], out, again)
-    begun = [note for note in again.notes if note.startswith("cell") and "failed" not in note]
-    assert begun == [
+    started = [note for note in again.notes if note.startswith("cell") and "failed" not in note]
+    assert started == [
         f"cell {n}" for n in ("2 of 4: lr=1000000000 seed=2", "4 of 4: lr=0.02 seed=2", "1 of 4: lr=1000000000 seed=0")
     ]
     sound = Silent()
@@ -312,9 +276,9 @@ def test_a_disk_that_takes_nothing_more_ends_the_sweep_which_goes_on_where_it_wa
 ) -> None:
     path, out, runs = recipe(tmp_path), tmp_path / "out", sweeping.experiment.run
 
-    def full(recipe: Any, *given: Any, **more: Any) -> None:
+    def full(recipe: Any, *arguments: Any, **options: Any) -> None:
         if recipe.seed == 0:
-            runs(recipe, *given, **more)
+            runs(recipe, *arguments, **options)
             return
         refused = OSError(errno.ENOSPC, "No space left on device", "/disk/x")
         if behind:
@@ -334,13 +298,13 @@ def test_a_disk_that_takes_nothing_more_ends_the_sweep_which_goes_on_where_it_wa
 
 
 def test_a_mean_over_fewer_seeds_says_so(swept: Path, tmp_path: Path) -> None:
-    done = read_cells(swept / "out" / "cells.jsonl")
+    finished = read_cells(swept / "out" / "cells.jsonl")
     every = grid(swept / "tiny.yaml", ["method=solo,fedavg", "seed=0,1"])
-    gone = every[3].recipe.digest()
-    text, whole = sweeping.table(every, {k: v for k, v in done.items() if k != gone}, (), {gone: "it broke"})
+    missing = every[3].recipe.digest()
+    text, whole = sweeping.table(every, {k: v for k, v in finished.items() if k != missing}, (), {missing: "it broke"})
     assert whole and [row[:2] for row in rows(text)[3:5]] == [["method=solo", "2"], ["method=fedavg", "1 of 2"]]
     assert "- method=fedavg seed=1: failed: it broke\n" in text and "Differences to method=solo" in text
-    solo = {k: v for k, v in done.items() if v["cell"]["method"] == "fedavg"}
+    solo = {k: v for k, v in finished.items() if v["cell"]["method"] == "fedavg"}
     assert "Differences" not in sweeping.table(every, solo, ["method=solo"])[0]
 
 
@@ -353,10 +317,10 @@ def test_a_table_needs_the_cells_file_alone_and_overwrites_no_fuller_one(
     sweep(path, ["method=solo,fedavg"], out, Silent())
     full = (out / "table.md").read_text()
     monkeypatch.delenv("COALFACE_DATA")
-    said = sweep(path, ["method=solo,fedavg"], out, Silent())
-    assert said.startswith(full.partition("\n\nDifferences")[0])
-    assert "Differences are left out: their pair lists cannot be made here" in said and "COALFACE_DATA" in said
-    assert (out / "table.md").read_text() == full and "(left as it was)" in said
+    text = sweep(path, ["method=solo,fedavg"], out, Silent())
+    assert text.startswith(full.partition("\n\nDifferences")[0])
+    assert "Differences are left out: their pair lists cannot be made here" in text and "COALFACE_DATA" in text
+    assert (out / "table.md").read_text() == full and "(left as it was)" in text
     (out / "table.md").unlink()
     sweep(path, ["method=solo,fedavg"], out, Silent())
     assert "Differences are left out" in (out / "table.md").read_text()
@@ -364,66 +328,14 @@ def test_a_table_needs_the_cells_file_alone_and_overwrites_no_fuller_one(
 
 def test_final_losses_are_smoothed_over_steps_and_averaged_over_runs(swept: Path) -> None:
     """Of two rounds of 100 or unknown many steps each; here one round, so it is the round's loss."""
-    done = {(c["cell"]["method"], c["cell"]["seed"]): c["losses"] for c in cells(swept / "out")}
+    losses = {(c["cell"]["method"], c["cell"]["seed"]): c["losses"] for c in cells(swept / "out")}
     text = sweep(swept / "tiny.yaml", ["method=solo,fedavg", "seed=0,1"], swept / "out", Silent())
     table = text.partition("Final training loss")[2]
     row = next(line for line in table.splitlines() if line.startswith("| method=solo"))
     for place, party in enumerate(["silo-00", "silo-01"], start=2):
-        found = [done["solo", seed][party] for seed in (0, 1)]
-        assert row.split("|")[place].strip() == f"{np.mean(found):.2f} ± {np.std(found, ddof=1):.2f}"
+        by_seed = [losses["solo", seed][party] for seed in (0, 1)]
+        assert row.split("|")[place].strip() == f"{np.mean(by_seed):.2f} ± {np.std(by_seed, ddof=1):.2f}"
     records = [{"losses": {"a": 4.0, "b": 1.0}}, {"losses": {"a": 2.0}}]
     smoothed = sweeping._smoothed(records, tinyruns.tiny(local={"steps_per_round": 50}))
     keep = 0.99**50
     assert smoothed == {"a": pytest.approx(keep * 4 + (1 - keep) * 2), "b": 1.0}
-
-
-def listing(folder: Path, text: str) -> Path:
-    recipe(folder)
-    (folder / "many.yaml").write_text(text, encoding="utf-8")
-    return folder / "many.yaml"
-
-
-def test_a_file_may_list_grids_whose_cells_are_one_sweep(tmp_path: Path) -> None:
-    path = listing(
-        tmp_path,
-        "recipe: tiny.yaml\ngrids:\n  - {method: solo, seed: [0, 1]}\n"
-        "  - {method: fedavg, local.lr: [0.1, 0.2], seed: [0, 1]}\n  - {method: [solo], seed: 1}\n",
-    )
-    found = grid(path, [])
-    solo = [{"method": "solo", "seed": s} for s in (0, 1)]
-    assert [c.chosen for c in found] == [
-        *solo, *({"method": "fedavg", "local.lr": lr, "seed": s} for lr in (0.1, 0.2) for s in (0, 1))
-    ]  # fmt: skip
-    assert [c.setting for c in found[1:3]] == ["method=solo", "method=fedavg, local.lr=0.1"]
-    assert [c.chosen for c in grid(path, ["seed=7"])] == [
-        {"method": "solo"}, {"method": "fedavg", "local.lr": 0.1}, {"method": "fedavg", "local.lr": 0.2}
-    ]  # fmt: skip
-    assert {c.recipe.seed for c in grid(path, ["seed=7"])} == {7}
-
-
-def test_a_grid_with_a_name_is_called_so(tmp_path: Path) -> None:
-    many = "  - {name: the bound, method: [centralized, solo], rounds: 9, local.lr: 0.3, seed: [0, 1]}\n"
-    found = grid(listing(tmp_path, f"recipe: tiny.yaml\ngrids:\n  - {{method: fedavg, seed: [0, 1]}}\n{many}"), [])
-    assert [cell.setting for cell in found[::2]] == [
-        "method=fedavg",
-        "the bound, method=centralized",
-        "the bound, method=solo",
-    ]
-    assert [cell.name for cell in found[2:4]] == [f"the bound method=centralized seed={seed}" for seed in (0, 1)]
-    assert {cell.recipe.rounds for cell in found[2:]} == {9} and all(c.recipe.name == "tiny" for c in found)
-    alone = grid(listing(tmp_path, "recipe: tiny.yaml\ngrids: [{name: one, method: solo, seed: [0, 1]}]\n"), [])
-    assert [cell.setting for cell in alone] == ["one", "one"]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "grids: [{seed: 0}]\n",
-        "recipe: tiny.yaml\ngrids: []\n",
-        "recipe: tiny.yaml\ngrid: 1\ngrids: [{seed: 0}]\n",
-    ],
-)
-def test_a_file_of_grids_with_a_mistake_is_named(text: str, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError) as error:
-        grid(listing(tmp_path, text), [])
-    assert error.value.where == str(tmp_path / "many.yaml")

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tinyruns
+from pages import markdown_rows
+from paired_runs import paired
 
 from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.experiments import compare
-from coalface.experiments.compare import bootstrap_of, paired
+from coalface.experiments.compare import bootstrap_of
 from coalface.experiments.recipe import loader
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import differences
@@ -65,11 +67,11 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def finished(cells: Sequence[Cell], path: Path) -> dict[str, dict[str, Any]]:
     """Lines as of finished cells, whose pairs have the scores of a better model the further back the cell stands."""
-    (chosen,) = Parts(mine := loader.load(path)).pairs
-    same, done = chosen.identities.same, {}
+    (chosen,) = Parts(loader.load(path)).pairs
+    is_genuine, lines = chosen.identities.same, {}
     for place, cell in enumerate(cells):
-        scores = same * place / len(cells) + np.random.default_rng(place).normal(0, 0.5, len(same))
-        done[cell.recipe.digest()] = {
+        scores = is_genuine * place / len(cells) + np.random.default_rng(place).normal(0, 0.5, len(is_genuine))
+        lines[cell.recipe.digest()] = {
             "cell": cell.chosen,
             "seed": cell.recipe.seed,
             "figures": {"unseen": {"accuracy": 78.0 + 2 * place}},
@@ -78,7 +80,7 @@ def finished(cells: Sequence[Cell], path: Path) -> dict[str, dict[str, Any]]:
             "seconds": {"total": 3.0},
             "evidence": {"unseen": [accuracy_evidence(scores, chosen.identities)]},
         }
-    return done
+    return lines
 
 
 @pytest.fixture(scope="module")
@@ -90,43 +92,41 @@ def swept(folder: Path) -> Swept:
 
 def tables(text: str) -> dict[str, list[list[str]]]:
     """Baseline -> the rows of its table, without its head."""
-    found = {}
+    by_baseline = {}
     for part in text.split("\nDifferences to ")[1:]:
-        lines = [line for line in part.splitlines()[1:] if line.startswith("|")]
-        found[part.partition(":\n")[0]] = [[c.strip() for c in line.strip("|").split("|")] for line in lines[2:]]
-    return found
+        by_baseline[part.partition(":\n")[0]] = markdown_rows(part)[2:]
+    return by_baseline
 
 
 def compared(rows: list[list[str]]) -> dict[str, str]:
     """Setting -> the setting of the row `to …` above it."""
-    to, found = "", {}
+    to, base_of = "", {}
     for label, *_ in rows:
         if label.startswith("to "):
             to = label.removeprefix("to ")
         else:
-            found[label] = to
-    return found
+            base_of[label] = to
+    return base_of
 
 
 @pytest.mark.parametrize(
-    ("wanted", "expected"),
+    ("baselines", "expected"),
     [([CENTRAL], BESIDE), (["method=centralized, local.steps_per_round=75"], TO_ONE), ([CENTRAL] * 2, BESIDE)],
 )
 def test_one_baseline_has_a_row_for_every_setting_and_figure(
-    folder: Path, wanted: list[str], expected: dict[tuple[str, ...], tuple[str, ...]]
+    folder: Path, baselines: list[str], expected: dict[tuple[str, ...], tuple[str, ...]]
 ) -> None:
     cells = grid(folder / "tiny.yaml", ["method=centralized,fedavg", "local.steps_per_round=5,75", "seed=0,1"])
-    written, whole = table(cells, finished(cells, folder / "tiny.yaml"), wanted)
-    short = written.replace("method=", "").replace("local.steps_per_round=", "").partition("Differences to")[2]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in short.splitlines() if line[:1] == "|"]
-    assert whole and {tuple(row[:-3]): tuple(row[-3:]) for row in rows[2:]} == expected
+    text, whole = table(cells, finished(cells, folder / "tiny.yaml"), baselines)
+    short = text.replace("method=", "").replace("local.steps_per_round=", "").partition("Differences to")[2]
+    assert whole and {tuple(row[:-3]): tuple(row[-3:]) for row in markdown_rows(short)[2:]} == expected
 
 
 @pytest.mark.usefixtures("few_draws")
 def test_several_baselines_have_a_table_each_and_like_is_compared_with_like(swept: Swept) -> None:
-    cells, done = swept
-    found = tables(table(cells, done, [CENTRAL, RESET, NONE])[0])
-    assert list(found) == [CENTRAL, RESET, NONE]
+    cells, lines = swept
+    by_baseline = tables(table(cells, lines, [CENTRAL, RESET, NONE])[0])
+    assert list(by_baseline) == [CENTRAL, RESET, NONE]
     federated = ["method=pfm", f"method=fedavg, {RESET}", f"method=fedavg, {NONE}"]
     losses, every = ("cosface", "arcface"), [(loss, k) for loss in ("cosface", "arcface") for k in (5, 75)]
 
@@ -135,32 +135,32 @@ def test_several_baselines_have_a_table_each_and_like_is_compared_with_like(swep
 
     central = {named(m, loss, k): named(CENTRAL, loss, 75) for m in federated for loss, k in every}
     solo = {loss: named("method=solo", loss, 75) for loss in losses}
-    assert compared(found[CENTRAL]) == central | {solo[loss]: named(CENTRAL, loss, 75) for loss in losses}
-    for baseline, rest in ((RESET, ["method=pfm", f"method=fedavg, {NONE}"]), (NONE, ["method=pfm"])):
-        to = {named(m, loss, k): named(f"method=fedavg, {baseline}", loss, k) for m in rest for loss, k in every}
+    assert compared(by_baseline[CENTRAL]) == central | {solo[loss]: named(CENTRAL, loss, 75) for loss in losses}
+    for baseline, methods in ((RESET, ["method=pfm", f"method=fedavg, {NONE}"]), (NONE, ["method=pfm"])):
+        to = {named(m, loss, k): named(f"method=fedavg, {baseline}", loss, k) for m in methods for loss, k in every}
         to |= {solo[loss]: named(f"method=fedavg, {baseline}", loss, 75) for loss in losses}
-        assert compared(found[baseline]) == to  # centralised, and `reset` to `none`, stand in a table above
+        assert compared(by_baseline[baseline]) == to  # centralised, and `reset` to `none`, stand in a table above
 
 
 @pytest.mark.usefixtures("few_draws")
 def test_a_cell_of_several_has_the_difference_and_its_interval(swept: Swept, folder: Path) -> None:
     """Each as `paired` gives it for the two settings alone; bold where the interval does not hold zero."""
-    cells, done = swept
-    (chosen,) = Parts(mine := loader.load(folder / "tiny.yaml")).pairs
+    cells, lines = swept
+    (chosen,) = Parts(loader.load(folder / "tiny.yaml")).pairs
     bootstrap, bold = bootstrap_of(chosen.identities), []
-    found = tables(table(cells, done, [CENTRAL, RESET])[0])
+    by_baseline = tables(table(cells, lines, [CENTRAL, RESET])[0])
 
     def evidence(setting: str) -> list[Any]:
-        return [done[c.recipe.digest()]["evidence"]["unseen"] for c in cells if c.setting == setting]
+        return [lines[c.recipe.digest()]["evidence"]["unseen"] for c in cells if c.setting == setting]
 
-    for rows in found.values():
+    for rows in by_baseline.values():
         to = compared(rows)
-        for label, *shown in rows:
+        for label, *texts in rows:
             if label.startswith("to "):
-                assert shown[1] == "" and re.fullmatch(r"\d+\.00 ± 1\.41", shown[0])  # its figures; these have no EER
+                assert texts[1] == "" and re.fullmatch(r"\d+\.00 ± 1\.41", texts[0])  # its figures; these have no EER
                 continue
             by_figure = paired(evidence(label), evidence(to[label]), bootstrap)
-            for text, figure in zip(shown, ("accuracy", "eer"), strict=True):
+            for text, figure in zip(texts, ("accuracy", "eer"), strict=True):
                 d = by_figure[figure].figures()
                 plain = f"{d['difference']:+.2f} ({d['low']:+.2f} to {d['high']:+.2f})"
                 bold.append(d["verdict"] != "undecided")
@@ -170,36 +170,36 @@ def test_a_cell_of_several_has_the_difference_and_its_interval(swept: Swept, fol
 
 @pytest.mark.usefixtures("few_draws")
 def test_what_is_compared_with_a_setting_that_is_not_done_is_left_out(swept: Swept) -> None:
-    cells, done = swept
-    gone = f"method=fedavg, {RESET}, loss.name=arcface, local.steps_per_round=75"
-    left = {c.recipe.digest(): done[c.recipe.digest()] for c in cells if c.setting != gone}
-    whole, part = (tables(table(cells, some, [CENTRAL, RESET])[0])[RESET] for some in (done, left))
-    without = {label: to for label, to in compared(whole).items() if to != gone}
+    cells, lines = swept
+    absent = f"method=fedavg, {RESET}, loss.name=arcface, local.steps_per_round=75"
+    remaining = {c.recipe.digest(): lines[c.recipe.digest()] for c in cells if c.setting != absent}
+    whole, part = (tables(table(cells, some, [CENTRAL, RESET])[0])[RESET] for some in (lines, remaining))
+    without = {label: to for label, to in compared(whole).items() if to != absent}
     assert compared(part) == without and len(without) == len(compared(whole)) - 3
-    only = {c.recipe.digest(): done[c.recipe.digest()] for c in cells if RESET not in c.setting}
+    only = {c.recipe.digest(): lines[c.recipe.digest()] for c in cells if RESET not in c.setting}
     assert list(tables(table(cells, only, [CENTRAL, RESET, NONE])[0])) == [CENTRAL, NONE]
 
 
 @pytest.mark.usefixtures("few_draws")
-@pytest.mark.parametrize(("folds", "other"), [([0, 1, 2], {}), (None, {"list": "another"})])
+@pytest.mark.parametrize(("folds", "change"), [([0, 1, 2], {}), (None, {"list": "another"})])
 def test_settings_evaluated_on_other_pairs_say_so_in_each_column(
-    swept: Swept, folder: Path, folds: list[int] | None, other: dict[str, str]
+    swept: Swept, folder: Path, folds: list[int] | None, change: dict[str, str]
 ) -> None:
-    cells, done = swept
-    (chosen,) = Parts(mine := loader.load(folder / "tiny.yaml")).pairs
-    evidence = accuracy_evidence(np.arange(120.0), chosen.identities, folds=folds) | other
-    changed = dict(done)
+    cells, lines = swept
+    (chosen,) = Parts(loader.load(folder / "tiny.yaml")).pairs
+    evidence = accuracy_evidence(np.arange(120.0), chosen.identities, folds=folds) | change
+    changed = dict(lines)
     for cell in (c for c in cells if c.setting == "method=solo, loss.name=cosface, local.steps_per_round=75"):
-        changed[cell.recipe.digest()] = done[cell.recipe.digest()] | {"evidence": {"unseen": [evidence]}}
+        changed[cell.recipe.digest()] = lines[cell.recipe.digest()] | {"evidence": {"unseen": [evidence]}}
     rows = tables(table(cells, changed, [CENTRAL, RESET])[0])[CENTRAL]
     assert next(row for row in rows if row[0].startswith("method=solo"))[1:] == ["evaluated on other pairs"] * 2
     assert sum("other pairs" in text for row in rows for text in row) == 2
-    base, changed = "method=centralized, loss.name=cosface, local.steps_per_round=75", dict(done)
+    base, changed = "method=centralized, loss.name=cosface, local.steps_per_round=75", dict(lines)
     for cell in (c for c in cells if c.setting == base):
-        changed[cell.recipe.digest()] = done[cell.recipe.digest()] | {"evidence": {"unseen": [evidence]}}
+        changed[cell.recipe.digest()] = lines[cell.recipe.digest()] | {"evidence": {"unseen": [evidence]}}
     rows = tables(table(cells, changed, [CENTRAL, RESET])[0])[CENTRAL]
-    said = {row[0]: row[1:] for row in rows if row[1:] == ["evaluated on other pairs"] * 2}
-    assert said.keys() == {label for label, to in compared(rows).items() if to == base}
+    saying_so = {row[0]: row[1:] for row in rows if row[1:] == ["evaluated on other pairs"] * 2}
+    assert saying_so.keys() == {label for label, to in compared(rows).items() if to == base}
 
 
 def test_each_setting_is_compared_with_the_baseline_most_like_it() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import tinyruns
-from pages import Reader
+from pages import Reader, markdown_rows
 from typer.testing import CliRunner
 
 from coalface.cli import main
@@ -75,10 +75,9 @@ def test_the_numbers_of_a_drawing_are_those_of_the_cells(finished: Path) -> None
 
 
 def test_the_tables_are_those_of_the_markdown(finished: Path) -> None:
-    lines = (finished / "out" / "table.md").read_text().splitlines()
-    tables = [line for line in lines if line.startswith("|") and not set(line) <= set("|-:")]
-    shown = Reader(page(finished)).rows[-len(tables) :]
-    assert shown == [[cell.strip() for cell in line.strip("|").split("|")] for line in tables]
+    text = (finished / "out" / "table.md").read_text()
+    rows = [row for row in markdown_rows(text) if not set("".join(row)) <= set("-:")]
+    assert Reader(page(finished)).rows[-len(rows) :] == rows
     assert "Differences to method=fedavg, local.steps_per_round=40" in page(finished)
 
 
@@ -118,57 +117,61 @@ def test_an_axis_can_be_chosen_and_a_mistake_in_it_shows_before_anything_runs(
 
 def test_cells_that_failed_are_named_and_their_place_is_empty(finished: Path) -> None:
     cells = grid(finished / "grids.yaml", [])
-    done = sweeping.read_cells(finished / "out" / "cells.jsonl")
-    gone = [c.recipe.digest() for c in cells if c.chosen.get("local.steps_per_round") == 2][:3]  # fedavg's, and a seed
-    some = {digest: line for digest, line in done.items() if digest not in gone}
-    text, _ = sweeping.table(cells, some, (), dict.fromkeys(gone, "it <broke>"))
-    shown = charting.page(cells, some, text, "coalface sweep", ["local.steps_per_round"])
-    assert "4 settings in 5 runs of 8; the others are missing in the means." in shown
-    assert shown.count("failed: it &lt;broke&gt;") == 3 and '<div class="warn">' in shown
-    fedavg, centralized = Reader(shown).rows[1:3]
+    lines = sweeping.read_cells(finished / "out" / "cells.jsonl")
+    absent = [c.recipe.digest() for c in cells if c.chosen.get("local.steps_per_round") == 2][
+        :3
+    ]  # fedavg's, and a seed
+    some = {digest: line for digest, line in lines.items() if digest not in absent}
+    text, _ = sweeping.table(cells, some, (), dict.fromkeys(absent, "it <broke>"))
+    html = charting.page(cells, some, text, "coalface sweep", ["local.steps_per_round"])
+    assert "4 settings in 5 runs of 8; the others are missing in the means." in html
+    assert html.count("failed: it &lt;broke&gt;") == 3 and '<div class="warn">' in html
+    fedavg, centralized = Reader(html).rows[1:3]
     assert fedavg[1] and not fedavg[2] and fedavg[3] and centralized[2].endswith("1 of 2 seeds")
 
 
 def test_figures_of_clients_have_drawings_of_their_own(finished: Path) -> None:
     cells = grid(finished / "grids.yaml", [])
-    done = sweeping.read_cells(finished / "out" / "cells.jsonl")
-    for place, line in enumerate(done.values()):
+    lines = sweeping.read_cells(finished / "out" / "cells.jsonl")
+    for place, line in enumerate(lines.values()):
         line["enrolled"] = {"codewords": {"eer": 5.0 + place}, "trials": {"genuine": 9}}
-    shown = charting.page(cells, done, "", "coalface sweep", ["local.steps_per_round"])
-    assert "Clients evaluated by their own images (1)" in shown and "<h3>clients by codewords EER (%)</h3>" in shown
+    html = charting.page(cells, lines, "", "coalface sweep", ["local.steps_per_round"])
+    assert "Clients evaluated by their own images (1)" in html and "<h3>clients by codewords EER (%)</h3>" in html
 
 
 def test_how_many_public_images_clients_took_is_drawn_and_how_they_are_served(finished: Path) -> None:
     cells = grid(finished / "grids.yaml", [])
-    done = sweeping.read_cells(finished / "out" / "cells.jsonl")
-    for place, line in enumerate(done.values()):
+    lines = sweeping.read_cells(finished / "out" / "cells.jsonl")
+    for place, line in enumerate(lines.values()):
         line["public_images"] = {"held": 50, "used": {"a": [10, 20 + place], "b": [20, 10]}}
         line["personalised"] = {"start": {"eer": 9.0}, "branch": {"eer": 8.0 - place}, "clients": {}}
-    (first, *_) = done
-    (found,) = (
-        point for cell, point in zip(cells, charting.points(cells, done), strict=True) if cell.recipe.digest() == first
+    (first, *_) = lines
+    (point,) = (
+        point for cell, point in zip(cells, charting.points(cells, lines), strict=True) if cell.recipe.digest() == first
     )
-    assert found.figures[charting.SHARE] == pytest.approx(30.0)  # (15 of 50 + 15 of 50) / 2
-    assert found.figures["clients by branch/eer"] == 8.0 and "clients by start/eer" not in found.figures
+    assert point.figures[charting.SHARE] == pytest.approx(30.0)  # (15 of 50 + 15 of 50) / 2
+    assert point.figures["clients by branch/eer"] == 8.0 and "clients by start/eer" not in point.figures
     moved = [
         cells[0],
         Cell(cells[1].chosen, loader.parse(loader.merged(cells[1].recipe.resolved(), {"data": {"min_images": 1}}))),
     ]
-    (one, _) = charting.points(moved, done)
-    assert charting.SHARE in one.figures and "clients by branch/eer" not in one.figures  # of two sweeps' clients
-    shown = charting.page(cells, done, "", "coalface sweep", ["local.steps_per_round"])
-    assert f"<h3>{charting.SHARE} (%)</h3>" in shown and "<h3>clients by branch EER (%)</h3>" in shown
+    (moved_point, _) = charting.points(moved, lines)
+    assert (
+        charting.SHARE in moved_point.figures and "clients by branch/eer" not in moved_point.figures
+    )  # of two sweeps' clients
+    html = charting.page(cells, lines, "", "coalface sweep", ["local.steps_per_round"])
+    assert f"<h3>{charting.SHARE} (%)</h3>" in html and "<h3>clients by branch EER (%)</h3>" in html
 
 
 def test_a_cell_is_a_point_without_what_is_averaged_over() -> None:
     start = {"figures": {}, "untrained": {"unseen": {"eer": 40.0}}}
-    cells, done = [], {}
+    cells, lines = [], {}
     for half, eer in (("first", 10.0), ("second", 20.0)):
         recipe = tinyruns.tiny(seed=3).model_copy(update={"fold_split": half})
         cells.append(Cell({"method": "pfm", "seed": 3, "fold_split": half}, recipe))
-        done[recipe.digest()] = {**start, "figures": {"unseen": {"eer": eer, "eer_se": 1.0}}}
-    found = charting.points(cells, done)
-    assert found == [
+        lines[recipe.digest()] = {**start, "figures": {"unseen": {"eer": eer, "eer_se": 1.0}}}
+    points = charting.points(cells, lines)
+    assert points == [
         sweeps.Point({"method": "pfm"}, 3, {"unseen/eer": eer}, half, "untrained", {"unseen/eer": 40.0})
         for half, eer in (("first", 10.0), ("second", 20.0))
     ]
@@ -177,8 +180,8 @@ def test_a_cell_is_a_point_without_what_is_averaged_over() -> None:
 
 def test_every_string_is_escaped() -> None:
     point = sweeps.Point({"method": EVIL, "k": 1}, 0, {f"{EVIL}/eer": 1.0})
-    other = sweeps.Point({"method": EVIL, "k": 2}, 0, {f"{EVIL}/eer": 2.0})
+    second = sweeps.Point({"method": EVIL, "k": 2}, 0, {f"{EVIL}/eer": 2.0})
     text = f"| {EVIL} | x |\n|---|--:|\n| **{EVIL}** | a\\|b |\n\n- {EVIL}\n\n**{EVIL}** {EVIL}"
-    shown = sweeps.render(EVIL, EVIL, EVIL, text, [point, other], ["k"], EVIL)
-    Reader(shown).check_offline()
-    assert shown.count("<b>&lt;/title&gt;") == 2 and ">a|b<" in shown
+    html = sweeps.render(EVIL, EVIL, EVIL, text, [point, second], ["k"], EVIL)
+    Reader(html).check_offline()
+    assert html.count("<b>&lt;/title&gt;") == 2 and ">a|b<" in html

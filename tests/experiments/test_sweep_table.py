@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from commands import said
+from pages import markdown_rows
 from tinydomains import TREE, two_domains
 from tinyruns import Silent
-from typer.testing import CliRunner
 
-from coalface.cli import main
 from coalface.core import codec as wire
 from coalface.engine.party.commits import Commit
 from coalface.evaluation.metrics.paired import resample
@@ -59,21 +59,11 @@ def run(swept: Path, method: str, seed: int) -> Path:
     return swept / "out" / "runs" / str(of(swept, method)[seed]["hash"])
 
 
-def rows(text: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
-
-
-def said(*arguments: object) -> str:
-    result = CliRunner().invoke(main.app, [str(a) for a in arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def test_each_seed_has_its_people_of_the_target_and_both_those_of_the_source(swept: Path) -> None:
     lists = [[cell["lists"] for cell in of(swept, method)] for method in ("source-only", "fedfr-uda")]
     assert lists[0] == lists[1]
-    (zero, one) = lists[0]
-    assert zero["street"] != one["street"] and zero["studio"] == one["studio"]
+    (zero, first_seed) = lists[0]
+    assert zero["street"] != first_seed["street"] and zero["studio"] == first_seed["studio"]
 
 
 def naive_intervals(swept: Path, name: str) -> dict[str, tuple[float, float, float]]:
@@ -81,14 +71,14 @@ def naive_intervals(swept: Path, name: str) -> dict[str, tuple[float, float, flo
     drawn: dict[str, Any] = {}
     points: dict[str, float] = {}
     for seed in (0, 1):
-        mine = loader.load(swept / "tiny.yaml", [f"seed={seed}"])
-        lists = {one.name: one for one in Parts(mine).pairs}
+        chosen = loader.load(swept / "tiny.yaml", [f"seed={seed}"])
+        lists = {first_seedrs.name: first_seedrs for first_seedrs in Parts(chosen).pairs}
         bootstrap = bootstrap_of(lists[name].identities)
         for method, sign in (("fedfr-uda", 1), ("source-only", -1)):
             (evidence,) = of(swept, method)[seed]["evidence"][name]
-            for figure, found in resample(evidence, bootstrap).items():
-                drawn[figure] = drawn.get(figure, 0) + sign * found.values / 2
-                points[figure] = points.get(figure, 0.0) + sign * found.point / 2
+            for figure, values in resample(evidence, bootstrap).items():
+                drawn[figure] = drawn.get(figure, 0) + sign * values.values / 2
+                points[figure] = points.get(figure, 0.0) + sign * values.point / 2
     ends = {figure: np.nanquantile(values, [0.025, 0.975]) for figure, values in drawn.items()}
     return {figure: (100 * points[figure], 100 * float(low), 100 * float(high)) for figure, (low, high) in ends.items()}
 
@@ -96,12 +86,12 @@ def naive_intervals(swept: Path, name: str) -> dict[str, tuple[float, float, flo
 def test_differences_are_paired_list_by_list_and_decided_or_not(swept: Path) -> None:
     text = (swept / "out" / "table.md").read_text(encoding="utf-8")
     assert "Differences to method=source-only, percent points" in text and "left out" not in text
-    shown = {row[1]: row[2:] for row in rows(text) if len(row) == 5 and row[0] == "method=fedfr-uda"}
-    assert set(shown) == {f"{name} {figure}" for name in ("street", "studio") for figure in FIGURES} - {"studio rank-1"}
+    texts = {row[1]: row[2:] for row in markdown_rows(text) if len(row) == 5 and row[0] == "method=fedfr-uda"}
+    assert set(texts) == {f"{name} {figure}" for name in ("street", "studio") for figure in FIGURES} - {"studio rank-1"}
     keys = {"accuracy": "accuracy", "EER": "eer", "TAR at FAR 0.1": "tar@far=0.1", "rank-1": "rank-1"}
     expected = {name: naive_intervals(swept, name) for name in ("street", "studio")}
-    for named, (difference, interval, verdict) in shown.items():
-        name, _, figure = named.partition(" ")
+    for row_name, (difference, interval, verdict) in texts.items():
+        name, _, figure = row_name.partition(" ")
         middle, low, high = expected[name][keys[figure]]
         assert difference == f"{middle:+.2f}"
         assert [float(end) for end in interval.split(" to ")] == pytest.approx([low, high], abs=0.006)
@@ -116,34 +106,34 @@ def test_differences_are_paired_list_by_list_and_decided_or_not(swept: Path) -> 
 def test_clusters_have_a_table_of_their_own(swept: Path) -> None:
     text = (swept / "out" / "table.md").read_text(encoding="utf-8")
     assert "Clusters of the parties' own images against who is in them" in text
-    (header,) = (row for row in rows(text) if "pairwise f" in row)
-    beneath = rows(text)[rows(text).index(header) :]
-    mine = next(row for row in beneath if row[0] == "method=fedfr-uda")
-    each = [cell["clusters"] for cell in of(swept, "fedfr-uda")]
-    assert [sorted(one) for one in each] == [["target-00", "target-01"]] * 2
-    for name, shown in zip(header[1:], mine[1:], strict=True):
-        by_seed = [np.mean([party[name.replace(" ", "_")] for party in one.values()]) for one in each]
-        assert shown == f"{np.mean(by_seed):.2f} ± {np.std(by_seed, ddof=1):.2f}"
-    assert mine[header.index("identities")] == "3.00 ± 0.00" and mine[header.index("images")] == "12.00 ± 0.00"
+    (header,) = (row for row in markdown_rows(text) if "pairwise f" in row)
+    beneath = markdown_rows(text)[markdown_rows(text).index(header) :]
+    own_row = next(row for row in beneath if row[0] == "method=fedfr-uda")
+    by_party = [cell["clusters"] for cell in of(swept, "fedfr-uda")]
+    assert [sorted(clusters) for clusters in by_party] == [["target-00", "target-01"]] * 2
+    for name, texts in zip(header[1:], own_row[1:], strict=True):
+        by_seed = [np.mean([party[name.replace(" ", "_")] for party in clusters.values()]) for clusters in by_party]
+        assert texts == f"{np.mean(by_seed):.2f} ± {np.std(by_seed, ddof=1):.2f}"
+    assert own_row[header.index("identities")] == "3.00 ± 0.00" and own_row[header.index("images")] == "12.00 ± 0.00"
     assert not any("clusters" in cell for cell in of(swept, "source-only"))
-    assert beneath[2] == mine  # and so nothing of the other method, which comes first elsewhere
+    assert beneath[2] == own_row  # and so nothing of the other method, which comes first elsewhere
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_clusters_are_evaluated_by_who_is_in_the_partys_images(seed: int, swept: Path) -> None:
     """All pairs of a target's images, one by one."""
     folder = run(swept, "fedfr-uda", seed)
-    mine = loader.load(folder / "config.yaml")
-    truth = Parts(mine).truth
+    loaded = loader.load(folder / "config.yaml")
+    truth = Parts(loaded).truth
     for party, figures in of(swept, "fedfr-uda")[seed]["clusters"].items():
         (path,) = (folder / "parties" / party).glob("*.commit")
-        own = wire.unpack(Commit.open(path).states()["Own"], Own)
-        labels, known = own.labels.labels.tolist(), truth[party].labels.tolist()
+        state = wire.unpack(Commit.open(path).states()["Own"], Own)
+        labels, true_labels = state.labels.labels.tolist(), truth[party].labels.tolist()
         pairs = [(i, j) for i in range(12) for j in range(i)]
         joined = {(i, j) for i, j in pairs if labels[i] == labels[j] >= 0}
-        same = {(i, j) for i, j in pairs if known[i] == known[j]}
-        assert len(same) == 3 * 6
-        f = 2 * len(joined & same) / (len(joined) + len(same))
+        same_identity = {(i, j) for i, j in pairs if true_labels[i] == true_labels[j]}
+        assert len(same_identity) == 3 * 6
+        f = 2 * len(joined & same_identity) / (len(joined) + len(same_identity))
         assert figures["pairwise_f"] == pytest.approx(100 * f)
 
 
@@ -152,25 +142,25 @@ def test_a_setting_that_lacks_a_seed_is_compared_over_the_seeds_that_both_have(s
     missing = of(swept, "fedfr-uda")[1]["hash"]
     text, whole = table(cells(swept), {key: cell for key, cell in done(swept).items() if key != missing})
     assert whole and "method=fedfr-uda, seed=1" not in text
-    found = [row for row in rows(text) if row[0] == "method=fedfr-uda" and len(row) == 5]
-    assert [row[1] for row in found if row[1].startswith("studio")] == [f"studio {name}" for name in FIGURES[:3]]
-    mine, base = (of(swept, method)[0]["figures"] for method in ("fedfr-uda", "source-only"))
-    apart = {f"{on} accuracy": mine[on]["accuracy"] - base[on]["accuracy"] for on in ("studio", "street")}
-    assert {row[1]: row[2] for row in found if row[1].endswith("accuracy")} == {
+    compared = [row for row in markdown_rows(text) if row[0] == "method=fedfr-uda" and len(row) == 5]
+    assert [row[1] for row in compared if row[1].startswith("studio")] == [f"studio {name}" for name in FIGURES[:3]]
+    federated, base = (of(swept, method)[0]["figures"] for method in ("fedfr-uda", "source-only"))
+    apart = {f"{on} accuracy": federated[on]["accuracy"] - base[on]["accuracy"] for on in ("studio", "street")}
+    assert {row[1]: row[2] for row in compared if row[1].endswith("accuracy")} == {
         name: f"{value:+.2f}" for name, value in apart.items()
     }
-    said = "Settings with other seeds than what they are compared with: over the seeds that both have."
-    assert said in text and said not in table(cells(swept), done(swept))[0]
+    sentence = "Settings with other seeds than what they are compared with: over the seeds that both have."
+    assert sentence in text and sentence not in table(cells(swept), done(swept))[0]
 
 
 def test_two_runs_of_one_split_are_compared_and_of_two_where_they_were_judged_alike(swept: Path) -> None:
-    first, second, other = run(swept, "source-only", 0), run(swept, "fedfr-uda", 0), run(swept, "fedfr-uda", 1)
-    found = json.loads(said("compare", first, second, "--json"))
-    assert {key.partition("/")[0] for key in found["runs"][1]["against_first"]} == {"street", "studio"}
-    assert "street/rank-1" in found["runs"][1]["against_first"]
-    apart = {key.partition("/")[0] for _, key in intervals([first, other])}
+    first, second, second_seed = run(swept, "source-only", 0), run(swept, "fedfr-uda", 0), run(swept, "fedfr-uda", 1)
+    comparison = json.loads(said("compare", first, second, "--json"))
+    assert {key.partition("/")[0] for key in comparison["runs"][1]["against_first"]} == {"street", "studio"}
+    assert "street/rank-1" in comparison["runs"][1]["against_first"]
+    apart = {key.partition("/")[0] for _, key in intervals([first, second_seed])}
     assert apart == {"studio"}
-    text = said("compare", first, second, other, "--page", swept / "page.html")
+    text = said("compare", first, second, second_seed, "--page", swept / "page.html")
     assert "fedfr-uda" in text and "source-only" in text
     page = (swept / "page.html").read_text(encoding="utf-8")
     assert "rank-1" in page and "fedfr-uda" in page

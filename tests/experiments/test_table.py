@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 
+import yaml
+
 from coalface.experiments.report import table
 
 
 def edit(folder, **changes):
-    import yaml
-
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump(config | changes))
 
@@ -17,8 +17,8 @@ def test_differences_are_to_the_first_run_with_the_intervals_given(write_run):
         write_run(n, method=n, gain=g) for n, g in [("fedface", 22.0), ("fedavg", 17.0), ("solo", 21.5)]
     )
     key = "devtest/accuracy"
-    given = {(second, key): (-4.9, -7.0, -2.5), (third, key): (-0.4, -1.5, 0.8)}
-    comparison = table.compare([first, second, third], given)
+    intervals = {(second, key): (-4.9, -7.0, -2.5), (third, key): (-0.4, -1.5, 0.8)}
+    comparison = table.compare([first, second, third], intervals)
     assert comparison.rows[0].differences == {}
     assert comparison.rows[1].differences[key] == table.Record("fedavg", key, -4.9, by="fedface", low=-7.0, high=-2.5)
     assert comparison.rows[1].differences["devtest/eer"] == table.Record(
@@ -39,17 +39,17 @@ def test_an_interval_that_touches_zero_decides_nothing():
 
 def test_text_says_what_a_person_needs(write_run):
     runs = [write_run("fedavg"), write_run("merge", method="merge", pooled=True)]
-    shown = table.text(table.compare(runs))
-    assert "merge (pooled)" in shown and "80.0 ± 1.1" in shown and "101 MB" in shown
-    assert "Pooled (all the images in one place, not federated): merge." in shown
-    assert "differ also" not in shown
+    text = table.text(table.compare(runs))
+    assert "merge (pooled)" in text and "80.0 ± 1.1" in text and "101 MB" in text
+    assert "Pooled (all the images in one place, not federated): merge." in text
+    assert "differ also" not in text
 
 
 def test_other_differences_in_config_and_numerics_are_named(write_run):
     first, second = write_run("a"), write_run("b", numerics={"threads": 2, "cohorts": "off", "block": 16})
     edit(second, seed=7, data={"train": {"min_images": 8}, "image_size": 112})
-    said = table.notes(table.compare([first, second]))
-    assert said == [
+    sentences = table.notes(table.compare([first, second]))
+    assert sentences == [
         "These runs differ also in: data.train.min_images (4, 8).",
         "Their numerics differ in: threads (1, 2).",
     ]
@@ -69,10 +69,10 @@ def test_a_methods_own_settings_are_named_only_where_they_can_be_compared(write_
 
 def test_json_holds_the_rows_and_their_differences(write_run):
     runs = [write_run("a"), write_run("b", gain=10.0)]
-    found = json.loads(table.as_json(table.compare(runs, {(runs[1], "devtest/accuracy"): (-10.0, -12.0, -8.0)})))
-    assert [row["run"] for row in found["runs"]] == ["a", "b"]
-    assert found["runs"][0]["figures"]["devtest/accuracy"] == 80.0
-    assert found["runs"][1]["against_first"]["devtest/accuracy"] == {
+    tree = json.loads(table.as_json(table.compare(runs, {(runs[1], "devtest/accuracy"): (-10.0, -12.0, -8.0)})))
+    assert [row["run"] for row in tree["runs"]] == ["a", "b"]
+    assert tree["runs"][0]["figures"]["devtest/accuracy"] == 80.0
+    assert tree["runs"][1]["against_first"]["devtest/accuracy"] == {
         "difference": -10.0, "low": -12.0, "high": -8.0, "verdict": "decided",
     }  # fmt: skip
 
@@ -92,13 +92,13 @@ def test_of_two_kinds_the_keys_that_one_alone_has_are_no_difference(write_run):
     )
     edit(second, data={"faces": {"kind": "synthetic", "images": 4}, "partition": {"kind": "one-identity", "seed": 9}})
     edit(third, data={"faces": {"kind": "synthetic", "images": 5}, "partition": {"kind": "one-identity", "seed": 9}})
-    apart = {one.key: list(one.values.values()) for one in table.compare([first, second]).apart}
+    apart = {key.key: list(key.values.values()) for key in table.compare([first, second]).apart}
     assert apart == {
         "data.faces.kind": ["folder", "synthetic"],
         "data.partition.kind": ["equal", "one-identity"],
         "data.partition.seed": ["8", "9"],
     }
-    apart = {one.key: list(one.values.values()) for one in table.compare(runs).apart}
+    apart = {key.key: list(key.values.values()) for key in table.compare(runs).apart}
     assert apart["data.faces.images"] == ["absent", "4", "5"]
     assert "data.faces.path" not in apart and "data.partition.parties" not in apart
 
@@ -108,5 +108,5 @@ def test_a_part_that_one_run_alone_has_is_a_difference(write_run):
     parts = {"orl": {"kind": "folder", "path": "orl"}, "lfw": {"kind": "rec", "path": "lfw"}}
     edit(first, data={"faces": {"kind": "joined", "parts": parts}})
     edit(second, data={"faces": {"kind": "joined", "parts": {"orl": parts["orl"]}}})
-    apart = [one.key for one in table.compare([first, second]).apart]
+    apart = [key.key for key in table.compare([first, second]).apart]
     assert apart == ["data.faces.parts.lfw.kind", "data.faces.parts.lfw.path"]

@@ -28,8 +28,8 @@ WANTED = {"engine": {"tensorboard": True}}
 
 def read(run: Path) -> dict[str, list[tuple[int, float]]]:
     """Tag -> (step, value) of each event, as TensorBoard finds them in a run's folder."""
-    found = EventAccumulator(str(run / tensorboard.FOLDER)).Reload()
-    return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+    events = EventAccumulator(str(run / tensorboard.FOLDER)).Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
@@ -42,14 +42,14 @@ def steps(values: Callable[[dict[str, Any]], float], run: Path) -> list[tuple[in
 
 def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
     run = tinyruns.run(tmp_path / "run", **loader.merged(WANTED, {"evaluation": {"every": 1}}))
-    found = read(run)
-    assert found["loss"] == steps(lambda r: r["loss"], run)
-    assert found["loss/silo-01"] == steps(lambda r: r["losses"]["silo-01"], run)
-    assert found["bytes/up"] == steps(lambda r: r["bytes_up"], run)
-    assert found["bytes/down"] == steps(lambda r: r["bytes_down"], run)
-    assert found["parties/arrived"] == [(1, 2.0), (2, 2.0)] and found["parties/failed"] == [(1, 0.0), (2, 0.0)]
-    assert found["judged/unseen/eer"] == steps(lambda r: r["judged"]["unseen"]["eer"], run)
-    assert [step for step, seconds in found["seconds/round"] if seconds > 0] == [1, 2]
+    events = read(run)
+    assert events["loss"] == steps(lambda r: r["loss"], run)
+    assert events["loss/silo-01"] == steps(lambda r: r["losses"]["silo-01"], run)
+    assert events["bytes/up"] == steps(lambda r: r["bytes_up"], run)
+    assert events["bytes/down"] == steps(lambda r: r["bytes_down"], run)
+    assert events["parties/arrived"] == [(1, 2.0), (2, 2.0)] and events["parties/failed"] == [(1, 0.0), (2, 0.0)]
+    assert events["judged/unseen/eer"] == steps(lambda r: r["judged"]["unseen"]["eer"], run)
+    assert [step for step, seconds in events["seconds/round"] if seconds > 0] == [1, 2]
     about = EventAccumulator(str(run / tensorboard.FOLDER)).Reload().SummaryMetadata("judged/unseen/eer")
     assert (about.display_name, about.summary_description) == ("unseen EER", "in percent; lower is better")
     plain = tinyruns.run(tmp_path / "plain", evaluation={"every": 1})
@@ -78,15 +78,15 @@ def test_a_resume_leaves_each_round_once_and_the_last_figures(tmp_path: Path, mo
     assert [step for step, _ in before["loss"]] == [1, 2]
     view = Silent()
     experiment.resume(out, view)
-    found = read(out)
-    assert found["loss"] == steps(lambda r: r["loss"], out) and len(found["loss"]) == 4
-    assert found["seconds/round"][:2] == before["seconds/round"] and len(found["seconds/round"]) == 4
+    events = read(out)
+    assert events["loss"] == steps(lambda r: r["loss"], out) and len(events["loss"]) == 4
+    assert events["seconds/round"][:2] == before["seconds/round"] and len(events["seconds/round"]) == 4
     figures = json.loads((out / "summary.json").read_text())["figures"]["unseen"]
-    assert found["judged/unseen/eer"] == [(4, pytest.approx(figures["eer"]))]
+    assert events["judged/unseen/eer"] == [(4, pytest.approx(figures["eer"]))]
     assert view.started and view.rounds and view.finished == [out]
     assert len(list((out / tensorboard.FOLDER).iterdir())) == 1
     experiment.resume(out, Silent())  # a finished run is evaluated again
-    assert read(out) == found
+    assert read(out) == events
 
 
 def test_a_run_that_was_begun_without_has_all_its_rounds_once_it_is_wanted(fedavg_run: Path, tmp_path: Path) -> None:
@@ -101,10 +101,10 @@ def test_parties_that_failed_and_rounds_that_were_abandoned_show(tmp_path: Path)
         "faults": {"dropout": 0.3},
     }
     run = tinyruns.run(tmp_path / "run", rounds=5, seed=3, **changes)
-    found = read(run)
-    assert found["parties/failed"] == steps(lambda r: len(r["failed"]), run)
-    assert {count for _, count in found["parties/failed"]} > {0}
-    assert found["parties/round abandoned"] == steps(lambda r: float(r["abandoned"]), run)
+    events = read(run)
+    assert events["parties/failed"] == steps(lambda r: len(r["failed"]), run)
+    assert {count for _, count in events["parties/failed"]} > {0}
+    assert events["parties/round abandoned"] == steps(lambda r: float(r["abandoned"]), run)
 
 
 def test_the_settings_are_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

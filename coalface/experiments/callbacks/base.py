@@ -50,9 +50,9 @@ class Callbacks(Callback):
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = tuple(callbacks)
 
-    def start(self, *args: Any, **given: Any) -> None:
+    def start(self, *args: Any, **options: Any) -> None:
         for callback in self._callbacks:
-            callback.start(*args, **given)
+            callback.start(*args, **options)
 
     def round(self, record: dict[str, Any]) -> None:
         for callback in self._callbacks:

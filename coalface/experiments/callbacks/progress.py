@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.text import Text
 
+from coalface.core.text import several
 from coalface.evaluation.figures import figure_name, figure_text
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.report.runs import (
@@ -38,16 +39,16 @@ LINES_A_RUN = 50
 
 
 @dataclass
-class _Now:
+class _CurrentRun:
     """The run in progress, as the view shows it."""
 
     name: str
     rounds: int
     began: float
     already: int = 0
-    done: int = 0
+    trained: int = 0
+    """Rounds in this session."""
     stage: str = ""
-    round: str = ""
     loss: float | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=5))
     """Of the last rounds of this stage."""
@@ -60,6 +61,42 @@ class _Now:
     bytes_down: float = 0
     bytes_up: float = 0
     evaluated: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ended(self) -> int:
+        """Rounds that have ended, before a resume too."""
+        return self.already + self.trained
+
+    def count(self, record: Mapping[str, Any]) -> None:
+        """Take in the loss and the failures of a line of metrics.jsonl."""
+        if (stage := str(record.get("stage", ""))) != self.losses_of:
+            self.losses.clear()
+            self.losses_of = stage
+        if (loss := number(record.get("loss"))) is not None:
+            self.losses.append(loss)
+        self.without.update(clean(party) for party in mapping(record.get("failed")))
+        self.abandoned += bool(record.get("abandoned"))
+
+    def progress(self) -> str:
+        return f"{self.ended}/{self.rounds}"
+
+    def details(self) -> list[str]:
+        parts = [f"loss {self.loss:.4g}"] if self.loss is not None else []
+        if self.asked is not None and self.arrived is not None:
+            parts.append(f"{self.arrived}/{self.asked} parties")
+        parts.append(f"down {size(self.bytes_down)} up {size(self.bytes_up)}")
+        parts += _figures(self.evaluated)
+        if failures := self.without.total():
+            parts.append(f"{failures} failed")
+        if self.abandoned:
+            parts.append(f"{self.abandoned} abandoned")
+        return parts
+
+    def time(self, clock: float) -> str:
+        elapsed, rounds_left = clock - self.began, self.rounds - self.ended
+        if not self.trained or rounds_left <= 0:
+            return f"{duration(elapsed)} gone"
+        return f"{duration(elapsed)} gone, {duration(elapsed / self.trained * rounds_left)} left"
 
 
 class Progress(Callback):
@@ -82,7 +119,7 @@ class Progress(Callback):
         self._console = console or Console(file=sys.stdout, highlight=False)
         self._clock = clock
         self._elsewhere = elsewhere
-        self._now: _Now | None = None
+        self._run: _CurrentRun | None = None
         self._doing = ""
         self._live: Live | None = None
 
@@ -100,12 +137,12 @@ class Progress(Callback):
         if self._live is not None:
             self._live.stop()
             self._live = None
-        if self._now is not None:  # left before it finished: say how far it came
+        if self._run is not None:  # left before it finished: say how far it came
             how = "stopped" if error is None else f"stopped by {kind.__name__ if kind else 'an error'}"
             if kind is KeyboardInterrupt:
                 how = "goes on elsewhere, seen last" if self._elsewhere else "stopped by Ctrl-C"
-            self._print(f"{clean(self._now.name)}  {how} after {self._rounds_done()} rounds")
-            self._now = None
+            self._print(f"{clean(self._run.name)}  {how} after {self._run.progress()} rounds")
+            self._run = None
 
     def start(
         self,
@@ -115,21 +152,21 @@ class Progress(Callback):
         sent: tuple[int, int] = (0, 0),
         before: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        self._now = _Now(name=name, rounds=max(rounds, 0), began=self._clock(), already=already)
-        self._now.bytes_down, self._now.bytes_up = sent
+        self._run = _CurrentRun(name=name, rounds=max(rounds, 0), began=self._clock(), already=already)
+        self._run.bytes_down, self._run.bytes_up = sent
         self._doing = ""
         for record in before:
-            self._count(self._now, record)
+            self._run.count(record)
         if self._live is None:
             resumed = f", resumed after {already}" if already else ""
-            self._print(f"{clean(name)}  {_rounds(rounds)}{resumed}")
+            self._print(f"{clean(name)}  {several(rounds, 'round')}{resumed}")
 
     def stage(self, name: str) -> None:
         """The run has come to another stage."""
-        if self._now is not None and name != self._now.stage:
-            self._now.stage = name
+        if self._run is not None and name != self._run.stage:
+            self._run.stage = name
             if self._live is None:
-                self._print(f"{clean(self._now.name)}  stage {clean(name)}")
+                self._print(f"{clean(self._run.name)}  stage {clean(name)}")
 
     def doing(self, text: str) -> None:
         """Show it until a run begins, a round is over or a run ends; elsewhere as a line."""
@@ -142,42 +179,28 @@ class Progress(Callback):
             self._live.refresh()
 
     def round(self, record: Mapping[str, Any]) -> None:
-        """Show what the record has."""
-        assert (now := self._now) is not None, "start comes first"
-        now.done += 1
+        assert (run := self._run) is not None, "start comes first"
+        run.trained += 1
         self._doing = ""
-        now.round = clean(record.get("round", ""))
         if (loss := number(record.get("loss"))) is not None or not record.get("abandoned"):
-            now.loss = loss  # a round that asks for something else than training has none
-        now.asked, now.arrived = whole_number(record.get("asked")), whole_number(record.get("arrived"))
-        if loss is not None and now.losses and now.losses_of == str(record.get("stage", "")):
-            before = sum(now.losses) / len(now.losses)
+            run.loss = loss  # a round that asks for something else than training has none
+        run.asked, run.arrived = whole_number(record.get("asked")), whole_number(record.get("arrived"))
+        if loss is not None and run.losses and run.losses_of == str(record.get("stage", "")):
+            before = sum(run.losses) / len(run.losses)
             if loss > JUMP * before > 0:
-                self.note(
-                    f"{now.name}: in round {now.round} the mean training loss is {loss:.4g}; before it was {before:.4g}"
-                )
-        self._count(now, record)
-        now.bytes_down += number(record.get("bytes_down")) or 0
-        now.bytes_up += number(record.get("bytes_up")) or 0
-        now.evaluated = flat_figures(record.get("judged")) or now.evaluated
+                place = f"{run.name}: in round {record.get('round', '')}"
+                self.note(f"{place} the mean training loss is {loss:.4g}; before it was {before:.4g}")
+        run.count(record)
+        run.bytes_down += number(record.get("bytes_down")) or 0
+        run.bytes_up += number(record.get("bytes_up")) or 0
+        run.evaluated = flat_figures(record.get("judged")) or run.evaluated
         if self._live is not None:
             self._live.refresh()
             return
-        every = max(1, math.ceil(now.rounds / LINES_A_RUN))
-        count = now.already + now.done
-        if count % every == 0 or count == now.rounds:
-            self._print("  ".join([clean(now.name), f"round {self._rounds_done()}", *self._details(), self._time()]))
-
-    @staticmethod
-    def _count(now: _Now, record: Mapping[str, Any]) -> None:
-        if (stage := str(record.get("stage", ""))) != now.losses_of:
-            now.losses.clear()
-            now.losses_of = stage
-        if (loss := number(record.get("loss"))) is not None:
-            now.losses.append(loss)
-        failed = mapping(record.get("failed"))
-        now.without.update(clean(party) for party in failed)
-        now.abandoned += bool(record.get("abandoned"))
+        every = max(1, math.ceil(run.rounds / LINES_A_RUN))
+        if run.ended % every == 0 or run.ended == run.rounds:
+            parts = [clean(run.name), f"round {run.progress()}", *run.details(), run.time(self._clock())]
+            self._print("  ".join(parts))
 
     def note(self, text: str) -> None:
         self._print(clean(text))
@@ -190,18 +213,20 @@ class Progress(Callback):
             self.note(text)
 
     def finish(self, figures: Mapping[str, Any], where: str | Path) -> None:
-        if self._now is None:
+        if self._run is None:
             return
-        now, self._now, self._doing = self._now, None, ""
-        flat = flat_figures(dict(figures))
-        parts = [_rounds(now.already + now.done), duration(self._clock() - now.began)]
-        parts += [f"{clean(figure_name(key))} {figure_text(flat, key)}" for key in _shown(flat)]
-        parts.append(f"down {size(now.bytes_down)} up {size(now.bytes_up)}")
-        if now.abandoned:
-            parts.append(f"{now.abandoned} of {_rounds(now.already + now.done)} abandoned")
-        if now.without:
-            parts.append(_without(now.without))
-        self._print("  ".join([f"{clean(now.name)}  done", *parts, f"in {clean(where)}"]))
+        run, self._run, self._doing = self._run, None, ""
+        parts = [
+            several(run.ended, "round"),
+            duration(self._clock() - run.began),
+            *_figures(flat_figures(dict(figures))),
+        ]
+        parts.append(f"down {size(run.bytes_down)} up {size(run.bytes_up)}")
+        if run.abandoned:
+            parts.append(f"{run.abandoned} of {several(run.ended, 'round')} abandoned")
+        if run.without:
+            parts.append(_without(run.without))
+        self._print("  ".join([f"{clean(run.name)}  done", *parts, f"in {clean(where)}"]))
 
     def _print(self, line: str) -> None:
         if self._quiet:
@@ -211,35 +236,6 @@ class Progress(Callback):
         # soft_wrap: a line stays one line in a log, however narrow rich believes the file to be.
         self._console.print(Text(line), soft_wrap=True)
 
-    def _rounds_done(self) -> str:
-        now = self._now
-        return f"{now.already + now.done}/{now.rounds}" if now is not None else ""
-
-    def _details(self) -> list[str]:
-        now = self._now
-        if now is None:
-            return []
-        parts = [f"loss {now.loss:.4g}"] if now.loss is not None else []
-        if now.asked is not None and now.arrived is not None:
-            parts.append(f"{now.arrived}/{now.asked} parties")
-        parts.append(f"down {size(now.bytes_down)} up {size(now.bytes_up)}")
-        parts += [f"{clean(figure_name(key))} {figure_text(now.evaluated, key)}" for key in _shown(now.evaluated)]
-        if failures := now.without.total():
-            parts.append(f"{failures} failed")
-        if now.abandoned:
-            parts.append(f"{now.abandoned} abandoned")
-        return parts
-
-    def _time(self) -> str:
-        now = self._now
-        if now is None:
-            return ""
-        gone = self._clock() - now.began
-        left = max(0, now.rounds - now.already - now.done)
-        if not now.done or not left:
-            return f"{duration(gone)} gone"
-        return f"{duration(gone)} gone, {duration(gone / now.done * left)} left"
-
 
 class _View:
     """The live view of the current run: what does not fit in a line goes on in the next."""
@@ -248,25 +244,23 @@ class _View:
         self._progress = progress
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        progress, now = self._progress, self._progress._now
+        progress, run = self._progress, self._progress._run
         encoding = options.encoding or "utf-8"
 
         def lines(parts: Sequence[str], style: str) -> Text:
-            text = "\n".join(_wrapped([clean(part) for part in parts], options.max_width))
+            text = "\n".join(_wrapped([clean(part) for part in parts if part], options.max_width))
             text = text.encode(encoding, "replace").decode(encoding)
             return Text(text, style=style, no_wrap=True, overflow="crop")
 
-        if now is None:
-            yield lines([progress._doing] if progress._doing else [], "dim")
+        if run is None:
+            yield lines([progress._doing], "dim")
             return
-        total = max(now.rounds, now.already + now.done, 1)
         width = max(1, min(60, options.max_width))
-        yield lines([now.name, f"round {progress._rounds_done()}", *([now.stage] if now.stage else [])], "bold")
-        yield ProgressBar(total=total, completed=now.already + now.done, width=width)
+        yield lines([run.name, f"round {run.progress()}", run.stage], "bold")
+        yield ProgressBar(total=max(run.rounds, run.ended, 1), completed=run.ended, width=width)
         yield Segment.line()  # the bar has none of its own
-        if details := progress._details():
-            yield lines(details, "")
-        yield lines([progress._time(), *([progress._doing] if progress._doing else [])], "dim")
+        yield lines(run.details(), "")
+        yield lines([run.time(progress._clock()), progress._doing], "dim")
 
 
 def _wrapped(parts: Sequence[str], width: int) -> list[str]:
@@ -282,17 +276,14 @@ def _wrapped(parts: Sequence[str], width: int) -> list[str]:
     return lines
 
 
-def _shown(figures: Mapping[str, float]) -> list[str]:
+def _figures(figures: Mapping[str, float]) -> list[str]:
     """The figures that fit in a line: the first of the first list, and the error of the run's own clients."""
-    first = [key for key in figures if not key.endswith("_se")][:1]
-    return first + [key for key in figures if key.startswith("enrolled ") and key.endswith("/eer") and key not in first]
+    keys = [key for key in figures if not key.endswith("_se")][:1]
+    keys += [key for key in figures if key.startswith("enrolled ") and key.endswith("/eer") and key not in keys]
+    return [f"{clean(figure_name(key))} {figure_text(figures, key)}" for key in keys]
 
 
 def _without(missed: Counter[str]) -> str:
     """Whose replies did not count, in how many rounds: the three that were missed most."""
-    named = ", ".join(f"{party} in {_rounds(count)}" for party, count in missed.most_common(3))
-    return f"without {named}" + (f" and {len(missed) - 3:,} others" if len(missed) > 3 else "")
-
-
-def _rounds(count: int) -> str:
-    return f"{count} round{'s' * (count != 1)}"
+    worst = ", ".join(f"{party} in {several(count, 'round')}" for party, count in missed.most_common(3))
+    return f"without {worst}" + (f" and {len(missed) - 3:,} others" if len(missed) > 3 else "")

@@ -56,9 +56,9 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
 def _tag(key: str) -> str:
     if key.startswith("bytes_"):
         return f"bytes/{key.removeprefix('bytes_')}"
-    named = {"asked": "parties/asked", "arrived": "parties/arrived", "abandoned": "parties/round abandoned"}
-    named |= {"seconds": "seconds/round", "checkpoint_seconds": "seconds/checkpoint", "loss": "loss"}
-    return named.get(key, f"method/{key}")
+    tags = {"asked": "parties/asked", "arrived": "parties/arrived", "abandoned": "parties/round abandoned"}
+    tags |= {"seconds": "seconds/round", "checkpoint_seconds": "seconds/checkpoint", "loss": "loss"}
+    return tags.get(key, f"method/{key}")
 
 
 def _evaluated(figures: object) -> dict[str, float]:
@@ -113,15 +113,15 @@ class TensorBoard(Callback):
 def _done(out: Path) -> Iterator[tuple[float, dict[str, Any]]]:
     """Each line of the metrics with what the events say of its round, and when that ended."""
     clock: dict[tuple[Any, Any], dict[str, Any]] = {}
-    now = 0.0
+    clock_time = 0.0
     for event in _lines(out / "events.jsonl"):
-        now = float(event.get("time", now))
+        clock_time = float(event.get("time", clock_time))
         if event.get("event") == "round":  # of a round that was repeated, the last
-            clock[event.get("stage"), event.get("round")] = {"time": now, **event}
+            clock[event.get("stage"), event.get("round")] = {"time": clock_time, **event}
     for record in _lines(out / "metrics.jsonl"):
         timed = clock.get((record.get("stage"), record.get("round")), {})
-        taken: dict[str, Any] = {key: timed[key] for key in ("seconds", "checkpoint_seconds") if key in timed}
-        yield float(timed.get("time", now)), {**record, **taken}
+        durations: dict[str, Any] = {key: timed[key] for key in ("seconds", "checkpoint_seconds") if key in timed}
+        yield float(timed.get("time", clock_time)), {**record, **durations}
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

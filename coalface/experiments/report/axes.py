@@ -35,20 +35,20 @@ One that lies further off would press the lines together; its name then has its 
 BEYOND = ("↑", "↓")
 
 
-def axis_chart(found: Over, *, title: str, axis: str) -> Markup:
+def axis_chart(over: Over, *, title: str, axis: str) -> Markup:
     """Lines over the numbers of an axis: the mean over seeds, with a bar from the lowest to the highest seed.
 
     The axis is logarithmic where its largest number is 20 times its smallest or more; a zero then stands to the left of
     it. Bars of several lines stand slightly beside each other. No line to draw gives no markup.
     """
-    lines, levels = drawn(found)
-    width, height = LARGE if is_large(found) else SMALL
+    lines, levels = drawn(over)
+    width, height = LARGE if is_large(over) else SMALL
     floor = height - BOTTOM
     numbers = sorted({n for line in lines for n, spread in line.at.items() if spread is not None})
     if not numbers:
         return Markup("")
-    held = [(s.low, s.high) for line in lines for s in line.at.values() if s is not None]
-    low, high = min(one for one, _ in held), max(one for _, one in held)
+    ranges = [(s.low, s.high) for line in lines for s in line.at.values() if s is not None]
+    low, high = min(end for end, _ in ranges), max(end for _, end in ranges)
     reach = max(BESIDE * (high - low), LEAST)
     near = [level for level in levels if low - reach <= level.value.mean <= high + reach]
     ends = [value for level in near for value in (level.value.mean, *_bar(level, numbers))]
@@ -65,12 +65,12 @@ def axis_chart(found: Over, *, title: str, axis: str) -> Markup:
     x_at = placed(numbers, LEFT + pad, right - pad)
     parts = _frame(numbers, x_at, [(tick, y_at(tick)) for tick in y_ticks], right, floor)
     for level in near:
-        parts += _level(level, numbers, x_at, y_at, right, found.digits)
+        parts += _level(level, numbers, x_at, y_at, right, over.digits)
     step = _step([x_at(n) for n in numbers], len(lines))
     tied = []
     for place, line in enumerate(lines):
         shift = (place - (len(lines) - 1) / 2) * step
-        parts += _line(line, place, lambda n, shift=shift: x_at(n) + shift, y_at, found.digits)  # type: ignore[misc]
+        parts += _line(line, place, lambda n, shift=shift: x_at(n) + shift, y_at, over.digits)  # type: ignore[misc]
         last = max(n for n, spread in line.at.items() if spread is not None)
         end = line.at[last]
         assert end is not None
@@ -86,14 +86,14 @@ def axis_chart(found: Over, *, title: str, axis: str) -> Markup:
     )
 
 
-def drawn(found: Over) -> tuple[list[Line], list[Level]]:
+def drawn(over: Over) -> tuple[list[Line], list[Level]]:
     """What a drawing has room for; the table has all."""
-    return list(found.lines[:MOST_LINES]), list(found.levels[:MOST_LEVELS])
+    return list(over.lines[:MOST_LINES]), list(over.levels[:MOST_LEVELS])
 
 
-def is_large(found: Over) -> bool:
+def is_large(over: Over) -> bool:
     """Whether its drawing takes a row of the page."""
-    return len(drawn(found)[0]) > FEW
+    return len(drawn(over)[0]) > FEW
 
 
 def is_log(numbers: Sequence[float]) -> bool:
@@ -193,7 +193,7 @@ def _level(
 def _names(tied: Sequence[tuple[float, float, str, str, str]], right: float, floor: float) -> list[str]:
     """Names to the right, in the order of the ends they are tied to: (y, x, name, whole name, class)."""
     low, high = TOP + 4.0, floor - 2.0
-    ordered = sorted(tied, key=lambda one: one[0])
+    ordered = sorted(tied, key=lambda tie: tie[0])
     places = stacked([y for y, *_ in ordered], low, high, GAP)
     parts = []
     for (y, x, name, whole, css), at in zip(ordered, places, strict=True):

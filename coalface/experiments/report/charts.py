@@ -59,8 +59,8 @@ def overview(runs: Sequence[Run], key: str) -> Drawing:
 
 def _level(runs: Sequence[Run], key: str) -> tuple[str, float] | None:
     """The figure of the model that the runs start from, where they agree on it."""
-    found = {(run.start, run.untrained[key]) for run in runs if key in run.untrained}
-    return found.pop() if len(found) == 1 else None
+    levels = {(run.start, run.untrained[key]) for run in runs if key in run.untrained}
+    return levels.pop() if len(levels) == 1 else None
 
 
 def _staged(runs: Sequence[Run]) -> bool:
@@ -86,10 +86,10 @@ def _marks(runs: Sequence[Run]) -> list[tuple[float, str]]:
     """Where the stages of a run begin; with several runs the drawing would be full of them."""
     if len(runs) > 1 or not _staged(runs):
         return []
-    found: dict[str, float] = {}
+    starts: dict[str, float] = {}
     for place, record in enumerate(runs[0].metrics, start=1):
-        found.setdefault(str(record.get("stage", "")), place)
-    return [(place, name) for name, place in found.items()]
+        starts.setdefault(str(record.get("stage", "")), place)
+    return [(place, name) for name, place in starts.items()]
 
 
 def _drawn(
@@ -134,18 +134,18 @@ def weightings(runs: Sequence[Run]) -> list[Drawing]:
     """What Federated Validation did, for each run that has it: the weight of each party, and the validators' scores."""
     drawn = []
     for run in runs:
-        found = mapping(mapping(mapping(run.config.get("methods")).get(run.method)).get("validation"))
+        validation = mapping(mapping(mapping(run.config.get("methods")).get(run.method)).get("validation"))
         of = f" in {run.label}" if len(runs) > 1 else ""
-        share, count = number(found.get("smoothing")), whole_number(found.get("candidates"))
+        share, count = number(validation.get("smoothing")), whole_number(validation.get("candidates"))
         moves = "" if share is None or count is None else f" moves by φ = {share:g} towards the best of {count} that"
         caption = "The weight of each party's backbone in the average, from the next round on. "
         caption += f"After each validation it{moves or ' moves towards the best one that'} the validators scored."
         drawn += _by_party(run, WEIGHT, f"weighting of the parties{of}", caption)
-        score = str(found.get("score") or "accuracy")
+        score = str(validation.get("score") or "accuracy")
         unit = {
             "accuracy": "accuracy on its own pairs, in percent",
-            "tar": f"TAR at FAR {number(found.get('far')):g} on its own pairs, in percent"
-            if number(found.get("far")) is not None
+            "tar": f"TAR at FAR {number(validation.get('far')):g} on its own pairs, in percent"
+            if number(validation.get("far")) is not None
             else "TAR on its own pairs, in percent",
             "loss": "minus the mean loss of its own pairs, times 100",
         }.get(score, score)
@@ -159,25 +159,27 @@ def weightings(runs: Sequence[Run]) -> list[Drawing]:
 
 def _by_party(run: Run, prefix: str, title: str, caption: str) -> list[Drawing]:
     """Curves of the numbers that were logged under `prefix` and a party's name; of many, those that end highest."""
-    staged, found = _staged([run]), dict[str, list[tuple[float, float]]]()
+    staged, points = _staged([run]), dict[str, list[tuple[float, float]]]()
     for place, record in enumerate(run.metrics, start=1):
         at = place if staged else whole_number(record.get("round"))
         for key, value in record.items():
             if key.startswith(prefix) and (finite := number(value)) is not None and abs(finite) < LARGEST:
-                found.setdefault(key.removeprefix(prefix), []).append((place if at is None else at, finite))
-    ranked = sorted(found, key=lambda party: (-found[party][-1][1], party))
-    shown = sorted(ranked[:MOST_CURVES])
-    curves = [Curve(p, [x for x, _ in found[p]], [y for _, y in found[p]], n) for n, p in enumerate(shown)]
-    if len(found) > len(shown):
-        caption += f" The {len(shown)} that end highest are drawn; {len(found) - len(shown):,} more are left out."
-    wide = len(shown) > 4
-    size = (drawings.WIDE, drawings.HEIGHT + 10 * max(0, len(shown) - 5)) if wide else (drawings.WIDTH, drawings.HEIGHT)
+                points.setdefault(key.removeprefix(prefix), []).append((place if at is None else at, finite))
+    ranked = sorted(points, key=lambda party: (-points[party][-1][1], party))
+    parties = sorted(ranked[:MOST_CURVES])
+    curves = [Curve(p, [x for x, _ in points[p]], [y for _, y in points[p]], n) for n, p in enumerate(parties)]
+    if len(points) > len(parties):
+        caption += f" The {len(parties)} that end highest are drawn; {len(points) - len(parties):,} more are left out."
+    wide = len(parties) > 4
+    size = (
+        (drawings.WIDE, drawings.HEIGHT + 10 * max(0, len(parties) - 5)) if wide else (drawings.WIDTH, drawings.HEIGHT)
+    )
     svg = drawings.line_chart(
         curves,
         title=title,
         x_label="round",
         marks=_marks([run]),
-        named=len(shown) > 1,
+        named=len(parties) > 1,
         width=size[0],
         height=size[1],
     )
@@ -201,12 +203,12 @@ def logged(runs: Sequence[Run]) -> list[Drawing]:
 
 def class_embeddings(runs: Sequence[Run]) -> list[Drawing]:
     """How close the class embeddings that the server knows have come: a histogram of the cosines of all their pairs."""
-    curves, said = [], []
+    curves, captions = [], []
     for series, run in enumerate(runs):
-        found = mapping(run.summary.get("class_embeddings"))
-        edges, pairs = _numbers(found.get("edges")), _numbers(found.get("pairs"))
-        count, mean = whole_number(found.get("count")), number(found.get("mean"))
-        used = [i for i, held in enumerate(pairs) if held > 0]
+        embeddings = mapping(run.summary.get("class_embeddings"))
+        edges, pairs = _numbers(embeddings.get("edges")), _numbers(embeddings.get("pairs"))
+        count, mean = whole_number(embeddings.get("count")), number(embeddings.get("mean"))
+        used = [i for i, pair_count in enumerate(pairs) if pair_count > 0]
         if len(edges) != len(pairs) + 1 or not used or count is None or mean is None:
             continue
         span = range(max(0, used[0] - 1), min(len(pairs), used[-1] + 2))
@@ -217,28 +219,28 @@ def class_embeddings(runs: Sequence[Run]) -> list[Drawing]:
         curves.append(curve)
         closeness = " They have fallen together." if mean > COLLAPSED else ""
         of = f"{run.label}: " if len(runs) > 1 else ""
-        said.append(f"{of}{count:,} class embeddings, mean cosine {mean:.3f}.{closeness}")
+        captions.append(f"{of}{count:,} class embeddings, mean cosine {mean:.3f}.{closeness}")
     title = "cosines between class embeddings, % of pairs"
     svg = drawings.line_chart(curves, title=title, x_label="cosine", whole=False)
-    drawn = [Drawing(title, svg, " ".join(said))] if svg else []
+    drawn = [Drawing(title, svg, " ".join(captions))] if svg else []
     return drawn + _drawn(runs, "mean cosine between class embeddings", lambda record: record.get(CLOSENESS))
 
 
 def similarity(runs: Sequence[Run]) -> list[Drawing]:
     """ROC curves of all the runs, a drawing a list; then histograms of the first list, a drawing a run."""
-    found = [mapping(run.summary.get("curves")) for run in runs]
-    names = list(dict.fromkeys(name for curves in found for name in curves))
+    by_run = [mapping(run.summary.get("curves")) for run in runs]
+    names = list(dict.fromkeys(name for curves in by_run for name in curves))
     drawn = []
     for name in names:
         lines = []
-        for series, (run, curves) in enumerate(zip(runs, found, strict=True)):
+        for series, (run, curves) in enumerate(zip(runs, by_run, strict=True)):
             roc = mapping(mapping(curves.get(name)).get("roc"))
             points = [(x, y) for x, y in zip(_numbers(roc.get("far")), _numbers(roc.get("tar")), strict=False)]
             lines.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
         title = f"{name} ROC, TAR (%)"
         if svg := drawings.roc_chart(lines, title=title):
             drawn.append(Drawing(title, svg, "Dashed: chance."))
-    for run, curves in zip(runs, found, strict=True):
+    for run, curves in zip(runs, by_run, strict=True):
         for name in names[:1] if len(runs) > 1 else names:
             counts = mapping(mapping(curves.get(name)).get("histogram"))
             whose = f"{run.label}: {name}" if len(runs) > 1 else f"{name} similarities"
@@ -251,5 +253,5 @@ def similarity(runs: Sequence[Run]) -> list[Drawing]:
 
 def _numbers(values: object) -> list[float]:
     """The numbers of a list; a list that holds anything else gives none, so that columns never slip."""
-    found = [number(value) for value in values] if isinstance(values, list) else []
-    return [value for value in found if value is not None] if None not in found else []
+    numbers = [number(value) for value in values] if isinstance(values, list) else []
+    return [value for value in numbers if value is not None] if None not in numbers else []

@@ -228,8 +228,8 @@ def _thinned(curve: Curve) -> Curve:
     step = math.ceil(len(curve.x) / MOST_POINTS)
     if step <= 1:
         return curve
-    kept = sorted({*range(0, len(curve.x), step), len(curve.x) - 1})
-    return Curve(curve.label, [curve.x[i] for i in kept], [curve.y[i] for i in kept], curve.series)
+    places = sorted({*range(0, len(curve.x), step), len(curve.x) - 1})
+    return Curve(curve.label, [curve.x[i] for i in places], [curve.y[i] for i in places], curve.series)
 
 
 def _curve(curve: Curve, x_axis: _Axis, y_axis: _Axis, dots: bool = False) -> str:

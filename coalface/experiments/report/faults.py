@@ -13,34 +13,30 @@ FEW = 8
 
 def at_the_head(run: Run) -> list[str]:
     """What a reader must know before the figures: simulated faults, parties that never counted, abandoned rounds."""
-    said = []
+    sentences = []
     if simulated := _simulated(mapping(run.config.get("faults"))):
-        said.append(f"Simulated faults: {'; '.join(simulated)}.")
-    parties = _parties(run)
-    if silent := [clean(p.get("name", "")) for p in parties if p.get("failed") and whole_number(p.get("rounds")) == 0]:
-        said.append(f"No reply of {_names(silent)} ever counted.")
+        sentences.append(f"Simulated faults: {'; '.join(simulated)}.")
+    if silent := [
+        clean(p.get("name", "")) for p in run.parties if p.get("failed") and whole_number(p.get("rounds")) == 0
+    ]:
+        sentences.append(f"No reply of {_names(silent)} ever counted.")
     if abandoned := sum(record.get("abandoned") is True for record in run.metrics):
         were = "was" if abandoned == 1 else "were"
-        said.append(f"{abandoned:,} of {len(run.metrics):,} rounds {were} abandoned: the model stayed as it was.")
+        sentences.append(f"{abandoned:,} of {len(run.metrics):,} rounds {were} abandoned: the model stayed as it was.")
     if isinstance(passed := run.summary.get("passed_over"), list):
-        said += [f"{clean(line)}." for line in passed]
-    if crowded := [party for party, each in run.clusters.items() if each.get("clusters") == 1]:
-        said.append(
+        sentences += [f"{clean(line)}." for line in passed]
+    if crowded := [party for party, figures in run.clusters.items() if figures.get("clusters") == 1]:
+        sentences.append(
             f"All images of {_names([clean(party) for party in crowded])} went into one cluster: a softmax over one "
             "class has no gradient, so nothing was learnt from them. The threshold is too high for this model, or the "
             "model has not learnt to tell people apart."
         )
-    return [*said, *([why] if (why := _no_gradient(run)) else [])]
-
-
-def _parties(run: Run) -> list[dict[str, Any]]:
-    found = run.summary.get("parties")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [*sentences, *([why] if (why := _no_gradient(run)) else [])]
 
 
 def _no_gradient(run: Run) -> str:
     """Softmax over one class embedding: what becomes of methods for silos where each party holds one identity."""
-    trainers = [p for p in _parties(run) if plays(str(p.get("role")), "trainer")]
+    trainers = [p for p in run.parties if plays(str(p.get("role")), "trainer")]
     losses = [number(record.get("loss")) for record in run.metrics]
     if not trainers or any(p.get("identities") != 1 for p in trainers) or not losses or any(losses):
         return ""
@@ -51,30 +47,32 @@ def _no_gradient(run: Run) -> str:
 
 
 def _simulated(simulated: dict[str, Any]) -> list[str]:
-    said = []
+    sentences = []
     if dropout := number(simulated.get("dropout")):
-        said.append(f"a party is not reached with probability {dropout:g}")
+        sentences.append(f"a party is not reached with probability {dropout:g}")
     if lost := number(simulated.get("lost")):
-        said.append(f"a reply is lost with probability {lost:g}")
+        sentences.append(f"a reply is lost with probability {lost:g}")
     slow = mapping(simulated.get("slow"))
-    for party, mean in sorted(slow.items(), key=lambda one: one[0] == "*"):
+    for party, mean in sorted(slow.items(), key=lambda item: item[0] == "*"):
         if number(mean):
-            others = "all parties" if len(slow) == 1 else "all others"
-            said.append(f"{others if party == '*' else clean(party)}: a mean delay of {number(mean):g} s")
-    if said and number(simulated.get("deadline")):
-        said.append(f"late after {number(simulated['deadline']):g} s")
+            subject = "all parties" if len(slow) == 1 else "all others"
+            sentences.append(f"{subject if party == '*' else clean(party)}: a mean delay of {number(mean):g} s")
+    if sentences and number(simulated.get("deadline")):
+        sentences.append(f"late after {number(simulated['deadline']):g} s")
     by_kind: dict[str, list[str]] = {}
-    for party, what in mapping(simulated.get("corrupt")).items():
-        by_kind.setdefault(clean(what), []).append(clean(party))
-    return said + [f"the replies of {_names(who)} are corrupted ({what})" for what, who in by_kind.items()]
+    for party, kind in mapping(simulated.get("corrupt")).items():
+        by_kind.setdefault(clean(kind), []).append(clean(party))
+    return sentences + [f"the replies of {_names(names)} are corrupted ({kind})" for kind, names in by_kind.items()]
 
 
 def not_counted(run: Run) -> str:
     """Of what the parties sent, what was refused, and what was lost or late; nothing where all of it counted."""
-    sent = mapping(run.summary.get("bytes"))
     parts = [
-        f"{size(count)} was {what}"
-        for what, count in (("refused", number(sent.get("refused"))), ("lost or late", number(sent.get("lost"))))
+        f"{size(count)} was {kind}"
+        for kind, count in (
+            ("refused", number(run.bytes.get("refused"))),
+            ("lost or late", number(run.bytes.get("lost"))),
+        )
         if count
     ]
     return f"Of what the parties sent, {' and '.join(parts)}, and did not count." if parts else ""
@@ -82,8 +80,8 @@ def not_counted(run: Run) -> str:
 
 def ledger_difference(run: Run) -> str:
     """How the bytes in the ledgers differ from those that the server counted as sent, and why they may."""
-    ledger, sent = mapping(run.summary.get("ledger")), number(mapping(run.summary.get("bytes")).get("up"))
-    sent = None if sent is None else sent - (number(mapping(run.summary.get("bytes")).get("again")) or 0)
+    ledger, sent = mapping(run.summary.get("ledger")), number(run.bytes.get("up"))
+    sent = None if sent is None else sent - (number(run.bytes.get("again")) or 0)
     listed, checked = number(ledger.get("bytes")), mapping(ledger.get("checked"))
     heads, whole = whole_number(checked.get("heads")), whole_number(checked.get("whole"))
     if heads is not None and whole is not None and whole < heads:
@@ -120,5 +118,5 @@ def checked_chains(ledger: dict[str, Any]) -> tuple[str, bool]:
 
 
 def _names(parties: list[str]) -> str:
-    more = f" and {len(parties) - FEW:,} more" if len(parties) > FEW else ""
-    return ", ".join(parties[:FEW]) + more
+    ending = f" and {len(parties) - FEW:,} more" if len(parties) > FEW else ""
+    return ", ".join(parties[:FEW]) + ending

@@ -10,6 +10,7 @@ from coalface.evaluation.figures import SERVED_BY, figure_name, figure_of, figur
 from coalface.experiments.report.long_table import Grid, pivot, records_of, single
 from coalface.experiments.report.runs import (
     Run,
+    as_dicts,
     flat_figures,
     gaps,
     mapping,
@@ -23,14 +24,6 @@ from coalface.experiments.report.table import Comparison, grid
 MOST_ROWS = 60
 """Rows shown of a table with a row a party, a failure or a logged number; the page says how many there are in all."""
 MOST_TENSORS = 400
-
-
-def as_list(value: object) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def as_dicts(value: object) -> list[dict[str, Any]]:
-    return [one for one in as_list(value) if isinstance(one, dict)]
 
 
 def integer_text(value: object) -> str:
@@ -71,10 +64,10 @@ def domains(runs: Sequence[Run]) -> Grid:
         label = run.label if len(runs) > 1 else ""
         for name, domain in sorted(run.domains.items(), key=lambda pair: (pair[1], pair[0])):
             rows.append([label, domain, name, *(figure_text(run.figures, f"{name}/{figure}") for figure in names)])
-        for what, values in ((f"gap, {run.start}", run.untrained), ("gap", run.figures)):
+        for title, values in ((f"gap, {run.start}", run.untrained), ("gap", run.figures)):
             if gap := gaps(values, run.domains):
                 texts = (figure_of(name).difference_text(gap[name]) if name in gap else "" for name in names)
-                rows.append([label, what, "", *texts])
+                rows.append([label, title, "", *texts])
     header = ("run", "domain", "list", *map(figure_name, names))
     return Grid.of(header, rows, left=3).without_empty_columns()
 
@@ -86,14 +79,16 @@ def clusters(runs: Sequence[Run]) -> Grid:
 
 def enrolled(runs: Sequence[Run]) -> Grid:
     """What test images say of each run's own clients: a row for what it verifies by."""
-    names = list(dict.fromkeys(name for run in runs for each in run.enrolled.values() for name in each))
+    names = list(dict.fromkeys(name for run in runs for by_figure in run.enrolled.values() for name in by_figure))
     names.sort(key=lambda name: name.startswith("accepted"))  # what clients' own thresholds do comes last
     return _by(runs, "verified by", lambda run: run.enrolled, names)
 
 
 def personalised(runs: Sequence[Run]) -> Grid:
     """How each run serves its clients' own people: a row for the model that does it."""
-    return _by(runs, "served by", lambda run: {SERVED_BY[kind]: each for kind, each in run.personalised.items()})
+    return _by(
+        runs, "served by", lambda run: {SERVED_BY[kind]: by_figure for kind, by_figure in run.personalised.items()}
+    )
 
 
 def _by(
@@ -106,8 +101,8 @@ def _by(
     records = [
         record
         for run in runs
-        for by, each in take(run).items()
-        for record in records_of(run.label if len(runs) > 1 else "", each, by)
+        for by, by_figure in take(run).items()
+        for record in records_of(run.label if len(runs) > 1 else "", by_figure, by)
     ]
     grid = pivot(records, {"setting": "run", "by": head}, single, metrics)
     return Grid.of(grid.header, grid.rows, left=2, most=MOST_ROWS).without_empty_columns()
@@ -115,9 +110,9 @@ def _by(
 
 def compared(comparison: Comparison) -> Grid:
     """The runs side by side; an interval beside its difference would be too wide."""
-    shown = grid(comparison, time=True)
-    rows = [[cell.replace(" [", "\n[").replace("] ", "]\n") for cell in row] for row in shown.rows]
-    return Grid.of(shown.header, rows, left=2).without_empty_columns()
+    runs_grid = grid(comparison, time=True)
+    rows = [[cell.replace(" [", "\n[").replace("] ", "]\n") for cell in row] for row in runs_grid.rows]
+    return Grid.of(runs_grid.header, rows, left=2).without_empty_columns()
 
 
 def apart(comparison: Comparison) -> Grid:
@@ -129,12 +124,12 @@ def apart(comparison: Comparison) -> Grid:
 
 def parties(run: Run) -> Grid:
     """A row a party: what it holds, what it did, what it sent and its own figures where it was evaluated."""
-    found = as_dicts(run.summary.get("parties"))
-    evaluated = without_errors(key for party in found for key in flat_figures(party.get("judged")))
+    entries = run.parties
+    evaluated = without_errors(key for party in entries for key in flat_figures(party.get("judged")))
     header = ["party", "role", "identities", "images", "rounds", "failed", "down", "up", "last loss"]
     header += [figure_name(key) for key in evaluated]
     rows = []
-    for party in found[:MOST_ROWS]:
+    for party in entries[:MOST_ROWS]:
         figures = flat_figures(party.get("judged"))
         loss = number(party.get("last_loss"))
         cells = [str(party.get("name", "")), str(party.get("role") or "")]
@@ -142,11 +137,11 @@ def parties(run: Run) -> Grid:
         cells += [_count(party.get("failed")), size_text(party.get("bytes_down")), size_text(party.get("bytes_up"))]
         cells += ["" if loss is None else f"{loss:#.4g}", *(figure_text(figures, key) for key in evaluated)]
         rows.append(cells)
-    total = ["sum", ""] + [integer_text(_sum(found, key)) for key in ("identities", "images")] + ["", ""]
-    total += [size_text(_sum(found, key)) for key in ("bytes_down", "bytes_up")] + [""] * (len(header) - 8)
-    shown_total = total if len(found) > 1 else ()
+    total = ["sum", ""] + [integer_text(_sum(entries, key)) for key in ("identities", "images")] + ["", ""]
+    total += [size_text(_sum(entries, key)) for key in ("bytes_down", "bytes_up")] + [""] * (len(header) - 8)
+    shown_total = total if len(entries) > 1 else ()
     numeric = frozenset(range(2, len(header)))
-    return Grid(header, rows, numeric, shown_total, len(found) - len(rows)).without_empty_columns()
+    return Grid(header, rows, numeric, shown_total, len(entries) - len(rows)).without_empty_columns()
 
 
 def failures(run: Run) -> Grid:
@@ -164,13 +159,11 @@ def failures(run: Run) -> Grid:
 
 def traffic(run: Run) -> Grid:
     """Bytes to and from the parties: over the run, in a round, and for one party over the run."""
-    whole = mapping(run.summary.get("bytes"))
-    found = as_dicts(run.summary.get("parties"))
     rows = []
     for name, entries, down, up in (
-        ("whole run, all parties", [whole], "down", "up"),
+        ("whole run, all parties", [run.bytes], "down", "up"),
         ("a round, all parties (median)", run.metrics, "bytes_down", "bytes_up"),
-        ("a party, whole run (median)", found, "bytes_down", "bytes_up"),
+        ("a party, whole run (median)", run.parties, "bytes_down", "bytes_up"),
     ):
         cells = [_median([entry.get(key) for entry in entries]) for key in (down, up)]
         if any(cells):
@@ -181,13 +174,13 @@ def traffic(run: Run) -> Grid:
 
 def _by_field(run: Run) -> dict[tuple[str, str], list[str]]:
     """(step, field) -> its bytes to and from one party, where a step sends more than one field of tensors a way."""
-    found: dict[tuple[str, str], list[str]] = {}
+    by_field: dict[tuple[str, str], list[str]] = {}
     for message in as_dicts(run.summary.get("messages")):
         if str(message.get("kind") or "").startswith("tensor") and number(message.get("bytes")):
             key = str(message.get("step", "")), str(message.get("field", "")).rpartition(".")[2]
-            found.setdefault(key, ["", ""])[message.get("direction") == "up"] = size_text(message.get("bytes"))
-    steps = [step for step, _ in found]
-    return {key: cells for key, cells in found.items() if steps.count(key[0]) > 1}
+            by_field.setdefault(key, ["", ""])[message.get("direction") == "up"] = size_text(message.get("bytes"))
+    steps = [step for step, _ in by_field]
+    return {key: cells for key, cells in by_field.items() if steps.count(key[0]) > 1}
 
 
 def messages(run: Run) -> list[dict[str, Any]]:
@@ -220,36 +213,36 @@ def kinds(ledger: dict[str, Any]) -> Grid:
 
 def tensors(ledger: dict[str, Any]) -> Grid:
     """Every distinct tensor that left a party."""
-    found = as_dicts(ledger.get("tensors"))
+    entries = as_dicts(ledger.get("tensors"))
     rows = []
-    for tensor in found[:MOST_TENSORS]:
+    for tensor in entries[:MOST_TENSORS]:
         shape = tensor.get("shape")
-        shown = " × ".join(map(str, shape)) or "scalar" if isinstance(shape, list) else str(shape or "")
-        cells = [str(tensor.get("name", "")), str(tensor.get("kind") or ""), shown, str(tensor.get("dtype") or "")]
+        shape_text = " × ".join(map(str, shape)) or "scalar" if isinstance(shape, list) else str(shape or "")
+        cells = [str(tensor.get("name", "")), str(tensor.get("kind") or ""), shape_text, str(tensor.get("dtype") or "")]
         rows.append([*cells, size_text(tensor.get("bytes")), integer_text(tensor.get("count"))])
     header = ("tensor", "kind", "shape", "dtype", "bytes, once", "times sent")
-    return Grid(header, rows, frozenset({4, 5}), (), len(found) - len(rows))
+    return Grid(header, rows, frozenset({4, 5}), (), len(entries) - len(rows))
 
 
 def heads(ledger: dict[str, Any]) -> Grid:
     """The last hash of each party's chain; given as text, or as a record with `chain` and `lines`."""
-    found = mapping(ledger.get("head"))
+    by_party = mapping(ledger.get("head"))
     rows: list[list[str]] = []
-    for party, head in list(found.items())[:MOST_ROWS]:
+    for party, head in list(by_party.items())[:MOST_ROWS]:
         end = mapping(head) or {"chain": head}
         rows.append([str(party), integer_text(end.get("lines")), str(end.get("chain") or "")])
-    grid = Grid(("party", "lines", "head (SHA-256)"), rows, frozenset({1}), (), len(found) - len(rows))
+    grid = Grid(("party", "lines", "head (SHA-256)"), rows, frozenset({1}), (), len(by_party) - len(rows))
     return grid.without_empty_columns()
 
 
 def _median(values: Sequence[object]) -> str:
-    found = [value for one in values if (value := number(one)) is not None]
-    return size(median(found)) if found else ""
+    numbers = [value for entry in values if (value := number(entry)) is not None]
+    return size(median(numbers)) if numbers else ""
 
 
 def _sum(entries: Sequence[dict[str, Any]], key: str) -> float | None:
-    found = [value for entry in entries if (value := number(entry.get(key))) is not None]
-    return sum(found) if found else None
+    numbers = [value for entry in entries if (value := number(entry.get(key))) is not None]
+    return sum(numbers) if numbers else None
 
 
 def _count(value: object) -> str:

@@ -48,16 +48,16 @@ class Grid:
     @classmethod
     def of(cls, header: Sequence[str], rows: Sequence[Sequence[str]], left: int, most: int | None = None) -> Grid:
         """A grid whose first `left` columns are names and the others numbers, with `most` rows at most."""
-        shown = rows[:most]
-        return cls(header, shown, frozenset(range(left, len(header))), left_out=len(rows) - len(shown))
+        first_rows = rows[:most]
+        return cls(header, first_rows, frozenset(range(left, len(header))), left_out=len(rows) - len(first_rows))
 
     def without_empty_columns(self) -> Grid:
-        kept = [i for i in range(len(self.header)) if any(row[i] for row in self.rows)]
+        filled = [i for i in range(len(self.header)) if any(row[i] for row in self.rows)]
         return Grid(
-            header=[self.header[i] for i in kept],
-            rows=[[row[i] for i in kept] for row in self.rows],
-            numeric=frozenset(place for place, i in enumerate(kept) if i in self.numeric),
-            total=[self.total[i] for i in kept] if self.total else (),
+            header=[self.header[i] for i in filled],
+            rows=[[row[i] for i in filled] for row in self.rows],
+            numeric=frozenset(place for place, i in enumerate(filled) if i in self.numeric),
+            total=[self.total[i] for i in filled] if self.total else (),
             left_out=self.left_out,
         )
 
@@ -79,8 +79,8 @@ class Grid:
         rule = "|".join(
             "-" * (width + 1) + ":" if i in self.numeric else "-" * (width + 2) for i, width in enumerate(widths)
         )
-        first, *others = (f"| {line} |" for line in lines)
-        return [first, f"|{rule}|", *others]
+        first, *body = (f"| {line} |" for line in lines)
+        return [first, f"|{rule}|", *body]
 
 
 Write = Callable[[str, Sequence[Record]], str]
@@ -92,7 +92,7 @@ def pivot(
     heads: Mapping[str, str],
     write: Write,
     metrics: Sequence[str] | None = None,
-    named: Callable[[str], str] = figure_name,
+    metric_name: Callable[[str], str] = figure_name,
     empty: Iterable[str] = (),
 ) -> Grid:
     """A line for each value of the fields `heads`, under these heads, and a column for each metric, as they come.
@@ -100,23 +100,23 @@ def pivot(
     Settings in `empty` have a line whether or not they have a record.
     """
     lines: dict[tuple[str, ...], dict[str, list[Record]]] = {(setting,): {} for setting in empty}
-    seen: dict[str, None] = {}
+    all_metrics: dict[str, None] = {}
     for record in records:
-        seen[record.metric] = None
+        all_metrics[record.metric] = None
         line = lines.setdefault(tuple(str(getattr(record, name)) for name in heads), {})
         line.setdefault(record.metric, []).append(record)
-    columns = list(seen) if metrics is None else metrics
+    columns = list(all_metrics) if metrics is None else metrics
     rows = [
         [*key, *(write(name, line[name]) if name in line else "" for name in columns)] for key, line in lines.items()
     ]
-    return Grid.of([*heads.values(), *map(named, columns)], rows, left=len(heads))
+    return Grid.of([*heads.values(), *map(metric_name, columns)], rows, left=len(heads))
 
 
-def records_of(setting: str, figures: Mapping[str, float], by: str = "") -> Iterator[Record]:
+def records_of(setting: str, figures: Mapping[str, float], by: str = "", seed: int | None = None) -> Iterator[Record]:
     """A record for each figure, with its standard error where it has one."""
     for name, value in figures.items():
         if not name.endswith("_se"):
-            yield Record(setting, name, value, by, error=figures.get(f"{name}_se"))
+            yield Record(setting, name, value, by, seed, figures.get(f"{name}_se"))
 
 
 def single(metric: str, records: Sequence[Record]) -> str:
@@ -130,6 +130,6 @@ def mean_and_spread(metric: str, records: Sequence[Record]) -> str:
     seeds: dict[int | None, list[float]] = {}
     for record in records:
         seeds.setdefault(record.seed, []).append(record.value)
-    values = [float(np.mean(each)) for each in seeds.values()]
+    values = [float(np.mean(of_seed)) for of_seed in seeds.values()]
     spread = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return figure_of(metric).mean_text(float(np.mean(values)), spread)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup, escape
 
 from coalface.core.disk import writing
+from coalface.core.text import several
 from coalface.evaluation.figures import figure_name, figure_of, figure_text
 from coalface.experiments.report import charts, faults, grids
 from coalface.experiments.report.long_table import Grid
 from coalface.experiments.report.runs import (
     Run,
+    as_list,
     clean,
     duration,
     flatten,
@@ -60,18 +62,18 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
     return template("page.html").render(
         run=run,
         runs=runs,
-        pooled=[one.label for one in runs if one.summary.get("pooled")],
+        pooled=[r.label for r in runs if r.summary.get("pooled")],
         sentence=_sentence(run),
         result=_result(run, evaluated, comparison),
-        troubles=[line for one in runs if (line := _troubles(one, named=len(runs) > 1))],
+        troubles=_by_run(runs, lambda run: " ".join(faults.at_the_head(run))),
         tiles=_tiles(run, evaluated),
         figures=grids.figures(run),
         domains=grids.domains(runs),
         clusters=grids.clusters(runs),
         enrolled=grids.enrolled(runs),
-        enrolled_of=_enrolled_of(runs),
+        enrolled_of=" ".join(_by_run(runs, _enrolled_counts)),
         personalised=grids.personalised(runs),
-        personalised_of=_personalised_of(runs),
+        personalised_of=" ".join(_by_run(runs, _personalised_counts)),
         comparison=comparison,
         compared=grids.compared(comparison) if comparison else None,
         overview=[charts.overview(runs, key) for key in evaluated[:3]] if comparison else [],
@@ -85,8 +87,8 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         failures=grids.failures(run),
         bytes=grids.traffic(run),
         messages=grids.messages(run),
-        validators=[p for p in grids.as_dicts(run.summary.get("parties")) if p.get("role") == "validator"],
-        stays=[str(name) for name in grids.as_list(run.summary.get("stays"))],
+        validators=[p for p in run.parties if p.get("role") == "validator"],
+        stays=[str(name) for name in as_list(run.summary.get("stays"))],
         readable=str(run.summary.get("readable") or ""),
         kinds=grids.kinds(ledger),
         tensors=grids.tensors(ledger),
@@ -103,39 +105,32 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
     )
 
 
-def _troubles(run: Run, *, named: bool) -> str:
-    said = " ".join(faults.at_the_head(run))
-    return f"{run.label}: {said}" if said and named else said
+def _by_run(runs: Sequence[Run], sentence_of: Callable[[Run], str]) -> list[str]:
+    """A sentence for each run that has one, of several runs behind its name."""
+    sentences = [(run.label, sentence) for run in runs if (sentence := sentence_of(run))]
+    return [f"{label}: {sentence}" if len(runs) > 1 else sentence for label, sentence in sentences]
 
 
-def _enrolled_of(runs: Sequence[Run]) -> str:
+def _enrolled_counts(run: Run) -> str:
     """How many clients were verified, by how many trials, and how many could not verify by themselves."""
-    said = []
-    for run in runs:
-        found = mapping(run.summary.get("enrolled"))
-        trials, absent = mapping(found.get("trials")), whole_number(found.get("never enrolled"))
-        count, genuine, impostor = (
-            whole_number(value) for value in (found.get("clients"), trials.get("genuine"), trials.get("impostor"))
-        )
-        if count is None or genuine is None or impostor is None:
-            continue
-        line = f"{count:,} clients, {genuine:,} genuine and {impostor:,} impostor trials"
-        line += f"; {absent:,} never enrolled and verify nobody by themselves" if absent else ""
-        said.append(f"{run.label}: {line}." if len(runs) > 1 else f"{line}.")
-    return " ".join(said)
+    enrolled = mapping(run.summary.get("enrolled"))
+    trials, absent = mapping(enrolled.get("trials")), whole_number(enrolled.get("never enrolled"))
+    values = (enrolled.get("clients"), trials.get("genuine"), trials.get("impostor"))
+    clients, genuine, impostor = (whole_number(value) for value in values)
+    if clients is None or genuine is None or impostor is None:
+        return ""
+    apart = f"; {absent:,} never enrolled and verify nobody by themselves" if absent else ""
+    return f"{clients:,} clients, {genuine:,} genuine and {impostor:,} impostor trials{apart}."
 
 
-def _personalised_of(runs: Sequence[Run]) -> str:
+def _personalised_counts(run: Run) -> str:
     """How many clients were evaluated, and on how many pairs and probes each."""
-    said = []
-    for run in runs:
-        counts = [mapping(of) for of in mapping(mapping(run.summary.get("personalised")).get("counts")).values()]
-        kinds = [_between([whole_number(of.get(what)) for of in counts]) for what in _TRIALS]
-        if counts and all(kinds):
-            line = f"{len(counts):,} clients; each has {kinds[0]} genuine and {kinds[1]} impostor pairs, "
-            line += f"{kinds[2]} mated and {kinds[3]} non-mated probes"
-            said.append(f"{run.label}: {line}." if len(runs) > 1 else f"{line}.")
-    return " ".join(said)
+    counts = [mapping(of) for of in mapping(mapping(run.summary.get("personalised")).get("counts")).values()]
+    kinds = [_between([whole_number(of.get(kind)) for of in counts]) for kind in _TRIALS]
+    if not counts or not all(kinds):
+        return ""
+    pairs = f"{kinds[0]} genuine and {kinds[1]} impostor pairs"
+    return f"{len(counts):,} clients; each has {pairs}, {kinds[2]} mated and {kinds[3]} non-mated probes."
 
 
 _TRIALS = ("genuine", "impostors", "mated", "non-mated")
@@ -143,36 +138,29 @@ _TRIALS = ("genuine", "impostors", "mated", "non-mated")
 
 def _between(counts: Sequence[int | None]) -> str:
     """The least and the most; empty where one is no number."""
-    known = [count for count in counts if count is not None]
-    if len(known) < len(counts) or not known:
+    numbers = [count for count in counts if count is not None]
+    if len(numbers) < len(counts) or not numbers:
         return ""
-    return f"{min(known):,}" if min(known) == max(known) else f"{min(known):,} to {max(known):,}"
-
-
-def _model(run: Run) -> str:
-    model = run.config.get("model")
-    if isinstance(model, dict):
-        return str(model.get("name") or model.get("backbone") or "a model")
-    return str(model or "a model")
+    return f"{min(numbers):,}" if min(numbers) == max(numbers) else f"{min(numbers):,} to {max(numbers):,}"
 
 
 def _sentence(run: Run) -> str:
     """What was trained, by whom and how."""
-    summary, parties = run.summary, grids.as_dicts(run.summary.get("parties"))
-    setting = f" ({summary['setting']})" if summary.get("setting") not in (None, "any") else ""
-    count = {0: "its parties", 1: "1 party"}.get(len(parties), f"{len(parties):,} parties")
-    if validators := sum(p.get("role") == "validator" for p in parties):
-        trainers = len(parties) - validators
-        count = f"{trainers:,} trainer{'s' * (trainers != 1)} and {validators:,} validator{'s' * (validators != 1)}"
-    who = count + setting
+    summary = run.summary
+    count = several(len(run.parties), "party", "parties") if run.parties else "its parties"
+    if validators := sum(p.get("role") == "validator" for p in run.parties):
+        count = f"{several(len(run.parties) - validators, 'trainer')} and {several(validators, 'validator')}"
+    if summary.get("setting") not in (None, "any"):
+        count += f" ({summary['setting']})"
+    model = str(mapping(run.config.get("model")).get("name") or "a model")
     if summary.get("pooled"):
-        how = f"{_model(run)} on the images of all parties, pooled in one place"
+        how = f"{model} on the images of all parties, pooled in one place"
     elif run.method == "solo":
-        how = f"{_model(run)} at each of {who}, each on its own images"
+        how = f"{model} at each of {count}, each on its own images"
     else:
-        how = f"{_model(run)} over {who}"
+        how = f"{model} over {count}"
     rounds = whole_number(summary.get("rounds"))
-    length = f" in {rounds:,} round{'s' * (rounds != 1)}" if rounds is not None else ""
+    length = f" in {several(rounds, 'round')}" if rounds is not None else ""
     seed = whole_number(summary.get("seed", run.config.get("seed")))
     return f"{run.method} trained {how}{length}" + (f", seed {seed}." if seed is not None else ".")
 
@@ -206,16 +194,14 @@ def _tiles(run: Run, evaluated: Sequence[str]) -> list[Tile]:
     for key in evaluated[:2]:
         start = _start(run, key) if key in run.untrained else ""
         tiles.append(Tile(figure_name(key), figure_text(run.figures, key, sign=True), start))
-    sent = mapping(run.summary.get("bytes"))
-    if (up := number(sent.get("up"))) is not None:
-        down = number(sent.get("down"))
+    if (up := number(run.bytes.get("up"))) is not None:
+        down = number(run.bytes.get("down"))
         tiles.append(Tile("sent by the parties", size(up), f"{size(down)} sent to them" if down is not None else ""))
-    parties = grids.as_dicts(run.summary.get("parties"))
-    if parties:
-        images = sum(whole_number(p.get("images")) or 0 for p in parties)
-        tiles.append(Tile("parties", f"{len(parties):,}", f"{images:,} images" if images else ""))
-    seconds = {key: value for key, found in mapping(run.summary.get("seconds")).items() if (value := number(found))}
+    if run.parties:
+        images = sum(whole_number(p.get("images")) or 0 for p in run.parties)
+        tiles.append(Tile("parties", f"{len(run.parties):,}", f"{images:,} images" if images else ""))
+    seconds = {key: value for key, n in mapping(run.summary.get("seconds")).items() if (value := number(n))}
     if "total" in seconds:
-        rest = [f"{key} {duration(value)}" for key, value in seconds.items() if key != "total" and value >= 1]
-        tiles.append(Tile("time", duration(seconds["total"]), ", ".join(rest)))
+        details = [f"{key} {duration(value)}" for key, value in seconds.items() if key != "total" and value >= 1]
+        tiles.append(Tile("time", duration(seconds["total"]), ", ".join(details)))
     return tiles

@@ -40,7 +40,7 @@ class Run:
 
     @property
     def method(self) -> str:
-        return str(self.summary.get("method") or names(self.config.get("method")) or "unknown method")
+        return str(self.summary.get("method") or self.config.get("method") or "unknown method")
 
     @property
     def figures(self) -> dict[str, float]:
@@ -60,33 +60,33 @@ class Run:
     def domains(self) -> dict[str, str]:
         """List -> `source` or `target`, of the lists that the recipe says it of."""
         lists = mapping(mapping(self.config.get("evaluation")).get("pairs"))
-        return {str(n): str(one["domain"]) for n, one in lists.items() if mapping(one).get("domain")}
+        return {str(n): str(pairs["domain"]) for n, pairs in lists.items() if mapping(pairs).get("domain")}
 
     @property
     def clusters(self) -> dict[str, dict[str, float]]:
         """Party -> figure -> value, of the parties that labelled their own images."""
-        found = mapping(self.summary.get("clusters"))
-        return {
-            str(party): {str(n): v for n, v in mapping(each).items() if number(v) is not None}
-            for party, each in found.items()
-        }
+        return {str(party): _finite(figures) for party, figures in mapping(self.summary.get("clusters")).items()}
 
     @property
     def enrolled(self) -> dict[str, dict[str, float]]:
         """What the run's own clients are verified by -> figure -> percent, where they held back test images."""
-        kinds = mapping(self.summary.get("enrolled"))
-        found = {kind: flat_figures({"": kinds[kind]}) for kind in ENROLLED_BY if mapping(kinds.get(kind))}
-        return {kind: {name.removeprefix("/"): value for name, value in each.items()} for kind, each in found.items()}
+        by_kind = mapping(self.summary.get("enrolled"))
+        return {kind: _finite(by_kind[kind]) for kind in ENROLLED_BY if mapping(by_kind.get(kind))}
 
     @property
     def personalised(self) -> dict[str, dict[str, float]]:
         """By which model clients are served -> figure -> percent, the mean over clients."""
-        found = mapping(self.summary.get("personalised"))
-        return {
-            kind: {str(n): v for n, v in mapping(found[kind]).items() if number(v) is not None}
-            for kind in SERVED_BY
-            if mapping(found.get(kind))
-        }
+        by_kind = mapping(self.summary.get("personalised"))
+        return {kind: _finite(by_kind[kind]) for kind in SERVED_BY if mapping(by_kind.get(kind))}
+
+    @property
+    def parties(self) -> list[dict[str, Any]]:
+        return as_dicts(self.summary.get("parties"))
+
+    @property
+    def bytes(self) -> dict[str, Any]:
+        """Sent `down` and `up`, over all rounds and parties."""
+        return mapping(self.summary.get("bytes"))
 
     @property
     def start(self) -> str:
@@ -130,9 +130,9 @@ def read(path: Path, label: str | None = None) -> Run:
         summary = json.loads(_text(path / "summary.json") or "{}")
     except (ValueError, RecursionError) as error:
         raise DataError(f"not JSON ({error}); resume the run to write it again", where=path / "summary.json") from error
-    for name, found in (("config.yaml", config), ("summary.json", summary)):
-        if not isinstance(found, dict):
-            raise DataError(f"a {type(found).__name__}, not keys and values; is it a run's file?", where=path / name)
+    for name, content in (("config.yaml", config), ("summary.json", summary)):
+        if not isinstance(content, dict):
+            raise DataError(f"a {type(content).__name__}, not keys and values; is it a run's file?", where=path / name)
     events, skipped = read_events(path)
     return Run(
         path=path,
@@ -158,17 +158,17 @@ def read_all(paths: Sequence[Path]) -> list[Run]:
     depth = 1
     while len({path.parts[-depth:] for path in whole}) < len(whole):
         depth += 1
-    return [read(given, "/".join(path.parts[-depth:])) for given, path in zip(paths, whole, strict=True)]
+    return [read(as_given, "/".join(path.parts[-depth:])) for as_given, path in zip(paths, whole, strict=True)]
 
 
 def flat_figures(by_list: object) -> dict[str, float]:
     """{"devtest": {"accuracy": 81.2}} → {"devtest/accuracy": 81.2}; what is no finite number is left out."""
-    flat = {}
-    for name, figures in mapping(by_list).items():
-        for key, value in mapping(figures).items():
-            if (finite := number(value)) is not None:
-                flat[f"{name}/{key}"] = finite
-    return flat
+    by_name = {name: _finite(figures) for name, figures in mapping(by_list).items()}
+    return {f"{name}/{key}": value for name, figures in by_name.items() for key, value in figures.items()}
+
+
+def _finite(figures: object) -> dict[str, float]:
+    return {str(key): n for key, value in mapping(figures).items() if (n := number(value)) is not None}
 
 
 def without_errors(names: Iterable[str]) -> list[str]:
@@ -234,9 +234,12 @@ def mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def names(value: object) -> str:
-    """What a recipe calls a part: the text itself, or its `name` key."""
-    return str(mapping(value).get("name", "")) if isinstance(value, dict) else str(value or "")
+def as_list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def as_dicts(value: object) -> list[dict[str, Any]]:
+    return [entry for entry in as_list(value) if isinstance(entry, dict)]
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -261,8 +264,8 @@ def _text(path: Path) -> str:
 def keep_digests(path: Path) -> None:
     """Write the digests of a finished run's files."""
     files = [path / name for name in ("metrics.jsonl", "summary.json", "evidence.json")]
-    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()}
-    (path / DIGESTS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()}
+    (path / DIGESTS).write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
 
 
 def check(path: Path) -> None:
@@ -297,11 +300,11 @@ def read_events(path: Path) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]
 
 def _lines(path: Path) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
     lines = [(place, line) for place, line in enumerate(_text(path).split("\n"), 1) if line.strip()]
-    found, broken = [], []
+    records, broken = [], []
     for place, line in lines:
         try:
-            found.append(mapping(json.loads(line)))
+            records.append(mapping(json.loads(line)))
         except (ValueError, RecursionError) as error:
             if place < lines[-1][0]:
                 broken.append(f"{path}, line {place} is not JSON ({error})")
-    return tuple(found), tuple(broken)
+    return tuple(records), tuple(broken)

@@ -80,21 +80,21 @@ def numeric(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
-        found = float(value)
+        number = float(value)
     except (ValueError, OverflowError):
         return None
-    return found if math.isfinite(found) else None
+    return number if math.isfinite(number) else None
 
 
 def axes(points: Sequence[Point], least: int = ENOUGH) -> list[str]:
     """The keys that take `least` numbers or more in the sweep, and more than one with all other keys as they are."""
-    keys = dict.fromkeys(key for point in points for key in point.chosen)
-    found = []
-    for key in keys:
+    all_keys = dict.fromkeys(key for point in points for key in point.chosen)
+    axes_of_sweep = []
+    for key in all_keys:
         numbers = {n for p in points if (n := numeric(p.chosen.get(key))) is not None}
         if len(numbers) >= least and any(len(_numbers(group, key)) > 1 for group in _groups(points, key).values()):
-            found.append(key)
-    return found
+            axes_of_sweep.append(key)
+    return axes_of_sweep
 
 
 def over(points: Sequence[Point], axis: str, figure: str, otherwise: str = "") -> Over:
@@ -104,8 +104,8 @@ def over(points: Sequence[Point], axis: str, figure: str, otherwise: str = "") -
     """
     whole, lines, levels = _short_keys(points), [], []
     for group in _groups(points, axis).values():
-        others = {key: value for key, value in group[0].chosen.items() if key != axis}
-        name = name_of(others, whole) or otherwise or "all"
+        fixed = {key: value for key, value in group[0].chosen.items() if key != axis}
+        name = name_of(fixed, whole) or otherwise or "all"
         numbers = _numbers(group, axis)
         if len(numbers) > 1:
             at = {n: _spread([p for p in group if numeric(p.chosen.get(axis)) == n], figure) for n in numbers}
@@ -113,10 +113,10 @@ def over(points: Sequence[Point], axis: str, figure: str, otherwise: str = "") -
         elif numbers and (value := _spread([p for p in group if numeric(p.chosen.get(axis)) == numbers[0]], figure)):
             levels.append(Level(name, value, numbers[0]))
         for text in dict.fromkeys(_text(p.chosen.get(axis)) for p in group if numeric(p.chosen.get(axis)) is None):
-            those = [p for p in group if _text(p.chosen.get(axis)) == text]
-            here = {axis: those[0].chosen[axis]} if axis in those[0].chosen else {}
-            if value := _spread(those, figure):
-                levels.append(Level(name_of(others | here, whole) or otherwise or "all", value))
+            cells = [p for p in group if _text(p.chosen.get(axis)) == text]
+            swept = {axis: cells[0].chosen[axis]} if axis in cells[0].chosen else {}
+            if value := _spread(cells, figure):
+                levels.append(Level(name_of(fixed | swept, whole) or otherwise or "all", value))
     return Over(tuple(lines), (*levels, *_starts(points, figure)), figure_of(figure).unit.digits)
 
 
@@ -126,12 +126,12 @@ def name_of(chosen: Mapping[str, Any], whole: Mapping[str, str] | None = None) -
     >>> name_of({"method": "fedavg", "methods.fedavg.momentum": "reset", "loss.name": "arcface"})
     'fedavg, momentum=reset, arcface'
     """
-    said = []
+    words = []
     for key, value in chosen.items():
         text = value if isinstance(value, str) else json.dumps(value)
-        named = isinstance(value, str) and (key in ("method", "name") or key.endswith(".name"))
-        said.append(text if named else f"{(whole or {}).get(key, key.rpartition('.')[2])}={text}")
-    return ", ".join(said)
+        is_name = isinstance(value, str) and (key in ("method", "name") or key.endswith(".name"))
+        words.append(text if is_name else f"{(whole or {}).get(key, key.rpartition('.')[2])}={text}")
+    return ", ".join(words)
 
 
 def _short_keys(points: Sequence[Point]) -> dict[str, str]:
@@ -143,11 +143,11 @@ def _short_keys(points: Sequence[Point]) -> dict[str, str]:
 
 def _groups(points: Sequence[Point], axis: str) -> dict[str, list[Point]]:
     """The cells that differ in the axis, the seed and the half alone, in the order of the sweep."""
-    found: dict[str, list[Point]] = {}
+    groups: dict[str, list[Point]] = {}
     for point in points:  # as text, since a value may be a list
-        others = sorted((key, _text(value)) for key, value in point.chosen.items() if key != axis)
-        found.setdefault(json.dumps(others), []).append(point)
-    return found
+        fixed = sorted((key, _text(value)) for key, value in point.chosen.items() if key != axis)
+        groups.setdefault(json.dumps(fixed), []).append(point)
+    return groups
 
 
 def _text(value: object) -> str:
@@ -163,7 +163,7 @@ def _spread(points: Sequence[Point], figure: str) -> Spread | None:
     for point in points:
         if figure in point.figures:
             halves.setdefault(point.seed, []).append(point.figures[figure])
-    seeds = [math.fsum(each) / len(each) for each in halves.values()]
+    seeds = [math.fsum(values) / len(values) for values in halves.values()]
     if not seeds:
         return None
     planned = len({point.seed for point in points})
@@ -174,9 +174,9 @@ def _starts(points: Sequence[Point], figure: str) -> list[Level]:
     """What runs start from, where for every seed and half all runs start from the same."""
     levels = []
     for start in dict.fromkeys(point.start for point in points if figure in point.untrained):
-        mine = [point for point in points if point.start == start and figure in point.untrained]
-        each = {(p.seed, p.half): Point({}, p.seed, p.untrained, p.half) for p in mine}
-        same = all(math.isclose(p.untrained[figure], each[p.seed, p.half].figures[figure]) for p in mine)
-        if same and (value := _spread(list(each.values()), figure)):
+        started = [point for point in points if point.start == start and figure in point.untrained]
+        by_seed = {(p.seed, p.half): Point({}, p.seed, p.untrained, p.half) for p in started}
+        is_same = all(math.isclose(p.untrained[figure], by_seed[p.seed, p.half].figures[figure]) for p in started)
+        if is_same and (value := _spread(list(by_seed.values()), figure)):
             levels.append(Level(start, value))
     return levels

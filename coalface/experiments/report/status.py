@@ -18,12 +18,12 @@ from coalface.experiments.report.runs import clean, duration, mapping, number, s
 
 def rendered(status: Mapping[str, Any], now: float, *, live: bool = False) -> RenderableType:
     """A run's status (`coalface.experiments.status.Status.as_dict`) at the time `now`."""
-    done, rounds = int(status["round"]), int(status["rounds"])
-    head = [clean(status["name"]), clean(status["state"]), f"round {done}/{rounds}", clean(status["stage"])]
+    ended, rounds = int(status["round"]), int(status["rounds"])
+    head = [clean(status["name"]), clean(status["state"]), f"round {ended}/{rounds}", clean(status["stage"])]
     parts: list[RenderableType] = [Text("  ".join(part for part in head if part), style="bold")]
     if live:
         bar = Table.grid()  # which ends its line
-        bar.add_row(ProgressBar(total=max(rounds, done, 1), completed=done, width=60))
+        bar.add_row(ProgressBar(total=max(rounds, ended, 1), completed=ended, width=60))
         parts.append(bar)
     if status["doing"]:
         since = number(status["since"])

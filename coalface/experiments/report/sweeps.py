@@ -52,13 +52,13 @@ class Block:
 
 
 def render(
-    name: str, command: str, said: str, text: str, points: Sequence[Point], axes: Sequence[str], otherwise: str = ""
+    name: str, command: str, lead: str, text: str, points: Sequence[Point], axes: Sequence[str], otherwise: str = ""
 ) -> str:
     """The page as HTML. `text` is the sweep's table in Markdown, `axes` the keys that its figures are drawn over."""
     return template("sweep.html").render(
         name=name,
         command=command,
-        said=said,
+        lead=lead,
         axes=[axis for key in axes if (axis := _axis(points, key, otherwise)).tables],
         blocks=blocks(text),
     )
@@ -104,27 +104,27 @@ def _caption(key: str, curves: Sequence[Over], beyond: bool) -> str:
         sentences.append(f"Dashed grey: what the sweep has without {key}, or at one number of it alone{ring}.")
     if beyond:
         sentences.append("An arrow and a value: a level beyond the drawing.")
-    if more := max((len(curve.lines) - len(drawn(curve)[0]) for curve in curves), default=0):
-        sentences.append(f"{more} more lines are in the table alone.")
-    if more := max((len(curve.levels) - len(drawn(curve)[1]) for curve in curves), default=0):
-        sentences.append(f"{more} more levels are in the table alone.")
+    if left_out := max((len(curve.lines) - len(drawn(curve)[0]) for curve in curves), default=0):
+        sentences.append(f"{left_out} more lines are in the table alone.")
+    if left_out := max((len(curve.levels) - len(drawn(curve)[1]) for curve in curves), default=0):
+        sentences.append(f"{left_out} more levels are in the table alone.")
     return " ".join(sentences)
 
 
-def _numbers(key: str, found: Over) -> Grid:
+def _numbers(key: str, curves: Over) -> Grid:
     """A row for every line and level, a column for every number."""
-    numbers = sorted({n for line in found.lines for n in line.at})
-    numbers = sorted({*numbers, *(level.at for level in found.levels if level.at is not None)})
-    rows = [[line.name, *(_cell(line.at.get(n), found.digits) for n in numbers), ""] for line in found.lines]
-    for level in found.levels:
-        at = [_cell(level.value, found.digits) if level.at == n else "" for n in numbers]
-        rows.append([level.name, *at, "" if level.at is not None else _cell(level.value, found.digits)])
+    numbers = sorted({n for line in curves.lines for n in line.at})
+    numbers = sorted({*numbers, *(level.at for level in curves.levels if level.at is not None)})
+    rows = [[line.name, *(_cell(line.at.get(n), curves.digits) for n in numbers), ""] for line in curves.lines]
+    for level in curves.levels:
+        at = [_cell(level.value, curves.digits) if level.at == n else "" for n in numbers]
+        rows.append([level.name, *at, "" if level.at is not None else _cell(level.value, curves.digits)])
     header = [
         "setting",
         *(f"{key} = {plain(n)}" if not i else plain(n) for i, n in enumerate(numbers)),
         f"without {key}",
     ]
-    if all(level.at is not None for level in found.levels):
+    if all(level.at is not None for level in curves.levels):
         header, rows = header[:-1], [row[:-1] for row in rows]
     return Grid(header, rows, frozenset(range(1, len(header))))
 
@@ -139,16 +139,16 @@ def _cell(value: Spread | None, digits: int) -> str:
 
 def blocks(text: str) -> list[Block]:
     """The paragraphs, lists and tables of a text in the Markdown that tables of sweeps are written in."""
-    found = []
+    text_blocks = []
     for part in re.split(r"\n\s*\n", text.strip("\n")):
         lines = part.split("\n")
         if all(line.startswith("|") for line in lines) and len(lines) > 1:
-            found.append(Block(grid=_grid(lines)))
+            text_blocks.append(Block(grid=_grid(lines)))
         elif all(line.startswith("- ") for line in lines):
-            found.append(Block(tuple(_marked(line[2:]) for line in lines), listed=True))
+            text_blocks.append(Block(tuple(_marked(line[2:]) for line in lines), listed=True))
         else:
-            found.append(Block((_marked(" ".join(lines)),)))
-    return found
+            text_blocks.append(Block((_marked(" ".join(lines)),)))
+    return text_blocks
 
 
 def _grid(lines: Sequence[str]) -> Grid:
@@ -174,7 +174,10 @@ def _marked(text: str) -> Markup:
 
 def figures(line: Mapping[str, Mapping[str, float]], clients: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The figures of a cell by one name each, without standard errors; then those of its run's own clients."""
-    named = {**line, **{f"{ENROLLED}{kind}": each for kind, each in clients.items()}}
+    by_list = {**line, **{f"{ENROLLED}{kind}": by_kind for kind, by_kind in clients.items()}}
     return {
-        f"{on}/{name}": value for on, each in named.items() for name, value in each.items() if not name.endswith("_se")
+        f"{on}/{name}": value
+        for on, by_figure in by_list.items()
+        for name, value in by_figure.items()
+        if not name.endswith("_se")
     }

@@ -79,20 +79,17 @@ def compare(runs: Sequence[Path], intervals: Intervals | None = None, left_out: 
 
 def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Comparison:
     """`compare` for runs already read."""
-    if not runs:
-        raise ValueError("give at least one run folder to compare")
     first = runs[0]
     figures = without_errors(key for run in runs for key in run.figures)
     rows = []
     for run in runs:
         differences = {}
         for key in figures if run is not first else ():
-            if (given := (intervals or {}).get((run.path, key))) is not None:
-                value, low, high = given
+            if (interval := (intervals or {}).get((run.path, key))) is not None:
+                value, low, high = interval
                 differences[key] = Record(run.label, key, value, by=first.label, low=low, high=high)
             elif key in run.figures and key in first.figures:
                 differences[key] = Record(run.label, key, run.figures[key] - first.figures[key], by=first.label)
-        sent = mapping(run.summary.get("bytes"))
         rows.append(
             Row(
                 run=run.label,
@@ -100,8 +97,8 @@ def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_o
                 pooled=bool(run.summary.get("pooled")),
                 seed=whole_number(run.summary.get("seed", run.config.get("seed"))),
                 rounds=whole_number(run.summary.get("rounds")),
-                bytes_down=whole_number(sent.get("down")),
-                bytes_up=whole_number(sent.get("up")),
+                bytes_down=whole_number(run.bytes.get("down")),
+                bytes_up=whole_number(run.bytes.get("up")),
                 seconds=number(mapping(run.summary.get("seconds")).get("total")),
                 figures=run.figures,
                 differences=differences,
@@ -149,11 +146,11 @@ def difference_sentence(difference: Record) -> str:
 
 def rendered(comparison: Comparison) -> RenderableType:
     """The comparison for a rich console: the table, then what else sets the runs apart."""
-    shown = grid(comparison)
+    text_grid = grid(comparison)
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    for index, title in enumerate(shown.header):
-        table.add_column(Text(title), justify="right" if index in shown.numeric else "left", overflow="fold")
-    for cells in shown.rows:
+    for index, title in enumerate(text_grid.header):
+        table.add_column(Text(title), justify="right" if index in text_grid.numeric else "left", overflow="fold")
+    for cells in text_grid.rows:
         table.add_row(*map(Text, cells))
     return Group(table, *(Text(line, style="yellow") for line in notes(comparison)))
 
@@ -206,10 +203,10 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
     apart: list[Apart] = []
     for where in ("config", "numerics"):
         flat = [flatten(run.config if where == "config" else mapping(run.summary.get("numerics"))) for run in runs]
-        for key in dict.fromkeys(key for one in flat for key in one):
-            values = [one.get(key, "absent") for one in flat]
+        for key in dict.fromkeys(key for settings in flat for key in settings):
+            values = [settings.get(key, "absent") for settings in flat]
             kind = f"{key.rpartition('.')[0]}.kind"
-            if len({*values} - {"absent"}) < 2 and len({one[kind] for one in flat if kind in one}) > 1:
+            if len({*values} - {"absent"}) < 2 and len({settings[kind] for settings in flat if kind in settings}) > 1:
                 continue  # the kinds differ, which is named
             if len(set(values)) == 1 or (where == "config" and key in ("name", "seed", "method", "method.name")):
                 continue

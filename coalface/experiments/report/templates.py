@@ -15,7 +15,7 @@ from coalface.experiments.report.runs import clean
 def template(name: str) -> Template:
     """A template beside this file, which may include others."""
     environment = Environment(
-        loader=FunctionLoader(lambda wanted: (files("coalface.experiments.report") / wanted).read_text("utf-8")),
+        loader=FunctionLoader(lambda file: (files("coalface.experiments.report") / file).read_text("utf-8")),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -74,15 +74,15 @@ def triangle(
                 f'style="fill: {ink}">{number}</text>'
             )
     parts += [_mark(mark, radius) for mark in marks]
-    more = max(0.0, radius - SIDE / NUMBERED / math.sqrt(3))  # above and below
+    margin = max(0.0, radius - SIDE / NUMBERED / math.sqrt(3))  # above and below
     beside = max(0.0, 8 + radius * math.sqrt(3) / 2 - (WIDTH - SIDE) / 2)
-    above, below = 14 - more, TOP_CORNER[1] + SIDE * math.sqrt(3) / 2 + 38 + more
+    above, below = 14 - margin, TOP_CORNER[1] + SIDE * math.sqrt(3) / 2 + 38 + margin
     places = (WIDTH / 2, above, "middle"), (8 - beside, below, "start"), (WIDTH - 8 + beside, below, "end")
     for (x, y, anchor), name in zip(places, corners, strict=True):
-        shown = name if len(name) <= 26 else name[:25] + "…"
-        parts.append(f'<text class="corner" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}">{safe(shown)}</text>')
-    parts.append(f'<g transform="translate(0 {more:.1f})">{_scale(low, high)}</g>')
-    box = f"{0 - beside:.1f} {0 - more:.1f} {WIDTH + 2 * beside:.1f} {HEIGHT + 2 * more:.1f}"
+        label = name if len(name) <= 26 else name[:25] + "…"
+        parts.append(f'<text class="corner" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}">{safe(label)}</text>')
+    parts.append(f'<g transform="translate(0 {margin:.1f})">{_scale(low, high)}</g>')
+    box = f"{0 - beside:.1f} {0 - margin:.1f} {WIDTH + 2 * beside:.1f} {HEIGHT + 2 * margin:.1f}"
     return Markup(
         f'<svg viewBox="{box}" role="img" aria-label="{safe(title)}" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
@@ -104,8 +104,8 @@ def colour(share: float) -> str:
     """The colour at a share of the scale from 0 to 1, between the two of `SCALE` beside it."""
     at = min(max(share, 0.0), 1.0) * (len(SCALE) - 1)
     first = min(int(at), len(SCALE) - 2)
-    one, two = ([int(SCALE[n][i : i + 2], 16) for i in (1, 3, 5)] for n in (first, first + 1))
-    mixed = (round(a + (at - first) * (b - a)) for a, b in zip(one, two, strict=True))
+    first_colour, second_colour = ([int(SCALE[n][i : i + 2], 16) for i in (1, 3, 5)] for n in (first, first + 1))
+    mixed = (round(a + (at - first) * (b - a)) for a, b in zip(first_colour, second_colour, strict=True))
     return "#" + "".join(f"{value:02x}" for value in mixed)
 
 

@@ -27,16 +27,16 @@ def read_cells(path: Path, *, mend: bool = True) -> dict[str, dict[str, Any]]:
 
     With `mend` it is taken away.
     """
-    found: dict[str, dict[str, Any]] = {}
+    cells: dict[str, dict[str, Any]] = {}
     for file in (packed(path), path):
         for number, line in enumerate(_lines(file, mend), start=1):
             try:
                 cell = json.loads(line)
-                found[cell["hash"]] = cell
+                cells[cell["hash"]] = cell
             except (ValueError, KeyError, TypeError) as error:
                 where = f"{file}, line {number}"
                 raise DataError(f"not a cell ({error!r}); delete the line to run the cell again", where=where) from None
-    return found
+    return cells
 
 
 def append_cell(path: Path, cell: Mapping[str, Any]) -> None:

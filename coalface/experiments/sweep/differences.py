@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from coalface.core.method import generator
 from coalface.evaluation import personalised
 from coalface.evaluation.figures import figure_name, figure_of
 from coalface.evaluation.metrics.bootstrap import PairIdentities
-from coalface.evaluation.metrics.paired import Resampled, compare, same_pairs
-from coalface.experiments.compare import bootstrap_of, resampled
+from coalface.evaluation.metrics.paired import Resampled
+from coalface.experiments.compare import bootstrap_of, differences, resampled
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.long_table import Grid, Record
 from coalface.experiments.setup.parts import Parts
@@ -23,6 +23,8 @@ DRAWS = 2_000
 """Draws of the clients with replacement, behind an interval."""
 OTHER_PAIRS = "evaluated on other pairs"
 
+Drawn = dict[str, list[Resampled]]
+"""Figure -> its values in every draw, run by run."""
 Bases = Mapping[str, Mapping[str, str]]
 """Baseline -> setting -> the setting that it is compared with, of those that have the baseline."""
 
@@ -32,12 +34,12 @@ def baseline_of(settings: Sequence[str], baseline: str | None) -> str:
     return _having(settings, baseline)[0]
 
 
-def bases(groups: Groups, there: Groups, baselines: Sequence[str]) -> dict[str, dict[str, str]]:
+def bases(groups: Groups, finished: Groups, baselines: Sequence[str]) -> dict[str, dict[str, str]]:
     """What each setting is compared with, by each baseline; without one, the first setting that is `there`."""
     to = {}
-    for baseline in (baselines or (None,)) if there else ():
-        each = bases_of(list(groups if baselines else there), baseline)
-        to[baseline or ""] = {setting: base for setting, base in each.items() if base in there}
+    for baseline in (baselines or (None,)) if finished else ():
+        base_of = bases_of(list(groups if baselines else finished), baseline)
+        to[baseline or ""] = {setting: base for setting, base in base_of.items() if base in finished}
     return to
 
 
@@ -48,8 +50,8 @@ def _having(settings: Sequence[str], baseline: str | None) -> list[str]:
         return [baseline]
     having = [setting for setting in settings if baseline in setting.split(", ")]
     if not having:
-        known = "; ".join(dict.fromkeys(settings))
-        raise RecipeError(f"no setting of the sweep has {baseline}; there are {known}", where="--baseline")
+        names = "; ".join(dict.fromkeys(settings))
+        raise RecipeError(f"no setting of the sweep has {baseline}; there are {names}", where="--baseline")
     return having
 
 
@@ -57,16 +59,16 @@ def bases_of(settings: Sequence[str], baseline: str | None) -> dict[str, str]:
     """Setting -> what it is compared with: of those that have the baseline, the one most like it."""
     having = _having(settings, baseline)
 
-    def shared(one: str, other: str) -> int:
-        return len(set(one.split(", ")) & set(other.split(", ")))
+    def most_like(setting: str) -> str:
+        return max(having, key=lambda base: len(set(setting.split(", ")) & set(base.split(", "))))
 
-    return {one: one if one in having else max(having, key=lambda base: shared(one, base)) for one in settings}
+    return {setting: setting if setting in having else most_like(setting) for setting in settings}
 
 
 # --- on pair lists ----------------------------------------------------------------------------------------------------
 
 
-def of_figures(cells: Sequence[Cell], done: Mapping[str, Line], groups: Groups, to: Bases) -> list[str]:
+def of_figures(cells: Sequence[Cell], finished: Mapping[str, Line], groups: Groups, to: Bases) -> list[str]:
     """Each setting less what it is compared with, of one baseline in rows, of several in columns."""
     pairs = {
         baseline: [(setting, base) for setting in groups if (base := base_of.get(setting, setting)) != setting]
@@ -75,7 +77,7 @@ def of_figures(cells: Sequence[Cell], done: Mapping[str, Line], groups: Groups, 
     every = list(dict.fromkeys(pair for compared in pairs.values() for pair in compared))
     if not every:
         return []
-    records = _compared(_recipes(cells, done), groups, every)
+    records = _compared(_recipes(cells, finished), groups, every)
     lines = _in_columns(groups, pairs, records) if len(to) > 1 else _in_rows(records)
     seeds = {setting: {line["seed"] for line in group} for setting, group in groups.items()}
     if any(seeds[setting] != seeds[base] and seeds[setting] & seeds[base] for setting, base in every):
@@ -83,12 +85,12 @@ def of_figures(cells: Sequence[Cell], done: Mapping[str, Line], groups: Groups, 
     return lines
 
 
-def _recipes(cells: Sequence[Cell], done: Mapping[str, Line]) -> list[Recipe]:
+def _recipes(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[Recipe]:
     """A recipe for every combination of pair lists: the cells of each seed may be evaluated on people of their own."""
     recipes: dict[str, Recipe] = {}
     for cell in cells:
-        if (digest := cell.recipe.digest()) in done:
-            recipes.setdefault(str(sorted(done[digest].get("lists", {}).items())), cell.recipe)
+        if (digest := cell.recipe.digest()) in finished:
+            recipes.setdefault(str(sorted(finished[digest].get("lists", {}).items())), cell.recipe)
     return list(recipes.values())
 
 
@@ -104,34 +106,34 @@ def _compared(recipes: Sequence[Recipe], groups: Groups, pairs: Collection[tuple
     records = []
     for name, by_sha256 in lists.items():
         bootstraps = [bootstrap_of(identities) for identities in by_sha256.values()]
-        drawn: dict[str, dict[int, dict[str, list[Resampled]]]] = {}  # setting -> seed -> figure
+        drawn: dict[str, dict[int, list[Drawn]]] = {}  # setting -> seed
         for setting in (setting for setting in groups if any(setting in pair for pair in pairs)):
-            drawn[setting] = {}
+            by_seed = drawn.setdefault(setting, {})
             for line in groups[setting]:
-                of_seed = drawn[setting].setdefault(line["seed"], {})
-                for bootstrap in bootstraps:
-                    for figure, runs in resampled(line["evidence"].get(name, ()), bootstrap).items():
-                        of_seed.setdefault(figure, []).extend(runs)
+                evidence = line["evidence"].get(name, ())
+                by_seed.setdefault(line["seed"], []).extend(resampled(evidence, b) for b in bootstraps)
         for setting, base in pairs:
             records += list(_apart(name, setting, base, drawn)) or [Record(setting, name, np.nan, base)]
     return records
 
 
-def _apart(
-    name: str, setting: str, base: str, drawn: Mapping[str, Mapping[int, Mapping[str, list[Resampled]]]]
-) -> Iterator[Record]:
+def _apart(name: str, setting: str, base: str, drawn: Mapping[str, Mapping[int, Sequence[Drawn]]]) -> Iterator[Record]:
     """The difference of each figure over the seeds that both have, or over all where they have none in common."""
     seeds = drawn[setting].keys() & drawn[base].keys()
     first, second = (
-        [figures for seed, figures in sorted(drawn[side].items()) if seed in seeds or not seeds]
-        for side in (setting, base)
+        _merged(runs for seed in sorted(seeds or drawn[side]) for runs in drawn[side][seed]) for side in (setting, base)
     )
-    for figure in dict.fromkeys(figure for figures in first for figure in figures):
-        sides = [[run for figures in side for run in figures.get(figure, ())] for side in (first, second)]
-        if sides[1] and same_pairs(sides[0], sides[1]):
-            difference = compare(sides[0], sides[1])
-            value, low, high = 100 * difference.difference, 100 * difference.low, 100 * difference.high
-            yield Record(setting, f"{name}/{figure}", value, base, low=low, high=high)
+    for figure, paired in differences(first, second).items():
+        value, low, high = 100 * paired.difference, 100 * paired.low, 100 * paired.high
+        yield Record(setting, f"{name}/{figure}", value, base, low=low, high=high)
+
+
+def _merged(several: Iterable[Drawn]) -> Drawn:
+    merged: Drawn = {}
+    for drawn in several:
+        for figure, values in drawn.items():
+            merged.setdefault(figure, []).extend(values)
+    return merged
 
 
 def _in_rows(records: Sequence[Record]) -> list[str]:
@@ -162,10 +164,10 @@ def _in_columns(groups: Groups, pairs: Mapping[str, Sequence[tuple[str, str]]], 
         "compared with it: of those with the baseline it is most like them. **Bold**: the interval does not hold zero.",
         "What one table compares is not compared the other way round in a later one.",
     ]
-    seen: set[frozenset[str]] = set()
+    earlier_pairs: set[frozenset[str]] = set()
     for baseline, compared in pairs.items():
-        new = [pair for pair in compared if frozenset(pair) not in seen]
-        seen |= {frozenset(pair) for pair in new}
+        new = [pair for pair in compared if frozenset(pair) not in earlier_pairs]
+        earlier_pairs |= {frozenset(pair) for pair in new}
         rows = []
         for base in groups:
             if beneath := [pair for pair in new if pair[1] == base]:
@@ -211,25 +213,23 @@ def of_clients(groups: Groups, to: Sequence[Mapping[str, str]]) -> list[str]:
     everybody's), and, where that is of two kinds, by the kinds that both have as well; no two the other way round.
     """
     across: list[tuple[str, str]] = []
-    for pair in (
-        (setting, each[setting]) for each in to for setting in groups if each.get(setting, setting) != setting
-    ):
-        if pair not in across and pair[::-1] not in across:
-            across.append(pair)
+    for base_of in to:
+        for pair in ((setting, base_of.get(setting, setting)) for setting in groups):
+            if pair[0] != pair[1] and pair not in across and pair[::-1] not in across:
+                across.append(pair)
     served = [personalised.by_kind(line.get("personalised", {})) for group in groups.values() for line in group]
-    metrics = list(dict.fromkeys(name for kinds in served for each in kinds.values() for name in each))
+    metrics = list(dict.fromkeys(name for kinds in served for by_metric in kinds.values() for name in by_metric))
     rows = []
     for setting, group in groups.items():
         kinds = _kinds(group)
-        bases = [base for one, base in across if one == setting]
+        bases = [base for compared, base in across if compared == setting]
         pairs = [pair for base in bases for pair in _settings_apart(kinds, base, _kinds(groups[base]))]
         pairs += [(kind, setting, before) for before, kind in zip(kinds[:-1], kinds[1:], strict=True)]
-        for kind, base, other in pairs:
+        for kind, base, base_kind in pairs:
             for name in metrics:
-                found = _clients_apart(group, kind, groups[base], other, name)
-                if found is not None:
-                    value, low, high = found
-                    record = Record(f"{setting} by {kind}", name, value, f"{base} by {other}", low=low, high=high)
+                if (interval := _clients_apart(group, kind, groups[base], base_kind, name)) is not None:
+                    value, low, high = interval
+                    record = Record(f"{setting} by {kind}", name, value, f"{base} by {base_kind}", low=low, high=high)
                     rows.append([record.setting, record.by, figure_name(name), *_numbers(record), verdict_of(record)])
     if not rows:
         return []
@@ -243,32 +243,36 @@ def _kinds(group: Sequence[Line]) -> list[str]:
     return [kind for kind in personalised.KINDS if any(kind in line.get("personalised", {}) for line in group)]
 
 
-def _settings_apart(kinds: Sequence[str], base: str, others: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+def _settings_apart(kinds: Sequence[str], base: str, base_kinds: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """(kind, the other setting, its kind) of what is compared."""
-    if kinds and others:
-        yield kinds[-1], base, others[-1]
-        if kinds[-1] != others[-1]:
-            yield from ((kind, base, kind) for kind in kinds if kind in others)
+    if kinds and base_kinds:
+        yield kinds[-1], base, base_kinds[-1]
+        if kinds[-1] != base_kinds[-1]:
+            yield from ((kind, base, kind) for kind in kinds if kind in base_kinds)
 
 
 def _clients_apart(
-    first: Sequence[Line], kind: str, second: Sequence[Line], other: str, metric: str
+    first: Sequence[Line], kind: str, second: Sequence[Line], base_kind: str, metric: str
 ) -> tuple[float, float, float] | None:
     """A figure's difference over the clients and seeds that both have, and its interval; None where there are none."""
     seeds = []
     for seed in sorted({line["seed"] for line in first} & {line["seed"] for line in second}):
-        mine, theirs = (_clients(group, seed, model, metric) for group, model in ((first, kind), (second, other)))
-        if both := sorted(mine.keys() & theirs.keys()):
-            seeds.append(np.array([mine[client] - theirs[client] for client in both]))
+        first_values, second_values = (
+            _clients(group, seed, model, metric) for group, model in ((first, kind), (second, base_kind))
+        )
+        if clients := sorted(first_values.keys() & second_values.keys()):
+            seeds.append(np.array([first_values[client] - second_values[client] for client in clients]))
     if not seeds:
         return None
     rng = generator(0, "personalised", "draws")
-    drawn = np.mean([each[rng.integers(0, len(each), (DRAWS, len(each)))].mean(axis=1) for each in seeds], axis=0)
+    drawn = np.mean([gaps[rng.integers(0, len(gaps), (DRAWS, len(gaps)))].mean(axis=1) for gaps in seeds], axis=0)
     low, high = np.percentile(drawn, (2.5, 97.5))
-    return float(np.mean([each.mean() for each in seeds])), float(low), float(high)
+    return float(np.mean([gaps.mean() for gaps in seeds])), float(low), float(high)
 
 
 def _clients(group: Sequence[Line], seed: int, kind: str, metric: str) -> dict[str, float]:
     """Client -> a figure by one kind of model."""
     clients = [line.get("personalised", {}).get("clients", {}) for line in group if line["seed"] == seed]
-    return {name: by[kind][metric] for each in clients for name, by in each.items() if metric in by.get(kind, {})}
+    return {
+        name: by[kind][metric] for by_client in clients for name, by in by_client.items() if metric in by.get(kind, {})
+    }

@@ -58,15 +58,15 @@ def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
     then the cells are those of all of them, and a change takes the place of that key in every grid. A grid may have a
     `name`, by which its cells are called.
     """
-    given, tree = _axes(changes), loader.read(path)
+    changed_axes, tree = _axes(changes), loader.read(path)
     if "grids" not in tree:
-        return _named([(axes, recipe) for axes, recipe in _points(tree, given)])
+        return _named([(axes, recipe) for axes, recipe in _points(tree, changed_axes)])
     points: list[tuple[dict[str, Any], Recipe]] = []
     below = loader.read(path.parent / _checked(path, tree))
     for listed in tree["grids"]:
         axes = {key: value if isinstance(value, list) else [value] for key, value in listed.items()}
         called = axes.pop(NAMED, [None])[0]
-        axes |= given
+        axes |= changed_axes
         for chosen, recipe in _points(below, axes):
             several = {key: value for key, value in chosen.items() if len(axes[key]) > 1}
             points.append((chosen if called is None else {NAMED: str(called), **several}, recipe))
@@ -97,20 +97,20 @@ def _checked(path: Path, tree: Mapping[str, Any]) -> str:
     if not isinstance(tree.get("recipe"), str):
         raise RecipeError("say which recipe the grids are over, as `recipe: FILE` beside this file", where=path)
     grids = tree["grids"]
-    if not isinstance(grids, list) or not grids or not all(isinstance(one, dict) and one for one in grids):
+    if not isinstance(grids, list) or not grids or not all(isinstance(axes, dict) and axes for axes in grids):
         raise RecipeError("`grids` is a list of mappings from a key to its values, as `- {seed: [0, 1]}`", where=path)
     return str(tree["recipe"])
 
 
 def _points(tree: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], Recipe]]:
     """Each point of a grid with its recipe."""
-    found = []
+    points = []
     for point in itertools.product(*axes.values()):
         chosen, changed = dict(zip(axes, point, strict=True)), dict(tree)
         for key, value in chosen.items():
             changed = loader.with_value(changed, key, value)
-        found.append((chosen, loader.parse(changed)))
-    return found
+        points.append((chosen, loader.parse(changed)))
+    return points
 
 
 def _named(points: Sequence[tuple[dict[str, Any], Recipe]]) -> list[Cell]:
@@ -119,18 +119,18 @@ def _named(points: Sequence[tuple[dict[str, Any], Recipe]]) -> list[Cell]:
     A key that some of the grids give, always with the same value, is left out unless cells are called the same without.
     """
     values: dict[str, list[Any]] = {}
-    given: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for chosen, _ in points:
         for key, value in chosen.items():
-            given[key] = given.get(key, 0) + 1
+            counts[key] = counts.get(key, 0) + 1
             if value not in values.setdefault(key, []):
                 values[key].append(value)
 
     def cells(keys: Collection[str]) -> list[Cell]:
         return [Cell({k: v for k, v in chosen.items() if k in keys}, recipe) for chosen, recipe in points]
 
-    vary = {key for key, found in values.items() if len(found) > 1 or key == NAMED}
+    vary = {key for key, taken in values.items() if len(taken) > 1 or key == NAMED}
     short = cells(vary)
     if len({cell.name for cell in short}) == len(short):
         return short
-    return cells(vary | {key for key, times in given.items() if times < len(points)})
+    return cells(vary | {key for key, times in counts.items() if times < len(points)})

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.errors import RecipeError
+from coalface.core.text import several
 from coalface.evaluation import personalised
 from coalface.evaluation.enrolled import by_kind
 from coalface.experiments.report import series, sweeps
@@ -19,12 +20,12 @@ from coalface.experiments.sweep.records import clients_of, shares
 SHARE = "share of the public images that clients trained on"
 
 
-def points(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list[Point]:
+def points(cells: Sequence[Cell], finished: Mapping[str, Mapping[str, Any]]) -> list[Point]:
     """The cells of a sweep as points of its drawings; those that are not in `done` have no figures."""
-    found, alike = [], len({clients_of(cell.recipe) for cell in cells}) == 1
+    cell_points, alike = [], len({clients_of(cell.recipe) for cell in cells}) == 1
     for cell in cells:
-        line = done.get(cell.recipe.digest(), {})
-        found.append(
+        line = finished.get(cell.recipe.digest(), {})
+        cell_points.append(
             Point(
                 chosen={key: value for key, value in cell.chosen.items() if key not in AVERAGED},
                 seed=cell.recipe.seed,
@@ -34,7 +35,7 @@ def points(cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]]) -> list
                 untrained=sweeps.figures(line.get("untrained", {}), {}),
             )
         )
-    return found
+    return cell_points
 
 
 def _figures(line: Mapping[str, Any], alike: bool) -> dict[str, float]:
@@ -44,25 +45,25 @@ def _figures(line: Mapping[str, Any], alike: bool) -> dict[str, float]:
     """
     by_model = personalised.by_kind(line.get("personalised", {})) if alike else {}
     served = {kind: figures for kind, figures in by_model.items() if kind != personalised.START}
-    found = sweeps.figures(line.get("figures", {}), by_kind(line.get("enrolled", {})) | served)
+    figures = sweeps.figures(line.get("figures", {}), by_kind(line.get("enrolled", {})) | served)
     share = shares(line.get("public_images")).get("all rounds")
-    return found if share is None else {**found, SHARE: share}
+    return figures if share is None else {**figures, SHARE: share}
 
 
-def axes_of(cells: Sequence[Cell], wanted: Sequence[str]) -> list[str]:
+def axes_of(cells: Sequence[Cell], keys: Sequence[str]) -> list[str]:
     """The keys to draw figures over: those that are wanted, else all that take three numbers or more.
 
     Raises RecipeError where a wanted one does not take two numbers.
     """
     planned = points(cells, {})
     able = series.axes(planned, least=2)
-    for key in wanted:
+    for key in keys:
         if key not in able:
-            there = ", ".join(able) or "none"
+            names = ", ".join(able) or "none"
             raise RecipeError(
-                f"the sweep has fewer than two numbers of {key}; keys with several: {there}", where="--axis"
+                f"the sweep has fewer than two numbers of {key}; keys with several: {names}", where="--axis"
             )
-    return list(dict.fromkeys(wanted)) or series.axes(planned)
+    return list(dict.fromkeys(keys)) or series.axes(planned)
 
 
 def command_of(
@@ -70,18 +71,17 @@ def command_of(
 ) -> str:
     """The command that makes a sweep."""
     words = ["coalface", "sweep", str(path), *changes]
-    words += [word for one in baselines for word in ("--baseline", one)]
-    words += [word for one in axes for word in ("--axis", one)]
+    words += [word for baseline in baselines for word in ("--baseline", baseline)]
+    words += [word for axis in axes for word in ("--axis", axis)]
     return shlex.join([*words, *(["--keep-runs"] if keep_runs else []), "--out", str(out)])
 
 
 def page(
-    cells: Sequence[Cell], done: Mapping[str, Mapping[str, Any]], text: str, command: str, axes: Sequence[str]
+    cells: Sequence[Cell], finished: Mapping[str, Mapping[str, Any]], text: str, command: str, axes: Sequence[str]
 ) -> str:
     """The page as HTML; `text` is the table of `table.table`."""
     recipe, settings = cells[0].recipe, {cell.setting for cell in cells}
-    ran = sum(cell.recipe.digest() in done for cell in cells)
-    many = f"{len(settings):,} setting{'s' * (len(settings) != 1)}"
+    ran = sum(cell.recipe.digest() in finished for cell in cells)
     missing = "" if ran == len(cells) else f" of {len(cells):,}; the others are missing in the means"
-    said = f"{many} in {ran:,} run{'s' * (ran != 1)}{missing}."
-    return sweeps.render(recipe.name, command, said, text, points(cells, done), axes, recipe.method)
+    lead = f"{several(len(settings), 'setting')} in {several(ran, 'run')}{missing}."
+    return sweeps.render(recipe.name, command, lead, text, points(cells, finished), axes, recipe.method)

@@ -10,8 +10,8 @@ import numpy as np
 
 from coalface.evaluation import clustering, enrolled, personalised
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.report.long_table import Record, mean_and_spread
-from coalface.experiments.report.runs import flat_figures, gaps, without_errors
+from coalface.experiments.report.long_table import Record, mean_and_spread, records_of
+from coalface.experiments.report.runs import flat_figures, gaps
 
 Line = Mapping[str, Any]
 """A finished cell, as a line of `cells.jsonl` has it."""
@@ -25,14 +25,8 @@ def records(groups: Groups, domains: Mapping[str, str]) -> dict[str, list[Record
     for setting, group in groups.items():
         for line in group:
             for subject, by, figures in _numbers(line, domains):
-                table.setdefault(subject, []).extend(records_of(setting, line, figures, by))
+                table.setdefault(subject, []).extend(records_of(setting, figures, by, line["seed"]))
     return table
-
-
-def records_of(setting: str, line: Line, figures: Mapping[str, float], by: str = "") -> Iterator[Record]:
-    """A record for each figure of a run; standard errors have none."""
-    for name in without_errors(figures):
-        yield Record(setting, name, figures[name], by, line["seed"])
 
 
 def _numbers(line: Line, domains: Mapping[str, str]) -> Iterator[tuple[str, str, Mapping[str, float]]]:
@@ -41,10 +35,10 @@ def _numbers(line: Line, domains: Mapping[str, str]) -> Iterator[tuple[str, str,
     yield "figures", "", figures
     yield "gap", "", gaps(figures, domains)
     yield "clusters", "", clustering.mean(line.get("clusters", {}))
-    for kind, each in enrolled.by_kind(line.get("enrolled", {})).items():
-        yield "enrolled", kind, each
-    for kind, each in personalised.by_kind(line.get("personalised", {})).items():
-        yield "personalised", kind, each
+    for kind, of_kind in enrolled.by_kind(line.get("enrolled", {})).items():
+        yield "enrolled", kind, of_kind
+    for kind, of_kind in personalised.by_kind(line.get("personalised", {})).items():
+        yield "personalised", kind, of_kind
     yield "public images", "", shares(line.get("public_images"))
     mean = line.get("class_embeddings", {}).get("mean")
     yield "class embeddings", "", {} if mean is None else {"cosine": mean}
@@ -53,18 +47,21 @@ def _numbers(line: Line, domains: Mapping[str, str]) -> Iterator[tuple[str, str,
 
 def means_of(group: Sequence[Line], of: str, metrics: Sequence[str]) -> list[str]:
     """A cell for each figure of a group of runs, of what it starts from (`untrained`) or of what it leaves."""
-    found = [record for line in group for record in records_of("", line, flat_figures(line[of]))]
-    by_metric = {name: [record for record in found if record.metric == name] for name in metrics}
-    return [mean_and_spread(name, each) if each else "" for name, each in by_metric.items()]
+    all_records = [record for line in group for record in records_of("", flat_figures(line[of]), seed=line["seed"])]
+    by_metric = {name: [record for record in all_records if record.metric == name] for name in metrics}
+    return [mean_and_spread(name, of_metric) if of_metric else "" for name, of_metric in by_metric.items()]
 
 
 def shares(public: Mapping[str, Any] | None) -> dict[str, float]:
     """Percent of the public images that clients trained on: mean over clients, by what a cell keeps of its run."""
-    each = [100 * np.array(rounds) / public["held"] for rounds in public["used"].values() if rounds] if public else []
-    if not each:
+    if not public or not any(public["used"].values()):
         return {}
-    ends = {"first round": [used[0] for used in each], "last round": [used[-1] for used in each]}
-    return {name: float(np.mean(of)) for name, of in {**ends, "all rounds": [used.mean() for used in each]}.items()}
+    percents = [100 * np.array(rounds) / public["held"] for rounds in public["used"].values() if rounds]
+    return {
+        "first round": float(np.mean([share[0] for share in percents])),
+        "last round": float(np.mean([share[-1] for share in percents])),
+        "all rounds": float(np.mean([share.mean() for share in percents])),
+    }
 
 
 def clients_of(recipe: Recipe) -> str:

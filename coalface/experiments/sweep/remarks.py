@@ -14,10 +14,10 @@ ALIKE = 0.1
 """Percent points within which figures of one model may lie that two processors have computed."""
 
 
-def of_figures(cells: Sequence[Cell], both: bool) -> list[str]:
+def of_figures(cells: Sequence[Cell], both_halves: bool) -> list[str]:
     """What the numbers of a table are."""
     beside = "Bytes and seconds: mean of a run."
-    if both:
+    if both_halves:
         return [
             "Figures in percent: mean over seeds ± standard deviation over seeds. fold_split=first: the validators",
             "hold the first half of the folds and the figures are of the other half; second: the other way round.",
@@ -42,15 +42,15 @@ def of_bounds(cells: Sequence[Cell]) -> list[str]:
     return [f"Pooled at one party, and no federation: {'; '.join(pooled)}."] if pooled else []
 
 
-def unlike_starts(cells: Sequence[Cell], done: Mapping[str, Line]) -> list[str]:
+def unlike_starts(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[str]:
     """Which seeds' cells start from pre-trained models that are not the same, though their recipes say so.
 
     One recipe leaves another model on a processor that rounds otherwise, such as one without bfloat16.
     """
-    found: dict[tuple[str, str], list[float]] = {}  # (pre-training, figure on those pairs) -> of each cell
+    by_start: dict[tuple[str, str], list[float]] = {}  # (pre-training, figure on those pairs) -> of each cell
     seeds = {}
     for cell in cells:
-        if cell.recipe.pretrain is None or (line := done.get(cell.recipe.digest())) is None:
+        if cell.recipe.pretrain is None or (line := finished.get(cell.recipe.digest())) is None:
             continue
         start = loader.pretraining(cell.recipe).digest()
         seeds[start] = line["seed"]
@@ -58,39 +58,39 @@ def unlike_starts(cells: Sequence[Cell], done: Mapping[str, Line]) -> list[str]:
             pairs = line.get("lists", {}).get(name)
             for figure, value in figures.items():
                 if pairs is not None and not figure.endswith("_se"):
-                    found.setdefault((start, f"{name}/{figure} {pairs}"), []).append(value)
-    said = {}
-    for (start, figure), values in found.items():
-        if max(values) - min(values) > ALIKE and start not in said:
-            shown = f"{figure_name(figure.split()[0])} {min(values):.2f} and {max(values):.2f}"
-            said[start] = f"- seed {seeds[start]}: {shown}"
-    if not said:
+                    by_start.setdefault((start, f"{name}/{figure} {pairs}"), []).append(value)
+    lines = {}
+    for (start, figure), values in by_start.items():
+        if max(values) - min(values) > ALIKE and start not in lines:
+            range_text = f"{figure_name(figure.split()[0])} {min(values):.2f} and {max(values):.2f}"
+            lines[start] = f"- seed {seeds[start]}: {range_text}"
+    if not lines:
         return []
     return [
         "",
         "**Not from one model:** these seeds' runs start from pre-trained models that differ (on processors that round",
         "otherwise, the same recipe leaves another). Their differences hold the difference of what they start from.",
         "",
-        *said.values(),
+        *lines.values(),
     ]
 
 
-def unlike_code(cells: Sequence[Cell], done: Mapping[str, Line]) -> list[str]:
+def unlike_code(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[str]:
     """Which cells ran before code of their method was changed by which others ran; `done` is in the order they ran."""
     names = {cell.recipe.digest(): cell.name or cell.setting for cell in cells}
-    ran = {names[digest]: line.get("code", {}) for digest, line in done.items() if digest in names}
+    ran = {names[digest]: line.get("code", {}) for digest, line in finished.items() if digest in names}
     last = {module: digest for code in ran.values() for module, digest in code.items()}
-    said = [
+    lines = [
         f"- {name}: {', '.join(module for module, digest in code.items() if last[module] != digest)}"
         for name, code in ran.items()
         if code.items() - last.items()
     ]
-    if not said:
+    if not lines:
         return []
     return [
         "",
         "**Not by one code:** code of the methods was changed during the sweep. These cells ran before that, others",
         "after it. Delete their lines in cells.jsonl, and the same command runs them by the code as it is then.",
         "",
-        *said,
+        *lines,
     ]

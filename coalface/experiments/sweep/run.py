@@ -51,26 +51,26 @@ def sweep(
     Raises RunFailed, with the table of what is done, where cells have failed, and OSError where a disk is full.
     """
     cells = grid(path, changes)
-    for wanted in baselines:  # a mistake in it should not show after hours
-        baseline_of([cell.setting for cell in cells], wanted)
+    for baseline in baselines:  # a mistake in it should not show after hours
+        baseline_of([cell.setting for cell in cells], baseline)
     over = page.axes_of(cells, axes)
     out.mkdir(parents=True, exist_ok=True)
-    finished = out / "cells.jsonl"
-    done, failed = read_cells(finished), _read_failed(out)
-    if changed := {cell.name or cell.setting: found for cell in cells if (found := _changed_code(cell, done))}:
-        modules = ", ".join(sorted({name for found in changed.values() for name in found}))
+    cells_file = out / "cells.jsonl"
+    finished, failed = read_cells(cells_file), _read_failed(out)
+    if changed := {cell.name or cell.setting: modules for cell in cells if (modules := _changed_code(cell, finished))}:
+        names = ", ".join(sorted({name for modules in changed.values() for name in modules}))
         callback.note(
-            f"the code of methods ({modules}) is another now than that which ran these cells: {'; '.join(changed)}. "
-            f"They are left as they are: {_to_delete(finished)}, and they are run again"
+            f"the code of methods ({names}) is another now than that which ran these cells: {'; '.join(changed)}. "
+            f"They are left as they are: {_to_delete(cells_file)}, and they are run again"
         )
     numbered = enumerate(cells, start=1)
-    for number, cell in sorted(numbered, key=lambda one: one[1].recipe.digest() in failed):  # a stable sort
+    for number, cell in sorted(numbered, key=lambda item: item[1].recipe.digest() in failed):  # a stable sort
         digest = cell.recipe.digest()
-        if digest in done:
+        if digest in finished:
             continue
         callback.note(f"cell {number} of {len(cells)}: {cell.name}")
         try:
-            done[digest] = _run(cell, out / "runs" / digest, callback, keep_runs)
+            finished[digest] = _run(cell, out / "runs" / digest, callback, keep_runs)
         except (RuntimeError, OSError, ValueError) as error:
             if (refused := refusal(error)) is not None:  # no other cell would get further
                 raise refused from None
@@ -78,25 +78,25 @@ def sweep(
             callback.note(f"cell {number} of {len(cells)} failed: {failed[digest]}")
             write_json(out / "failed.json", failed)
             continue
-        append_cell(finished, done[digest])
+        append_cell(cells_file, finished[digest])
         if failed.pop(digest, None) is not None:
             write_json(out / "failed.json", failed)
         if not keep_runs:
             shutil.rmtree(out / "runs" / digest)
-    pack_cells(finished)
-    text, whole = table(cells, done, baselines, failed)
-    left = {name: not whole and (out / name).exists() for name in ("table.md", "sweep.html")}
-    if not left["table.md"]:
+    pack_cells(cells_file)
+    text, whole = table(cells, finished, baselines, failed)
+    kept_files = {name: not whole and (out / name).exists() for name in ("table.md", "sweep.html")}
+    if not kept_files["table.md"]:
         write_text(out / "table.md", text)
-    if not left["sweep.html"]:
+    if not kept_files["sweep.html"]:
         command = page.command_of(path, changes, out, baselines, axes, keep_runs)
-        write_text(out / "sweep.html", page.page(cells, done, text, command, over))
-    said = f"{text}\ncells: {finished if finished.exists() else packed(finished)}"
-    for what, name in (("table", "table.md"), ("page", "sweep.html")):
-        said += f"\n{what}: {out / name}{' (left as it was)' if left[name] else ''}"
-    if missing := sum(cell.recipe.digest() not in done for cell in cells):
-        raise RunFailed(f"{missing} of {len(cells)} cells failed; the same command tries them again\n\n{said}")
-    return said
+        write_text(out / "sweep.html", page.page(cells, finished, text, command, over))
+    printout = f"{text}\ncells: {cells_file if cells_file.exists() else packed(cells_file)}"
+    for kind, name in (("table", "table.md"), ("page", "sweep.html")):
+        printout += f"\n{kind}: {out / name}{' (left as it was)' if kept_files[name] else ''}"
+    if missing := sum(cell.recipe.digest() not in finished for cell in cells):
+        raise RunFailed(f"{missing} of {len(cells)} cells failed; the same command tries them again\n\n{printout}")
+    return printout
 
 
 def describe(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequence[str] = ()) -> str:
@@ -105,28 +105,28 @@ def describe(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequen
     Nothing is written, and no image is decoded. Raises RecipeError, ValueError or OSError as the sweep would.
     """
     cells = grid(path, changes)
-    for wanted in baselines:
-        baseline_of([cell.setting for cell in cells], wanted)
-    done, failed, lines = read_cells(out / "cells.jsonl", mend=False), _read_failed(out), []
+    for baseline in baselines:
+        baseline_of([cell.setting for cell in cells], baseline)
+    finished, failed, lines = read_cells(out / "cells.jsonl", mend=False), _read_failed(out), []
     for number, cell in enumerate(cells, start=1):
         digest = cell.recipe.digest()
         where = f"cell {number} of {len(cells)}: {cell.name}"
-        if digest in done:
-            by = ", by other code than is here now" if _changed_code(cell, done) else ""
-            lines.append(f"{where}: done, {done[digest]['seconds']['total']:.0f} s{by}")
+        if digest in finished:
+            by = ", by other code than is here now" if _changed_code(cell, finished) else ""
+            lines.append(f"{where}: done, {finished[digest]['seconds']['total']:.0f} s{by}")
             continue
         try:
             parties = len(preflight.check(cell.recipe))
         except ValueError as error:
             raise RecipeError(str(error), where=where) from None
-        begun = (out / "runs" / digest / "config.yaml").exists()
-        state = f"failed before ({failed[digest]})" if digest in failed else "begun" if begun else "to run"
+        was_started = (out / "runs" / digest / "config.yaml").exists()
+        state = f"failed before ({failed[digest]})" if digest in failed else "begun" if was_started else "to run"
         length = several(cell.recipe.rounds, "round")
         lines.append(f"{where}: {state}; {length} over {several(parties, 'party', 'parties')}")
-    ran = [cell["seconds"]["total"] for cell in (done.get(c.recipe.digest()) for c in cells) if cell is not None]
-    left = len(cells) - len(ran)
+    ran = [cell["seconds"]["total"] for cell in (finished.get(c.recipe.digest()) for c in cells) if cell is not None]
+    remaining = len(cells) - len(ran)
     took = f"; a cell that is done took {sum(ran) / len(ran):.0f} s in the mean" if ran else ""
-    return "\n".join([*lines, f"{left} of {len(cells)} cells are left to run{took}; they go to {out}"])
+    return "\n".join([*lines, f"{remaining} of {len(cells)} cells are left to run{took}; they go to {out}"])
 
 
 def _run(cell: Cell, place: Path, callback: Callback, keep_runs: bool) -> dict[str, Any]:
@@ -139,9 +139,9 @@ def _run(cell: Cell, place: Path, callback: Callback, keep_runs: bool) -> dict[s
     return _line(cell, place)
 
 
-def _changed_code(cell: Cell, done: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _changed_code(cell: Cell, finished: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The modules by which a finished cell ran that are not as they were; of a version that kept none, none."""
-    ran = done.get(cell.recipe.digest(), {}).get("code")
+    ran = finished.get(cell.recipe.digest(), {}).get("code")
     return provenance.changed_code(ran, provenance.code_behind(cell.recipe)) if ran else []
 
 
@@ -159,12 +159,12 @@ def _read_failed(out: Path) -> dict[str, str]:
 
 def _line(cell: Cell, place: Path) -> dict[str, Any]:
     summary = json.loads((place / "summary.json").read_text(encoding="utf-8"))
-    kept = ("method", "seed", "rounds", "bytes", "seconds", "figures", "untrained")
+    keys = ("method", "seed", "rounds", "bytes", "seconds", "figures", "untrained")
     lists = {name: identities.sha256 for name, identities in read_lists(place / "judged")}
     records = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     losses = [record.get("loss") for record in records]
     evidence = json.loads((place / "evidence.json").read_text(encoding="utf-8"))
-    line = {"hash": cell.recipe.digest(), "cell": cell.chosen, **{k: summary[k] for k in kept}}
+    line = {"hash": cell.recipe.digest(), "cell": cell.chosen, **{k: summary[k] for k in keys}}
     line |= {"last_loss": losses[-1] if losses else None, "losses": _smoothed(records, cell.recipe)}
     line |= {key: summary[key] for key in ("enrolled", "clusters", "personalised", "public_images") if key in summary}
     if "mean" in (embeddings := summary.get("class_embeddings", {})):
@@ -179,8 +179,8 @@ def _smoothed(records: Sequence[Mapping[str, Any]], recipe: Recipe) -> dict[str,
     So rounds of every length are smoothed as one step by 0.99 would be (Bai et al. 2021, Table 1).
     """
     keep = 0.99 ** (recipe.local.steps_per_round or 100)
-    found: dict[str, float] = {}
+    smoothed: dict[str, float] = {}
     for record in records:
         for party, loss in record.get("losses", {}).items():
-            found[party] = keep * found.get(party, loss) + (1 - keep) * loss
-    return found
+            smoothed[party] = keep * smoothed.get(party, loss) + (1 - keep) * loss
+    return smoothed

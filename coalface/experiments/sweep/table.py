@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from coalface.evaluation.figures import figure_name
-from coalface.experiments.report.long_table import Grid, Record, mean_and_spread, pivot
+from coalface.experiments.report.long_table import Grid, Record, mean_and_spread, pivot, records_of
 from coalface.experiments.report.runs import clean, flat_figures, gaps, size, start_name, without_errors
 from coalface.experiments.sweep import differences, remarks
 from coalface.experiments.sweep.grid import Cell
-from coalface.experiments.sweep.records import Groups, Line, clients_of, means_of, records, records_of
+from coalface.experiments.sweep.records import Groups, Line, clients_of, means_of, records
 
 MANY = 16
 """Parties up to which a table has the final training loss of each."""
@@ -36,7 +36,7 @@ LOSSES = "Final training loss of each party, smoothed over steps by 0.99: mean o
 
 def table(
     cells: Sequence[Cell],
-    done: Mapping[str, Line],
+    finished: Mapping[str, Line],
     baselines: Sequence[str] = (),
     failed: Mapping[str, str] | None = None,
 ) -> tuple[str, bool]:
@@ -50,49 +50,54 @@ def table(
     """
     groups: dict[str, list[Line]] = {cell.setting: [] for cell in cells}
     for cell in cells:
-        if (digest := cell.recipe.digest()) in done:
-            groups[cell.setting].append(done[digest])
-    there = {setting: group for setting, group in groups.items() if group}
-    domains = _domains(cells, there)
-    numbers = records(there, domains)
+        if (digest := cell.recipe.digest()) in finished:
+            groups[cell.setting].append(finished[digest])
+    by_setting = {setting: group for setting, group in groups.items() if group}
+    domains = _domains(cells, by_setting)
+    numbers = records(by_setting, domains)
     halves = list(dict.fromkeys(cell.chosen["fold_split"] for cell in cells if "fold_split" in cell.chosen))
     lines = _main(cells, groups, halves).markdown()
     lines += ["", *remarks.of_figures(cells, bool(halves)), *remarks.of_bounds(cells)]
-    lines += remarks.unlike_starts(cells, done) + remarks.unlike_code(cells, done)
+    lines += remarks.unlike_starts(cells, finished) + remarks.unlike_code(cells, finished)
     if gap := numbers.get("gap"):
         start = [
             record
-            for line in next(iter(there.values()))
-            for record in records_of("(before any round)", line, gaps(flat_figures(line["untrained"]), domains))
+            for line in next(iter(by_setting.values()))
+            for record in records_of(
+                "(before any round)", gaps(flat_figures(line["untrained"]), domains), seed=line["seed"]
+            )
         ]
         lines += _means(start + gap, GAPS)
     lines += _means(numbers.get("clusters"), CLUSTERS)
     enrolled = numbers.get("enrolled", [])
     metrics = dict.fromkeys(record.metric for record in enrolled)
     lines += _means(enrolled, ENROLLED, by=True, metrics=sorted(metrics, key=lambda name: name.startswith(ACCEPTED)))
-    to = differences.bases(groups, there, baselines)
+    to = differences.bases(groups, by_setting, baselines)
     if "personalised" in numbers:
         people = {cell.setting: clients_of(cell.recipe) for cell in cells}
-        alike = [{one: base for one, base in each.items() if people[one] == people[base]} for each in to.values()]
+        alike = [
+            {setting: base for setting, base in base_of.items() if people[setting] == people[base]}
+            for base_of in to.values()
+        ]
         lines += _means(numbers["personalised"], PERSONALISED, by=True)
-        lines += differences.of_clients(there, alike)
-        if any(len(same) < len(each) for same, each in zip(alike, to.values(), strict=True)):
+        lines += differences.of_clients(by_setting, alike)
+        if any(len(comparable) < len(base_of) for comparable, base_of in zip(alike, to.values(), strict=True)):
             lines += ["", OTHER_PEOPLE]
     lines += _means(numbers.get("public images"), PUBLIC_IMAGES)
     lines += _means(numbers.get("class embeddings"), COSINES)
-    if missing := [cell for cell in cells if cell.recipe.digest() not in done]:
+    if missing := [cell for cell in cells if cell.recipe.digest() not in finished]:
         reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
         lines += ["", *(f"- {c.name or c.setting}: failed: {why}" for c, why in zip(missing, reasons, strict=True))]
     whole = True
-    if len(there) > 1:
+    if len(by_setting) > 1:
         try:
-            lines += differences.of_figures(cells, done, there, to)
+            lines += differences.of_figures(cells, finished, by_setting, to)
         except (OSError, ValueError) as error:
             whole = False
             lines += ["", f"Differences are left out: their pair lists cannot be made here ({clean(error)})."]
     losses = [Record(r.setting, r.metric, r.value, seed=run) for run, r in enumerate(numbers.get("losses", ()))]
     if 1 < len(dict.fromkeys(record.metric for record in losses)) <= MANY:
-        lines += _means(losses, LOSSES, named=str, empty=there)
+        lines += _means(losses, LOSSES, metric_name=str, empty=by_setting)
     return "\n".join(lines) + "\n", whole
 
 
@@ -108,8 +113,8 @@ def _main(cells: Sequence[Cell], groups: Groups, halves: Sequence[str]) -> Grid:
         planned = sum(cell.setting == setting for cell in cells)
         lists.append((setting, f"{len(group)}" + ("" if len(group) == planned else f" of {planned}"), group, "figures"))
         for half in halves:
-            if mine := [line for line in group if line["cell"].get("fold_split") == half]:
-                lists.append((f"{setting}, fold_split={half}", str(len(mine)), mine, "figures"))
+            if of_half := [line for line in group if line["cell"].get("fold_split") == half]:
+                lists.append((f"{setting}, fold_split={half}", str(len(of_half)), of_half, "figures"))
     first = (group[0]["figures"] for group in groups.values() if group)
     metrics = without_errors(name for figures in first for name in flat_figures(figures))
     rows = []
@@ -129,17 +134,22 @@ def _means(
     *,
     by: bool = False,
     metrics: Sequence[str] | None = None,
-    named: Callable[[str], str] = figure_name,
+    metric_name: Callable[[str], str] = figure_name,
     empty: Iterable[str] = (),
 ) -> list[str]:
     """A row for every setting, and with `by` for what the numbers are of; nothing without numbers."""
     grid = pivot(
-        numbers or (), {"setting": "setting"} | ({"by": "by"} if by else {}), mean_and_spread, metrics, named, empty
+        numbers or (),
+        {"setting": "setting"} | ({"by": "by"} if by else {}),
+        mean_and_spread,
+        metrics,
+        metric_name,
+        empty,
     )
     return ["", *text.split("\n"), "", *grid.markdown()] if grid.rows else []
 
 
-def _domains(cells: Sequence[Cell], there: Groups) -> dict[str, str]:
+def _domains(cells: Sequence[Cell], groups: Groups) -> dict[str, str]:
     """List -> the domain that it is of, where the recipe says so."""
-    lists = next((cell.recipe.evaluation.pairs for cell in cells if cell.setting in there), {})
+    lists = next((cell.recipe.evaluation.pairs for cell in cells if cell.setting in groups), {})
     return {name: pairs.domain for name, pairs in lists.items() if pairs.domain is not None}

@@ -96,7 +96,7 @@ def check_begun(out: Path, recipe: Recipe) -> None:
     """Raise RecipeError where a run has begun with another recipe: the parties would train by this one already."""
     if differ := provenance.unlike(provenance.recipe_of(out), recipe):
         raise RecipeError(
-            f"this run has begun with another recipe: {provenance.said(differ)}. Go on with `coalface resume "
+            f"this run has begun with another recipe: {provenance.changes_text(differ)}. Go on with `coalface resume "
             f"{quote(str(out))}` or the same run-config, or start another run under another name",
             where=out,
         )
