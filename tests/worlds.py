@@ -32,7 +32,7 @@ from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
 from coalface.engine.transport import Reply
-from coalface.experiments.setup.domains import untold
+from coalface.experiments.setup.domains import unlabelled
 from coalface.methods import METHODS
 from coalface.models.groups import Backbone, BatchNormPolicy
 from coalface.training.compute import Compute
@@ -128,7 +128,7 @@ class Tiny:
         if self.domains:
             known = {name: name == "silo-0" for name in found if (name == "silo-0") in self.sides()}
             tells = {name: source or self.uses_target_labels for name, source in known.items()}
-            found = {name: found[name] if told else untold(found[name], None) for name, told in tells.items()}
+            found = {name: found[name] if told else unlabelled(found[name], None) for name, told in tells.items()}
         return dict(reversed(found.items())) if self.reverse else found
 
     def sides(self) -> set[bool]:

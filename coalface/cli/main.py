@@ -39,7 +39,6 @@ for command in (
     runs.compare,
     sweeps.sweep,
     sweeps.import_config,
-    sweeps.weighting_grid,
 ):
     app.command()(command)
 

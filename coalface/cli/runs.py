@@ -38,7 +38,7 @@ def run(
     every = [*(changes or []), *([f"engine.workers={workers}"] if workers is not None else [])]
     loaded = loader.load(recipe, every)
     if party_data is not None:
-        loaded = party_file.filled(loaded, party_file.read_all(party_data))
+        loaded = party_file.fill(loaded, party_file.read_all(party_data))
     if dry_run:
         typer.echo(preflight.describe(loaded))
         return

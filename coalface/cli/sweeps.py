@@ -1,4 +1,4 @@
-"""Commands about grids of settings: `coalface sweep` and `weighting-grid`; and recipes from elsewhere."""
+"""Commands about grids of settings, and about recipes from elsewhere: `coalface sweep` and `import-config`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from coalface.cli.console import print_table
-from coalface.cli.data import AsJson, Quiet
+from coalface.cli.data import Quiet
 from coalface.core import disk
 
 
@@ -59,34 +58,3 @@ def import_config(
     with disk.writing(out), open(out, "x", encoding="utf-8") as file:
         file.write(text)
     typer.echo(f"wrote {out}; `coalface run {quote(str(out))} --dry-run` shows its plan")
-
-
-def weighting_grid(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a stopped or finished run.")],
-    step: Annotated[
-        float, typer.Option(help="The step between two weights; must divide 1. 0.1 makes 66 weightings.")
-    ] = 0.1,
-    parties: Annotated[str | None, typer.Option(help="Three of the trainers, as a,b,c; others get weight 0.")] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """Score the average of three parties' backbones over a grid of weightings, as the run's validators do.
-
-    Writes weighting-grid.json, .csv and .html into RUN.
-    """
-    import json
-
-    from coalface.data.tools.progress_bar import counting
-    from coalface.experiments import weighting_grid as grids
-    from coalface.experiments.report import weightings
-
-    steps, names = grids.steps_of(step), tuple(parties.split(",")) if parties is not None else ()
-    with counting("scoring", grids.models(steps), quiet or as_json) as count:
-        found = grids.build(run_folder, steps=steps, parties=names, progress=count).as_dict()
-    if as_json:
-        typer.echo(json.dumps(found, indent=1))
-        return
-    table = weightings.table(found)
-    typer.echo("\n".join([*weightings.said(found), ""]))
-    print_table([dict(zip(table.header, row, strict=True)) for row in table.rows], numbers=set(table.header[1:]))
-    typer.echo(f"\nwrote {run_folder / grids.NAME}.html, .json and .csv")

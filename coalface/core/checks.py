@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import itertools
 import math
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from coalface.core.errors import RecipeError
@@ -90,13 +91,6 @@ def wrong_value(where: str, value: object, errors: Sequence[ErrorDetails]) -> Re
     return RecipeError(f"{repr(value)[:200]} is not allowed; use {', or '.join(dict.fromkeys(allowed))}", where=where)
 
 
-def invalid_value(where: str, error: ValidationError, first: ErrorDetails) -> RecipeError:
-    """The error of a value that a section refuses: its own words, or those of `wrong_value` for pydantic's types."""
-    if "error" in first.get("ctx", {}):
-        return RecipeError(str(first["ctx"]["error"]), where=where)
-    return wrong_value(where, first["input"], [e for e in error.errors() if e["loc"] == first["loc"]])
-
-
 def _finite(value: Any) -> bool:
     """Whether every number in a setting is finite."""
     if isinstance(value, Mapping):
@@ -137,3 +131,34 @@ def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[
         return cls(**values)
     except (TypeError, ValueError) as error:
         raise RecipeError(str(error), where=where) from error
+
+
+class TypedSettings:
+    """The base of settings that `__post_init__` checks: where it fails on a wrong type, RecipeError names the field."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if check := vars(cls).get("__post_init__"):
+
+            @functools.wraps(check)
+            def explained(self: Any) -> None:
+                try:
+                    check(self)
+                except (TypeError, AttributeError):
+                    _check_types(self)
+                    raise
+
+            cls.__post_init__ = explained  # type: ignore[attr-defined]
+
+
+def _check_types(settings: Any) -> None:
+    """Raise RecipeError for the first field of a dataclass whose value is not of its type."""
+    types = type_hints(type(settings))  # type: ignore[arg-type]
+    for strict, field in itertools.product((False, True), dataclasses.fields(settings)):  # "0.1" is a number if not
+        value = getattr(settings, field.name)
+        try:
+            _adapter(types[field.name]).validate_python(value, strict=strict)
+        except ValidationError as error:
+            raise wrong_value(field.name, value, error.errors()) from None
+        except PydanticSchemaGenerationError:  # an object, such as a loss
+            continue

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NoReturn, overload
 
 from torch import Tensor
 
+from coalface.core.checks import TypedSettings
 from coalface.core.declarations import DeclarationError, Tensors, counterpart, kind_of, resolved, without_none
 
 
@@ -199,7 +200,7 @@ def _check_counterparts(where: str, reply: type, sent: Sequence[type]) -> None:
             )
 
 
-class HasSteps:
+class HasSteps(TypedSettings):
     """Frozen hyper-parameters with steps: a `Method`, or a `Component` that brings steps to several methods."""
 
     own_steps: ClassVar[dict[str, StepDeclaration]] = {}

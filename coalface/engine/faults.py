@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from coalface.core.checks import TypedSettings
 from coalface.core.method import Tensors, generator
 from coalface.engine.transport import late
 
@@ -34,7 +35,7 @@ COUNT_FAULTS = {"negative": lambda n: -1000, "zero": lambda n: 0, "absurd": lamb
 
 
 @dataclass(frozen=True)
-class SimulatedFaults:
+class SimulatedFaults(TypedSettings):
     """What goes wrong, and how often. Draws depend on (seed, party, stage, round, call, try) alone."""
 
     dropout: float = 0.0

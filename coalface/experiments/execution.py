@@ -57,7 +57,7 @@ def execute(
             callback.doing(f"starting {run.recipe.engine.workers} worker processes, then training")
         entered = time.perf_counter()
         _, models = server.run()
-        left = time.perf_counter()
+        stopped = time.perf_counter()
         callback.doing("evaluating the model that the run leaves, and checking the ledgers")
         evaluated |= _evaluate(run, server, models, callback)
         faults = server.check_ledgers()
@@ -70,7 +70,7 @@ def execute(
         _note(callback, run.recipe.name, f"checkpoints took {100 * share:.1f} % of the rounds' time")
     evaluated |= {key: lines for key, lines in (("readable", readable), ("passed_over", passed_over)) if lines}
     whole = summary.of_run(run, server, models, evaluated) | {"ledger": summary.ledgers(out, server, faults)}
-    beside = entered - began + time.perf_counter() - left
+    beside = entered - began + time.perf_counter() - stopped
     return whole | {"seconds": {"total": beside + sum(server.at.seconds.values()), **server.at.seconds}}
 
 

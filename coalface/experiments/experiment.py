@@ -19,10 +19,11 @@ from coalface.experiments import run as runner
 from coalface.experiments.callbacks.base import Callback, Callbacks
 from coalface.experiments.callbacks.progress import Progress
 from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.base import Section
 from coalface.experiments.recipe.objects import changed
 from coalface.experiments.recipe.scenarios import Data
 from coalface.experiments.recipe.schema import BY_NAME, LOSS, Recipe
-from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Section, Validator
+from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Validator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,7 @@ class Experiment:
     def as_tree(self) -> dict[str, Any]:
         """The keys of the recipe as plain values; those that are left out are not among them."""
         method, loss = BY_NAME.name_of(self.method), getattr(self.method, "loss", None)
-        own = {key: setting for key, setting in _changed(self.method).items() if key not in BY_NAME.shared}
+        settings = {key: setting for key, setting in _changed(self.method).items() if key not in BY_NAME.shared}
         tree = {
             "name": self.name,
             "seed": self.seed,
@@ -68,7 +69,7 @@ class Experiment:
             "rounds": getattr(self.method, "rounds", None),
             "local": _changed(getattr(self.method, "local", None)),
             "loss": {"name": LOSS.name_of(loss), **changed(loss)} if loss is not None else None,
-            "methods": {method: own} if own else None,
+            "methods": {method: settings} if settings else None,
             "data": _given(self.data),
             "model": _given(self.model),
             "evaluation": _given(self.evaluation),
@@ -78,8 +79,8 @@ class Experiment:
             "faults": _changed(self.faults),
             "pretrain": self.pretrain.as_tree() if self.pretrain is not None else None,
         }
-        written = {key: value for key, value in tree.items() if value not in (None, {})}
-        return dict(json.loads(json.dumps(written)))  # tuples become lists
+        given_keys = {key: value for key, value in tree.items() if value not in (None, {})}
+        return dict(json.loads(json.dumps(given_keys)))  # tuples become lists
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the recipe as a file, which `coalface run` carries out to the same bytes."""

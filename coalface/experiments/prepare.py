@@ -110,11 +110,11 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
 def round_policy(recipe: Recipe) -> RoundPolicy:
     """How the run is conducted."""
     engine = recipe.engine
-    given: dict[str, Any] = {"retries": RETRIES}
-    given |= {key: value for key in POLICY if (value := getattr(engine, key)) is not None}
+    bounds: dict[str, Any] = {"retries": RETRIES}
+    bounds |= {key: value for key in POLICY if (value := getattr(engine, key)) is not None}
     if recipe.own is not None:
-        given.setdefault("max_share", MAX_SHARE)
-        given.setdefault("max_update_norm", MAX_UPDATE_NORM)
+        bounds.setdefault("max_share", MAX_SHARE)
+        bounds.setdefault("max_update_norm", MAX_UPDATE_NORM)
     return RoundPolicy(
         run=recipe.name,
         seed=recipe.seed,
@@ -126,7 +126,7 @@ def round_policy(recipe: Recipe) -> RoundPolicy:
         on_error=engine.on_error,
         equal_steps=recipe.local.steps_per_round is not None,
         faults=recipe.faults,
-        **given,
+        **bounds,
     )
 
 

@@ -60,10 +60,10 @@ def resume(
     method has changed since the run began.
     """
     processes.check_may_start()
-    begun = provenance.begun_with(out)
+    beginning = provenance.begun_with(out)
     if not (out / "config.yaml").exists():
-        provenance.write_config(out, begun.recipe.resolved())
-    kept = provenance.recipe_of(out, begun)
+        provenance.write_config(out, beginning.recipe.resolved())
+    written_recipe = provenance.recipe_of(out, beginning)
     if carrier is None and status.is_elsewhere(out):
         raise RecipeError(
             "the parties of this run are at their own nodes, whose kits are not on this machine; use the operator's "
@@ -71,7 +71,7 @@ def resume(
             where=out,
         )
     recipe = loader.load(out / "config.yaml", changes)
-    differ = provenance.unlike(begun.recipe, recipe)
+    differ = provenance.unlike(beginning.recipe, recipe)
     if fixed := [key for key in differ if key not in schema.ADJUSTABLE]:
         raise RecipeError(
             f"a resume keeps the recipe of {out}; for another value start a new run. It may "
@@ -87,9 +87,9 @@ def resume(
                 "restore them from a copy, or leave the run as it is",
                 where=out,
             )
-    provenance.accept_code(out) if changed_code else provenance.check_code(out, begun, recipe)
-    if parse_yaml((out / "config.yaml").read_text(encoding="utf-8")) != kept.resolved():  # it was cut off
-        provenance.write_config(out, kept.resolved())
+    provenance.accept_code(out) if changed_code else provenance.check_code(out, beginning, recipe)
+    if parse_yaml((out / "config.yaml").read_text(encoding="utf-8")) != written_recipe.resolved():  # it was cut off
+        provenance.write_config(out, written_recipe.resolved())
     return _carry_out(recipe, out, callback, adjusted=tuple(differ), carrier=carrier)
 
 

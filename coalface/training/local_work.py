@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.checks import TypedSettings
 from coalface.core.method import Party, private
 from coalface.training.sgd import MOMENTUM, SGD, Momentum
 
@@ -24,7 +25,7 @@ class Cursor:
 
 
 @dataclass(frozen=True)
-class LocalTraining:
+class LocalTraining(TypedSettings):
     """One round's work at a party: whole epochs, or iterations that go on where the last round stopped."""
 
     epochs: int = 1

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from coalface.experiments.report import charts, page, runs, weightings
+from coalface.experiments.report import charts, page, runs
 from coalface.experiments.report.axes import axis_chart, drawn, is_log, placed
 from coalface.experiments.report.drawings import (
     Curve,
@@ -23,7 +23,6 @@ from coalface.experiments.report.drawings import (
     ticks,
 )
 from coalface.experiments.report.series import Level, Line, Over, Spread
-from coalface.experiments.report.triangles import SIDE, Cell, Mark, place, triangle
 from coalface.experiments.summary import class_embeddings
 from coalface.training.losses.base import unit
 
@@ -107,7 +106,6 @@ def test_names_and_titles_are_text():
         interval_chart([Interval(EVIL, 1)], title=EVIL, x_label=EVIL, level=(EVIL, 2)),
         histogram([0, 1], [1], [1], title=EVIL),
         axis_chart(over, title=EVIL, axis=EVIL),
-        triangle((EVIL, "&", "x" * 99), [Cell((1.0, 0.0, 0.0), 1.0)], steps=1, title=EVIL),
     ):
         assert "<script" not in svg
         ElementTree.fromstring(str(svg))
@@ -208,68 +206,3 @@ def test_class_embeddings_that_fell_together_are_named(write_run):
     assert (sum(pairs["pairs"]), pairs["mean"]) == (45, pytest.approx(5 / 45)) and class_embeddings(
         torch.ones(1, 3)
     ) == {}
-
-
-# --- of a grid of weightings ------------------------------------------------------------------------------------------
-
-
-def cells(steps, score):
-    counts = [(i, j, steps - i - j) for i in range(steps + 1) for j in range(steps + 1 - i)]
-    return [Cell((w := (i / steps, j / steps, k / steps)), score(w)) for i, j, k in counts]
-
-
-def test_each_weighting_has_a_cell_at_the_mean_of_its_corners():
-    corners = [place(w) for w in ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0))]
-    assert all(math.dist(a, b) == pytest.approx(SIDE) for a in corners for b in corners if a != b)
-    weights = (0.2, 0.5, 0.3)
-    mean = [sum(w * corner[i] for w, corner in zip(weights, corners, strict=True)) for i in range(2)]
-    assert place(weights) == pytest.approx(mean)
-    svg = triangle(
-        ("a", "b", "c"), cells(10, lambda w: w[0]), steps=10, title="t", marks=[Mark(weights, "best", "here")]
-    )
-    assert len(shapes(svg, "polygon", "cell")) == 66
-    (spot,) = points(svg, "best", "polygon")
-    assert np.mean(spot, axis=0) == pytest.approx(place(weights), abs=0.1)
-
-
-def test_colours_and_numbers_follow_the_scores():
-    svg = triangle(("a", "b", "c"), cells(2, lambda w: 60 + 10 * w[0]), steps=2, title="t")
-    colours = [cell.get("fill") for cell in shapes(svg, "polygon", "cell")]
-    assert len(set(colours)) == 3 and texts(svg).count("65.0") == 3 and {"60.0", "70.0"} <= set(texts(svg))
-    flat = triangle(("a", "b", "c"), cells(3, lambda w: 50.0), steps=3, title="t")
-    assert len({cell.get("fill") for cell in shapes(flat, "polygon", "cell")}) == 1
-
-
-def scored(scorers):
-    corners = [dict(zip("abc", map(float, w), strict=True)) for w in ("100", "010", "001")]
-    points_of_grid = [
-        {"weights": w, "scores": dict.fromkeys(scorers, s), "sum": s * len(scorers)}
-        for w, s in zip([*corners, dict.fromkeys("abc", 1 / 3)], (50.0, 60.0, 60.0, 55.0), strict=True)
-    ]
-    return {
-        **{"run": "run <1>", "method": "pfm-fv", "rounds": {"a": 3, "b": 3, "c": 3}, "steps": 1, "notes": ["one"]},
-        **{"scored_by": "validators", "score": "accuracy", "pairs": dict.fromkeys(scorers, 200)},
-        **{
-            "points": points_of_grid[:3],
-            "marks": [points_of_grid[3] | {"name": "equal weights"}],
-            "best": points_of_grid[1:3],
-        },
-    }
-
-
-def test_the_page_of_a_grid_has_a_triangle_for_each_scorer_and_their_sum_and_the_best_in_numbers():
-    single, double = weightings.render(scored("v")), weightings.render(scored("vw"))
-    assert (
-        single.count("<figure>") == 1 and double.count("<figure>") == 3 and single.count('class="spot best"') == 1 + 2
-    )
-    assert "Best 60, by 2 weightings; equal weights 55." in single and "Best 120, by 2 weightings" in double
-    assert "run &lt;1&gt;" in single and "<script" not in single and "src=" not in single
-    table = weightings.table(scored("vw"))
-    assert table.rows[0][1:] == ["0.000", "1.000", "0.000", "60.00", "60.00", "120.00"]
-    assert [row[0] for row in table.rows] == [
-        "best 1",
-        "best 2",
-        "best 3",
-        *(f"{n} alone" for n in "abc"),
-        "equal weights",
-    ]

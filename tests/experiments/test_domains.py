@@ -55,10 +55,10 @@ def test_every_method_for_domains_is_looked_at() -> None:
 
 
 def test_splits_evaluate_other_people_as_long_as_there_are_enough() -> None:
-    found = [evaluated(two_domains(domains(split=split))) for split in range(4)]
-    assert all(len(each) == 3 and all(name.startswith("street/") for name in each) for each in found)
-    assert len(found[0] | found[1] | found[2]) == 9  # all of them, each once
-    assert found[3] == found[0]
+    evaluated_people = [evaluated(two_domains(domains(split=split))) for split in range(4)]
+    assert all(len(people) == 3 and all(name.startswith("street/") for name in people) for people in evaluated_people)
+    assert len(evaluated_people[0] | evaluated_people[1] | evaluated_people[2]) == 9  # all of them, each once
+    assert evaluated_people[3] == evaluated_people[0]
     around = [evaluated(two_domains(domains(hold_out=4, split=split))) for split in range(3)]
     assert not around[0] & around[1] and len(around[0] | around[1] | around[2]) == 9
 
@@ -86,19 +86,20 @@ def test_nobody_who_is_evaluated_or_calibrated_by_is_in_anybodys_images(method: 
     recipe = two_domains(
         {"method": method, "seed": seed, "pretrain": {"method": "centralized"}}, domains(clients=clients)
     )
-    here, held, who = built(recipe), evaluated(recipe), whole(recipe)
-    trained = {who[row] for row in rows(*here.data.values())}
-    aside = {who[row] for row in rows(*here.calibration_data.values())}
+    federated, held, who = built(recipe), evaluated(recipe), whole(recipe)
+    trained = {who[row] for row in rows(*federated.data.values())}
+    aside = {who[row] for row in rows(*federated.calibration_data.values())}
     before = {who[row] for row in rows(*built(loader.pretraining(recipe)).data.values())}
     assert not held & trained and not held & before and not held & aside
     calibrated = {name for name in who.values() if name.startswith("studio/")} - before
     assert len(calibrated) == 2 and not calibrated & trained
-    assert aside == (calibrated if "source" in here.data else set())
+    assert aside == (calibrated if "source" in federated.data else set())
     assert before == {name for name in who.values() if name.startswith("studio/")} - calibrated
     sides = REGISTERED[method].sides
-    both = {"source": "studio/", "target": "street/"}
+    prefixes = {"source": "studio/", "target": "street/"}
     assert (
-        trained == {name for name in who.values() if name.startswith(tuple(both[s] for s in sides))} - held - calibrated
+        trained
+        == {name for name in who.values() if name.startswith(tuple(prefixes[s] for s in sides))} - held - calibrated
     )
 
 
@@ -114,25 +115,25 @@ def test_without_people_to_calibrate_by_the_source_has_none_aside() -> None:
 @pytest.mark.parametrize("method", ["fedfr-uda", "finetune-pseudo"])
 def test_the_source_knows_who_is_in_its_images_and_the_targets_do_not(method: str) -> None:
     recipe = two_domains({"method": method})
-    here, who = built(recipe), whole(recipe)
-    assert list(here.data) == ["source", "target-00", "target-01"] == dealing.parties(recipe)
-    assert here.roles == {"source": "trainer/source", "target-00": "trainer/target", "target-01": "trainer/target"}
-    source = here.data["source"]
+    federated, who = built(recipe), whole(recipe)
+    assert list(federated.data) == ["source", "target-00", "target-01"] == dealing.parties(recipe)
+    assert federated.roles == {"source": "trainer/source", "target-00": "trainer/target", "target-01": "trainer/target"}
+    source = federated.data["source"]
     assert [source.names[label] for label in source.labels] == [who[int(row)] for row in source.rows]
     for name in ("target-00", "target-01"):
-        faces = here.data[name]
+        faces = federated.data[name]
         assert (faces.labels == -1).all() and len(faces) == 12
         assert (faces.names, faces.files, faces.domains) == ((), None, None)
-        assert here.members()[name].identities == 0
-    assert not rows(here.data["target-00"]) & rows(here.data["target-01"])
-    theirs = [{who[row] for row in rows(here.data[name])} for name in ("target-00", "target-01")]
-    assert not theirs[0] & theirs[1] and [len(each) for each in theirs] == [3, 3]
+        assert federated.members()[name].identities == 0
+    assert not rows(federated.data["target-00"]) & rows(federated.data["target-01"])
+    target_people = [{who[row] for row in rows(federated.data[name])} for name in ("target-00", "target-01")]
+    assert not target_people[0] & target_people[1] and [len(people) for people in target_people] == [3, 3]
 
 
 def neighbours(faces: FaceSet, who: dict[int, str]) -> float:
     """How often two images that stand beside each other are of one person."""
     names = [who[int(row)] for row in faces.rows]
-    return float(np.mean([one == other for one, other in zip(names, names[1:], strict=False)]))
+    return float(np.mean([first == second for first, second in zip(names, names[1:], strict=False)]))
 
 
 @pytest.mark.parametrize("method", ["fedfr-uda", "dan"])
@@ -177,9 +178,9 @@ def test_the_truth_lies_in_the_order_of_what_the_parties_hold(method: str) -> No
     for name, faces in truth.items():
         assert np.array_equal(faces.rows, dealt[name].rows)
         assert [faces.names[label] for label in faces.labels] == [who[int(row)] for row in faces.rows]
-        known = dealt[name].labels >= 0
-        told = [dealt[name].names[label] for label in dealt[name].labels[known]]
-        assert told == [who[int(row)] for row in dealt[name].rows[known]]
+        labelled = dealt[name].labels >= 0
+        names = [dealt[name].names[label] for label in dealt[name].labels[labelled]]
+        assert names == [who[int(row)] for row in dealt[name].rows[labelled]]
 
 
 @pytest.mark.parametrize(
@@ -194,10 +195,10 @@ def test_the_truth_lies_in_the_order_of_what_the_parties_hold(method: str) -> No
 )
 def test_bounds_hold_what_they_say(method: str, parties: list[str], known: int, unknown: int) -> None:
     recipe = two_domains({"method": method})
-    here = built(recipe)
-    assert list(here.data) == parties == dealing.parties(recipe)
-    assert here.roles == ({"source": "trainer/source"} if method == "source-only" else {})
-    (faces,) = here.data.values()
+    federated = built(recipe)
+    assert list(federated.data) == parties == dealing.parties(recipe)
+    assert federated.roles == ({"source": "trainer/source"} if method == "source-only" else {})
+    (faces,) = federated.data.values()
     assert ((faces.labels >= 0).sum(), (faces.labels < 0).sum()) == (known, unknown)
     assert len(faces.names) == known // 4 and sorted(set(faces.labels)) == sorted(
         {*range(known // 4), *([-1] if unknown else [])}
@@ -210,11 +211,11 @@ def test_clients_hold_together_what_is_pooled_whatever_their_number() -> None:
         assert rows(*built(two_domains(domains(clients=clients))).data.values()) == pooled
 
 
-def test_untold_takes_the_names_of_one_part_alone() -> None:
+def test_unlabelled_takes_the_names_of_one_part_alone() -> None:
     faces = sources.open_source(two_domains(), two_domains().data.faces)
     mixed = faces.select(generator(0, "test").permutation(len(faces)))
     for source, known in (("studio", 10), ("street", 9), (None, 0)):
-        found = dealing.untold(mixed, source)
+        found = dealing.unlabelled(mixed, source)
         assert len(found.names) == known
         for label, true in zip(found.labels, mixed.labels, strict=True):
             name = mixed.names[true]
@@ -239,10 +240,10 @@ def test_one_pre_training_serves_all_methods_and_numbers_of_clients() -> None:
         for method in METHODS
         for clients in (1, 2, 4)
     ]
-    assert len({one.digest() for one in inner}) == 1
-    assert len({str(Parts(one).content) for one in (inner[0], inner[1])}) == 1
-    others = [loader.pretraining(two_domains(PRETRAIN, change)) for change in ({"seed": 1}, domains(calibrate=3))]
-    assert len({inner[0].digest(), *(one.digest() for one in others)}) == 3
+    assert len({pretraining.digest() for pretraining in inner}) == 1
+    assert len({str(Parts(pretraining).content) for pretraining in (inner[0], inner[1])}) == 1
+    changed = [loader.pretraining(two_domains(PRETRAIN, change)) for change in ({"seed": 1}, domains(calibrate=3))]
+    assert len({inner[0].digest(), *(pretraining.digest() for pretraining in changed)}) == 3
 
 
 def test_the_pre_training_holds_the_source_alone_and_knows_who_is_in_it() -> None:
@@ -305,8 +306,8 @@ def test_a_list_that_shows_another_domain_than_it_says_is_refused(change: dict[s
 
 
 def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
-    same = {"evaluation": {"pairs": {"studio": {"source": {"first": 5}}}}}
-    recipe = two_domains(same)
+    evaluation = {"evaluation": {"pairs": {"studio": {"source": {"first": 5}}}}}
+    recipe = two_domains(evaluation)
     with pytest.raises(RecipeError, match=r"evaluation\.pairs\.studio: the run would also train on"):
         _ = Parts(recipe).pairs
 

@@ -110,6 +110,12 @@ def test_a_part_that_cannot_be_is_refused_by_its_key() -> None:
         (lambda: cf.Engine(worker=2), "worker"),  # type: ignore[call-arg]
         (lambda: cf.Engine(workers=0), "workers"),
         (lambda: cf.Silos(partition=3), "partition"),  # type: ignore[arg-type]
+        (lambda: cf.Silos(faces=cf.Synthetic(), partition={"kind": "equal", "parts": 3}), "partition.parts"),
+        (lambda: cf.LocalTraining(lr="0.1"), "lr"),  # type: ignore[arg-type]
+        (lambda: cf.LocalTraining(lr_milestones=[2], momentum=None), "momentum"),  # type: ignore[arg-type]
+        (lambda: cf.CosFace(scale="x"), "scale"),
+        (lambda: cf.SlowMo(slow_lr="x"), "slow_lr"),
+        (lambda: cf.SimulatedFaults(corrupt="nan"), "corrupt"),
     ):
         with pytest.raises(RecipeError) as refused:
             make()

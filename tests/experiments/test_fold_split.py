@@ -42,20 +42,20 @@ def recipe(half: str, **changes: Any) -> schema.Recipe:
     return tiny(**loader.merged(SPLIT | {"fold_split": half}, changes))
 
 
-def parts(made: schema.Recipe) -> tuple[Any, VerificationPairs]:
+def parts(parsed: schema.Recipe) -> tuple[Any, VerificationPairs]:
     """(the validator's images and pairs, the list as it is evaluated)."""
-    parts = Parts(made)
+    parts = Parts(parsed)
     (chosen,) = parts.pairs
     return parts.validators["v"], chosen
 
 
 def test_a_validator_at_a_node_of_its_own_opens_no_other_list() -> None:
     absent = {"elsewhere": {"kind": "lfw", "path": "absent.txt", "source": {"kind": "folder", "path": "/absent"}}}
-    made = recipe("first", evaluation={"pairs": absent})
-    here = Parts(made, played=("v",)).validators
-    assert list(here) == ["v"] and len(here["v"][1]) == len(parts(recipe("first"))[0][1])
+    parsed = recipe("first", evaluation={"pairs": absent})
+    validators = Parts(parsed, played=("v",)).validators
+    assert list(validators) == ["v"] and len(validators["v"][1]) == len(parts(recipe("first"))[0][1])
     with pytest.raises(FileNotFoundError):
-        _ = Parts(made).validators
+        _ = Parts(parsed).validators
 
 
 def weights(seed: int) -> Tensors:
@@ -84,27 +84,29 @@ def test_the_validator_holds_one_half_and_the_other_is_evaluated(half: str, mine
         for a, b, s, f in zip(whole.left, whole.right, whole.same, fold, strict=True)
         if f in mine
     ]
-    found = zip(named(pairs.left, faces, files), named(pairs.right, faces, files), pairs.same, pairs.fold, strict=True)
-    assert [(a, b, bool(s), int(f)) for a, b, s, f in found] == expected
-    shown = set(pairs.left.tolist()) | set(pairs.right.tolist())
-    assert shown == set(range(len(faces))) and (faces.counts() > 0).all()  # no image that its pairs do not name
+    pairs_held = zip(
+        named(pairs.left, faces, files), named(pairs.right, faces, files), pairs.same, pairs.fold, strict=True
+    )
+    assert [(a, b, bool(s), int(f)) for a, b, s, f in pairs_held] == expected
+    paired_images = set(pairs.left.tolist()) | set(pairs.right.tolist())
+    assert paired_images == set(range(len(faces))) and (faces.counts() > 0).all()  # no image that its pairs do not name
     labels = faces.labels
     assert ((labels[pairs.left] == labels[pairs.right]) == pairs.same).all()
 
 
 def test_the_halves_share_no_pair_and_make_up_the_list() -> None:
-    one, other = (parts(recipe(half))[0][1] for half in ("first", "second"))
+    first, second = (parts(recipe(half))[0][1] for half in ("first", "second"))
     whole = parts(recipe("first"))[1].pairs
-    assert len(one) + len(other) == len(whole) == 40
+    assert len(first) + len(second) == len(whole) == 40
     assert parts(recipe("first"))[1].identities.sha256 == parts(recipe("second"))[1].identities.sha256
 
 
 def test_the_validators_accuracy_chooses_each_threshold_on_its_other_four_folds() -> None:
-    made = recipe("first")
-    (faces, pairs), _ = parts(made)
-    features = embed(first_backbone(made).module, faces)
+    parsed = recipe("first")
+    (faces, pairs), _ = parts(parsed)
+    features = embed(first_backbone(parsed).module, faces)
     cosines = score_pairs(features, pairs.left, pairs.right)
-    validation: Any = made.build_method().validation  # type: ignore[attr-defined]
+    validation: Any = parsed.build_method().validation  # type: ignore[attr-defined]
     score = validation.graded(cosines, pairs.same, pairs.fold)
     assert score == pytest.approx(naive_accuracy(cosines.tolist(), pairs.same.tolist(), pairs.fold.tolist()))
 
@@ -116,8 +118,10 @@ def naive_half(scores: list[float], same: list[bool], fold: list[int], half: set
     """The mean over a half of the folds, the threshold of each chosen on all nine others."""
     rates = []
     for f in sorted(half):
-        rest = [(s, g) for s, g, k in zip(scores, same, fold, strict=True) if k != f]
-        rightly = {cut: sum((s >= cut) == g for s, g in rest) for cut in sorted({s for s, _ in rest} | {2.0})}
+        other_folds = [(s, g) for s, g, k in zip(scores, same, fold, strict=True) if k != f]
+        rightly = {
+            cut: sum((s >= cut) == g for s, g in other_folds) for cut in sorted({s for s, _ in other_folds} | {2.0})
+        }
         equal = [cut for cut, count in rightly.items() if count == max(rightly.values())]
         best = equal[(len(equal) - 1) // 2]
         test = [(s >= best) == g for s, g, k in zip(scores, same, fold, strict=True) if k == f]
@@ -130,14 +134,14 @@ def test_the_figures_are_of_the_other_half_with_thresholds_from_all_nine_other_f
     half: str, evaluated: set[int]
 ) -> None:
     _, chosen = parts(recipe(half))
-    mine = Verification([chosen], first_backbone(tiny()))
-    found = mine.models([weights(0)])["unseen"]
-    scores, same, fold = mine.last_scores["unseen"][0], chosen.pairs.same, chosen.pairs.fold
+    verification = Verification([chosen], first_backbone(tiny()))
+    figures = verification.models([weights(0)])["unseen"]
+    scores, same, fold = verification.last_scores["unseen"][0], chosen.pairs.same, chosen.pairs.fold
     assert fold is not None
-    assert found["accuracy"] == pytest.approx(naive_half(scores.tolist(), same.tolist(), fold.tolist(), evaluated))
-    own = np.isin(fold, list(evaluated))
-    assert found["eer"] == pytest.approx(100 * eer(scores[own], same[own]))
-    bars = mine.curves()["unseen"]["histogram"]
+    assert figures["accuracy"] == pytest.approx(naive_half(scores.tolist(), same.tolist(), fold.tolist(), evaluated))
+    half_pairs = np.isin(fold, list(evaluated))
+    assert figures["eer"] == pytest.approx(100 * eer(scores[half_pairs], same[half_pairs]))
+    bars = verification.curves()["unseen"]["histogram"]
     assert sum(bars["genuine"]) == sum(bars["impostor"]) == 10
 
 
@@ -156,14 +160,16 @@ def test_evidence_at_all_ones_counts_gives_the_figures(folds: tuple[int, ...]) -
     evidence = accuracy_evidence(scores, pairs, fars=(0.01, 0.001), folds=folds)
     assert evidence["fars"] == [0.01]  # 150 impostors carry one at 0.01, the whole list's 300 three
     ones = Bootstrap(pairs, np.ones((len(pairs.people), 1), dtype=np.int32))
-    found = {name: float(r.values[0]) for name, r in resample(json.loads(json.dumps(evidence)), ones).items()}
+    figures = {name: float(r.values[0]) for name, r in resample(json.loads(json.dumps(evidence)), ones).items()}
     assert pairs.fold is not None
-    own = np.isin(pairs.fold, folds)
-    assert found["accuracy"] == pytest.approx(
+    half_pairs = np.isin(pairs.fold, folds)
+    assert figures["accuracy"] == pytest.approx(
         naive_half(scores.tolist(), pairs.same.tolist(), pairs.fold.tolist(), set(folds)) / 100
     )
-    assert found["tar@far=0.01"] == pytest.approx(tar_at_far(scores[own], pairs.same[own], [0.01])[0].tar)
-    assert found["eer"] == pytest.approx(eer(scores[own], pairs.same[own]))
+    assert figures["tar@far=0.01"] == pytest.approx(
+        tar_at_far(scores[half_pairs], pairs.same[half_pairs], [0.01])[0].tar
+    )
+    assert figures["eer"] == pytest.approx(eer(scores[half_pairs], pairs.same[half_pairs]))
 
 
 def test_a_bootstrap_of_a_half_is_a_naive_one() -> None:
@@ -171,7 +177,7 @@ def test_a_bootstrap_of_a_half_is_a_naive_one() -> None:
     pairs, scores = made_list(1, pairs=120, people=15)
     folds = (5, 6, 7, 8, 9)
     bootstrap = draw_identities(pairs, np.random.default_rng(2), draws=40)
-    found = resample(accuracy_evidence(scores, pairs, fars=(), folds=folds), bootstrap)
+    draws = resample(accuracy_evidence(scores, pairs, fars=(), folds=folds), bootstrap)
     place = {who: i for i, who in enumerate(pairs.people.tolist())}
     fold, checked = pairs.folds, 0
     for draw in range(40):
@@ -181,12 +187,12 @@ def test_a_bootstrap_of_a_half_is_a_naive_one() -> None:
             for a, b in zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)
         ]
         s, g, k = (np.repeat(column, weigh) for column in (scores, pairs.same, fold))
-        own = np.isin(k, folds)
-        if set(k[own].tolist()) != set(folds):
+        half_pairs = np.isin(k, folds)
+        if set(k[half_pairs].tolist()) != set(folds):
             continue
         expected = naive_half(s.tolist(), g.tolist(), k.tolist(), set(folds)) / 100
-        assert found["accuracy"].values[draw] == pytest.approx(expected)
-        assert found["eer"].values[draw] == pytest.approx(eer(s[own], g[own]))
+        assert draws["accuracy"].values[draw] == pytest.approx(expected)
+        assert draws["eer"].values[draw] == pytest.approx(eer(s[half_pairs], g[half_pairs]))
         checked += 1
     assert checked > 20
 
@@ -197,10 +203,10 @@ def test_a_draw_that_leaves_a_half_without_impostors_does_not_count() -> None:
     pairs = PairIdentities(left, right, "x" * 64, None, np.array([0, 0, 1, 1]))
     counts = np.array([[1, 2, 0, 1, 1], [1, 1, 1, 1, 1]], dtype=np.int32).T
     scores = np.array([0.9, 0.1, 0.8, 0.2])
-    found = resample(
+    draws = resample(
         accuracy_evidence(scores, pairs, fars=(), folds=(0,)), Bootstrap(pairs, np.ascontiguousarray(counts))
     )
-    assert np.isnan(found["accuracy"].values).tolist() == [True, False]
+    assert np.isnan(draws["accuracy"].values).tolist() == [True, False]
 
 
 def test_evaluating_some_folds_of_a_list_that_brings_none_makes_tenths_first() -> None:
@@ -230,10 +236,10 @@ def test_runs_of_other_halves_are_not_compared_as_if_they_had_seen_the_same_pair
 
 def test_the_mean_of_both_halves_is_resampled_as_such() -> None:
     pairs, scores = made_list(5)
-    other = scores + np.random.default_rng(1).normal(0, 0.05, len(scores))
+    other_scores = scores + np.random.default_rng(1).normal(0, 0.05, len(scores))
     bootstrap = draw_identities(pairs, np.random.default_rng(0), draws=50)
     halves = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
-    sides = [[[accuracy_evidence(s, pairs, folds=f)] for f in halves] for s in (scores, other)]
+    sides = [[[accuracy_evidence(s, pairs, folds=f)] for f in halves] for s in (scores, other_scores)]
     found = paired(sides[0], sides[1], bootstrap)["accuracy"]
     drawn = [[resample(e, bootstrap)["accuracy"].values for (e,) in side] for side in sides]
     difference = (drawn[0][0] + drawn[0][1]) / 2 - (drawn[1][0] + drawn[1][1]) / 2
@@ -275,8 +281,8 @@ def test_a_sweep_shows_each_half_and_the_mean_of_both(swept: Path) -> None:
     expected = []
     for method in ("fedavg", "fedavg-fv"):
         of = {half: [by[method, half, seed] for seed in (0, 1)] for half in ("first", "second")}
-        both = [(a + b) / 2 for a, b in zip(*of.values(), strict=True)]
-        expected.append([f"method={method}", "4", mean_and_spread(both)])
+        means = [(a + b) / 2 for a, b in zip(*of.values(), strict=True)]
+        expected.append([f"method={method}", "4", mean_and_spread(means)])
         expected += [[f"method={method}, fold_split={half}", "2", mean_and_spread(v)] for half, v in of.items()]
     assert [row[:3] for row in shown[:6]] == expected
     assert "the validators" in text and "A setting's own row is of each seed's mean of both." in " ".join(
@@ -287,10 +293,12 @@ def test_a_sweep_shows_each_half_and_the_mean_of_both(swept: Path) -> None:
 
 def test_the_differences_are_of_both_halves_together(swept: Path) -> None:
     text = (swept / "out" / "table.md").read_text()
-    found = [row for row in rows(text.partition("Differences to method=fedavg,")[2]) if len(row) == 5]
-    assert [row[:2] for row in found[2:]] == [["method=fedavg-fv", f"unseen {f}"] for f in ("accuracy", "EER")]
-    assert all(row[4] in ("higher", "lower", "undecided") for row in found[2:])
-    assert not any("fold_split" in row[0] for row in found)
+    difference_rows = [row for row in rows(text.partition("Differences to method=fedavg,")[2]) if len(row) == 5]
+    assert [row[:2] for row in difference_rows[2:]] == [
+        ["method=fedavg-fv", f"unseen {f}"] for f in ("accuracy", "EER")
+    ]
+    assert all(row[4] in ("higher", "lower", "undecided") for row in difference_rows[2:])
+    assert not any("fold_split" in row[0] for row in difference_rows)
 
 
 def test_methods_without_validators_are_evaluated_on_the_same_half(swept: Path) -> None:
@@ -304,9 +312,9 @@ def test_where_a_half_is_missing_the_number_of_runs_says_so(swept: Path, tmp_pat
     done = read_cells(swept / "out" / "cells.jsonl")
     less = {c.recipe.digest(): done[c.recipe.digest()] for c in cells[:-1]}
     text, _ = table(cells, less)
-    shown = {row[0]: row[1] for row in rows(text.partition("Figures in percent")[0])}
-    assert shown["method=fedavg"] == "2" and shown["method=fedavg-fv"] == "1 of 2"
-    assert "method=fedavg-fv, fold_split=second" not in shown
+    figures = {row[0]: row[1] for row in rows(text.partition("Figures in percent")[0])}
+    assert figures["method=fedavg"] == "2" and figures["method=fedavg-fv"] == "1 of 2"
+    assert "method=fedavg-fv, fold_split=second" not in figures
     assert "evaluated on other pairs" in text  # a half is not held against both
 
 
@@ -321,8 +329,8 @@ def test_runs_of_other_halves_have_no_interval(tmp_path: Path) -> None:
     changes = loader.merged(SPLIT, {"rounds": 1})
     runs = [tinyruns.run(tmp_path / half, **changes, fold_split=half) for half in ("first", "second")]
     runs.append(tinyruns.run(tmp_path / "again", **changes, fold_split="first", seed=1))
-    found = intervals(runs)
-    assert {run for run, _ in found} == {runs[2]}
+    differences = intervals(runs)
+    assert {run for run, _ in differences} == {runs[2]}
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
@@ -354,10 +362,10 @@ def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch:
     (tmp_path / "two.txt").write_text(f"2\t1\n{blocks}")
     (tmp_path / "few.txt").write_text("2\nAnn\t1\t2\nBob\t1\t2\nAnn\t1\tBob\t2\nAnn\t2\tBob\t2\n")
 
-    def with_list(**wanted: Any) -> schema.Recipe:
+    def with_list(**settings: Any) -> schema.Recipe:
         source = {"kind": "folder", "path": "people"}
-        data = {"root": str(tmp_path), "faces": source, "size": 32, "exclude": [wanted["path"]]}
-        tree = {"method": "fedavg-fv", "data": data, "evaluation": {"pairs": {"unseen": wanted}}}
+        data = {"root": str(tmp_path), "faces": source, "size": 32, "exclude": [settings["path"]]}
+        tree = {"method": "fedavg-fv", "data": data, "evaluation": {"pairs": {"unseen": settings}}}
         return loader.parse({**tree, "fold_split": "first", "validators": {"v": {"validates": "unseen"}}})
 
     for path, kind, said in (
@@ -365,15 +373,15 @@ def test_a_list_that_makes_no_two_halves_is_refused(tmp_path: Path, monkeypatch:
         ("few.txt", "lfw", "this list cannot be split in halves: 2 genuine pairs cannot make 10 folds"),
         ("few.txt", "all-pairs", "this list has no folds, so it cannot be split in halves"),
     ):
-        made = with_list(path=path, kind=kind)
+        parsed = with_list(path=path, kind=kind)
         with pytest.raises(RecipeError, match=f"evaluation.pairs.unseen: {said}"):
-            _ = Parts(made).pairs
+            _ = Parts(parsed).pairs
 
 
 def test_the_half_that_a_validator_holds_is_no_part_of_another_list_that_is_evaluated() -> None:
     lists = {"more": {"kind": "balanced", "pairs": 15}}
-    made = recipe("first", evaluation={"pairs": lists})
+    parsed = recipe("first", evaluation={"pairs": lists})
     with pytest.raises(RecipeError, match=r"validators.v: it would hold 4 identities of evaluation.pairs.more \(s0-"):
-        _ = Parts(made).validators
+        _ = Parts(parsed).validators
     split = recipe("first", evaluation={"pairs": lists}, validators={"w": {"validates": "more"}})
     assert set(Parts(split).validators) == {"v", "w"}  # of both lists the other half is evaluated

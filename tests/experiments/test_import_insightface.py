@@ -82,7 +82,7 @@ def test_a_word_and_its_key_at_once_are_refused(word: str) -> None:
     words = {"margin_list": [1, 0.5, 0], "embedding_size": 64, "sample_rate": 0.5, "val_targets": []}
     key = {"loss": {}, "model": {"embedding_size": 128}, "local": {"sample_rate": 0.1}, "evaluation": {"pairs": {}}}
     with pytest.raises(RecipeError) as error:
-        import_insightface.understood({**key, word: words[word]})
+        import_insightface.translate_words({**key, word: words[word]})
     assert error.value.where == word
 
 
@@ -94,9 +94,9 @@ def test_targets_without_a_folder_say_what_to_give() -> None:
 
 
 def test_a_configuration_is_read_without_being_run(tmp_path: Path) -> None:
-    found = import_insightface.read_config(written(tmp_path, CONFIG))
-    assert found["margin_list"] == (1.0, 0.0, 0.4) and found["val_targets"] == ["lfw", "cfp_fp"]
-    assert found["lr"] == 0.1 * 128 / 256 and found["output"] is None and found["fp16"] is True
+    config = import_insightface.read_config(written(tmp_path, CONFIG))
+    assert config["margin_list"] == (1.0, 0.0, 0.4) and config["val_targets"] == ["lfw", "cfp_fp"]
+    assert config["lr"] == 0.1 * 128 / 256 and config["output"] is None and config["fp16"] is True
 
 
 @pytest.mark.parametrize(

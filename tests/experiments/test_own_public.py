@@ -80,49 +80,49 @@ def listing(folder: Path, *names: str) -> str:
 def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_those_of_a_local_run(
     parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    begun: list[State] = []
+    states: list[State] = []
     plain = FedFRJoint.init
 
     def noted(self: FedFRJoint, fed: Federation) -> State:
-        begun.append(plain(self, fed))
-        return begun[-1]
+        states.append(plain(self, fed))
+        return states[-1]
 
     monkeypatch.setattr(FedFRJoint, "init", noted)
-    path, there, here = written(tmp_path), tmp_path / "there", tmp_path / "here"
-    over_flower(path, parties, tmp_path / "homes", there, clinic=parties / "silo-00" / "party.yaml")
-    local = party_file.filled(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
-    experiment.run(local, here, Silent(), report=False)
+    path, over_network, alone = written(tmp_path), tmp_path / "there", tmp_path / "here"
+    over_flower(path, parties, tmp_path / "homes", over_network, clinic=parties / "silo-00" / "party.yaml")
+    local = party_file.fill(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
+    experiment.run(local, alone, Silent(), report=False)
     homes = {party: tmp_path / "homes" / party / "own" for party in TRAINERS}
-    assert left(there, homes) == left(here, dict.fromkeys(TRAINERS, here))
-    used = [json.loads((folder / "summary.json").read_text()).get("public_images") for folder in (there, here)]
+    assert left(over_network, homes) == left(alone, dict.fromkeys(TRAINERS, alone))
+    used = [json.loads((folder / "summary.json").read_text()).get("public_images") for folder in (over_network, alone)]
     assert used[0] is None and used[1]["held"] == 20  # which are near a client's people stays with it
     assert sum(map(sum, used[1]["used"].values())) > 0, "no client trained on a public image, so this shows nothing"
     (path,) = (tmp_path_factory.getbasetemp() / "own-public").glob("pretrained/*/classifier.safetensors")
     embeddings = load_file(path)["class_embeddings"]
-    assert embeddings.shape == (5, 128) and torch.equal(begun[-1].classifier, embeddings)
+    assert embeddings.shape == (5, 128) and torch.equal(states[-1].classifier, embeddings)
 
 
 def test_other_methods_begin_from_them_and_hold_none(parties: Path) -> None:
-    made = recipe(method="fedavg")
-    assert loader.pretraining(made).data.faces.first == 500
-    here = party_data.party_data(made, "silo-00", parties / "silo-00" / "party.yaml")
-    assert here.public is None and len(here.data["silo-00"]) == 12
+    parsed = recipe(method="fedavg")
+    assert loader.pretraining(parsed).data.faces.first == 500
+    node = party_data.party_data(parsed, "silo-00", parties / "silo-00" / "party.yaml")
+    assert node.public is None and len(node.data["silo-00"]) == 12
 
 
 def test_a_node_with_other_public_images_is_left_alone_and_the_servers_log_says_why(
     parties: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = written(tmp_path, "other", data={"public": {"identities": 6}})
-    told = (
+    other_recipe = written(tmp_path, "other", data={"public": {"identities": 6}})
+    message = (
         r"silo-01 did not join .*wait longer\. Left alone: node 1001 says that it is silo-01 and has not the server's"
     )
-    with pytest.raises(RunFailed, match=told):
+    with pytest.raises(RunFailed, match=message):
         over_flower(
             written(tmp_path),
             parties,
             tmp_path / "homes",
             tmp_path / "run",
-            recipes={"silo-01": other},
+            recipes={"silo-01": other_recipe},
         )
     assert "says that it is silo-01 and has not the server's public images, of the same people" in caplog.text
     assert "says that it is silo-00 and" not in caplog.text
@@ -132,8 +132,8 @@ def test_a_digest_tells_people_and_their_numbers_apart_and_not_which_image_is_wh
     faces = Parts(recipe()).public
     assert faces is not None
     assert faces.who() == faces.select(range(len(faces))[::-1]).who()  # type: ignore[arg-type]
-    others = [faces.only([1, 0, 2, 3, 4]), faces.only([0, 1, 2, 3]), faces.select(range(1, len(faces)))]  # type: ignore[arg-type]
-    assert len({one.who() for one in (faces, *others)}) == 4
+    changed = [faces.only([1, 0, 2, 3, 4]), faces.only([0, 1, 2, 3]), faces.select(range(1, len(faces)))]  # type: ignore[arg-type]
+    assert len({faces_of.who() for faces_of in (faces, *changed)}) == 4
 
 
 # --- who is public ----------------------------------------------------------------------------------------------------
@@ -141,11 +141,11 @@ def test_a_digest_tells_people_and_their_numbers_apart_and_not_which_image_is_wh
 
 def test_they_are_those_that_the_pretraining_trains_on_in_its_order(tmp_path: Path) -> None:
     exclude, source = listing(tmp_path, "Berta", "Dagny"), pictures(tmp_path / "public")
-    for wanted in ([exclude], {"public": [exclude]}, {"silo-00": [exclude]}, []):
-        made = recipe(data={"public": source, "exclude": wanted})
-        public, inner = Parts(made).public, splits.split(loader.pretraining(made)).train
+    for exclude_lists in ([exclude], {"public": [exclude]}, {"silo-00": [exclude]}, []):
+        parsed = recipe(data={"public": source, "exclude": exclude_lists})
+        public, inner = Parts(parsed).public, splits.split(loader.pretraining(parsed)).train
         assert public is not None and public.names == inner.names and public.labels.tolist() == inner.labels.tolist()
-        left_out = wanted and wanted != {"silo-00": [exclude]}
+        left_out = exclude_lists and exclude_lists != {"silo-00": [exclude]}
         assert public.names == (("Ada", "Clara") if left_out else ("Ada", "Berta", "Clara"))
 
 
@@ -155,41 +155,43 @@ def test_who_is_evaluated_is_none_of_them_where_both_lie_in_one_folder(parties: 
         data={"public": public}, evaluation={"pairs": {"unseen": {"source": public, "pairs": 10}}}, pretrain=None
     )
     with pytest.raises(RecipeError, match=r"evaluation.pairs.unseen: .* 3 identities \(Ada"):
-        preflight.check(party_file.filled(same, party_file.read_all(parties / "own.yaml")))
+        preflight.check(party_file.fill(same, party_file.read_all(parties / "own.yaml")))
     picture_folders(tmp_path / "others", ["Ada", "Berta", "Clara"], images=4, seed=10)
     others = {"unseen": {"source": {**public, "path": str(tmp_path / "others")}, "pairs": 10}}
     apart = recipe(data={"public": public}, evaluation={"pairs": others}, pretrain=None)
     preflight.check(
-        party_file.filled(apart, party_file.read_all(parties / "own.yaml"))
+        party_file.fill(apart, party_file.read_all(parties / "own.yaml"))
     )  # of another folder they are other people
 
 
 def test_they_are_none_of_a_partys_own_where_both_lie_in_one_folder(parties: Path, tmp_path: Path) -> None:
-    same = {"kind": "folder", "path": str(parties / "silo-00" / "faces")}
-    made = recipe(data={"public": same}, pretrain=None)
+    folder = {"kind": "folder", "path": str(parties / "silo-00" / "faces")}
+    parsed = recipe(data={"public": folder}, pretrain=None)
     said = r"data.public: 3 of its people are silo-00's own \(Adalind, Beatrix, Cydonia\)"
     with pytest.raises(RecipeError, match=said):
-        preflight.check(party_file.filled(made, party_file.read_all(parties / "own.yaml")))
-    assert partychecking.check(parties / "silo-00" / "party.yaml", made).faults[0].startswith("data.public: 3 of its")
-    assert not partychecking.check(parties / "silo-01" / "party.yaml", made).faults  # of another folder: other people
-    apart = recipe(data={"public": same, "exclude": {"public": [listing(tmp_path, *PEOPLE["silo-00"])]}}, pretrain=None)
+        preflight.check(party_file.fill(parsed, party_file.read_all(parties / "own.yaml")))
+    assert partychecking.check(parties / "silo-00" / "party.yaml", parsed).faults[0].startswith("data.public: 3 of its")
+    assert not partychecking.check(parties / "silo-01" / "party.yaml", parsed).faults  # of another folder: other people
+    apart = recipe(
+        data={"public": folder, "exclude": {"public": [listing(tmp_path, *PEOPLE["silo-00"])]}}, pretrain=None
+    )
     assert len(PEOPLE["silo-00"]) == 3
     with pytest.raises(RecipeError, match=r"data.public: 1 of its people are silo-00's own \(Beatrix\)"):
-        preflight.check(party_file.filled(apart, party_file.read_all(parties / "own.yaml")))
+        preflight.check(party_file.fill(apart, party_file.read_all(parties / "own.yaml")))
 
 
 def test_they_are_few_by_the_recipes_rules_and_it_is_said_of_whom(tmp_path: Path) -> None:
     source = pictures(tmp_path / "public")
     (tmp_path / "public" / "Berta" / "Berta_0001.png").unlink()
-    made = recipe(data={"public": source, "min_images": 4})
-    public = Parts(made).public
+    parsed = recipe(data={"public": source, "min_images": 4})
+    public = Parts(parsed).public
     assert public is not None and public.names == ("Ada", "Clara")
     for changes, said in (
         ({"min_images": 5}, "no image is left to train on"),
         ({"public": {**source, "path": str(tmp_path / "nowhere")}}, "data.public: .*nowhere"),
         ({"exclude": [str(tmp_path / "none.txt")]}, "data.exclude: .*none.txt does not exist"),
     ):
-        changed = loader.parse(loader.merged(made.model_dump(mode="json"), {"data": changes}))
+        changed = loader.parse(loader.merged(parsed.model_dump(mode="json"), {"data": changes}))
         with pytest.raises(RecipeError, match=said):
             _ = Parts(changed).public
         with pytest.raises((ValueError, OSError)):
@@ -197,15 +199,17 @@ def test_they_are_few_by_the_recipes_rules_and_it_is_said_of_whom(tmp_path: Path
 
 
 def test_a_pre_training_with_a_source_of_its_own_takes_nothing_of_theirs(tmp_path: Path) -> None:
-    own = {"faces": {**PEOPLE_OF_ALL, "first": 600}}
-    made = recipe(method="fedavg", data={"exclude": [listing(tmp_path, "Berta", "Dagny")]}, pretrain={"data": own})
-    assert loader.pretraining(made).data.faces.first == 600
-    assert loader.pretraining(made).data.exclude == ()
+    data_before = {"faces": {**PEOPLE_OF_ALL, "first": 600}}
+    parsed = recipe(
+        method="fedavg", data={"exclude": [listing(tmp_path, "Berta", "Dagny")]}, pretrain={"data": data_before}
+    )
+    assert loader.pretraining(parsed).data.faces.first == 600
+    assert loader.pretraining(parsed).data.exclude == ()
 
 
 def test_a_party_is_told_what_it_holds_beside_its_own(parties: Path) -> None:
-    found = partychecking.check(parties / "silo-00" / "party.yaml", recipe())
-    assert not found.faults and "public people: 20 images of 5 identities" in found.lines[-1]
+    report = partychecking.check(parties / "silo-00" / "party.yaml", recipe())
+    assert not report.faults and "public people: 20 images of 5 identities" in report.lines[-1]
     assert Parts(recipe(), played=()).data.public is not None
 
 
@@ -231,6 +235,6 @@ def test_what_cannot_be_is_refused_by_its_key(changes: dict[str, Any], where: st
 
 
 def test_a_pre_training_on_others_is_refused(parties: Path, tmp_path: Path) -> None:
-    others = recipe(pretrain={"data": {"faces": {**PEOPLE_OF_ALL, "first": 600}}})
+    parsed = recipe(pretrain={"data": {"faces": {**PEOPLE_OF_ALL, "first": 600}}})
     with pytest.raises(RecipeError, match="pretrain: fedfr-joint starts from the class embeddings of all public ident"):
-        experiment.run(party_file.filled(others, party_file.read_all(parties / "own.yaml")), tmp_path / "run", Silent())
+        experiment.run(party_file.fill(parsed, party_file.read_all(parties / "own.yaml")), tmp_path / "run", Silent())

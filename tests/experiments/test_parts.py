@@ -111,11 +111,11 @@ def test_who_is_evaluated_must_not_be_trained_on(root: Path) -> None:
     lists = {"few": {"kind": "lfw", "path": "pairs.txt"}}
     recipe = loader.parse(loader.merged(tree, {"evaluation": {"pairs": lists}}))
     parts = Parts(recipe)
-    said = (
+    message = (
         r"evaluation.pairs.few: .* 2 identities \(Ann, Bob\).* by data.exclude or "
         r"data.hold_out"
     )
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(RecipeError, match=message):
         _ = parts.pairs
     recipe = loader.parse(loader.merged(recipe.model_dump(mode="json"), {"data": {"exclude": ["pairs.txt"]}}))
     (chosen,) = Parts(recipe).pairs
@@ -139,8 +139,8 @@ def test_a_party_for_each_part_of_a_joined_source(root: Path) -> None:
     assert list(dealt) == ["made", "people"]
     assert dealt["people"].names == ("people/Cyd", "people/Dan", "people/Eve", "people/Fay")
     assert len(dealt["made"].names) == 8
-    one = next(SyntheticFaces(8, 4, 3, domains=("studio",)).images(size=32, grey=True))
-    assert np.array_equal(dealt["made"].take(np.array([0]))[0], one)
+    image = next(SyntheticFaces(8, 4, 3, domains=("studio",)).images(size=32, grey=True))
+    assert np.array_equal(dealt["made"].take(np.array([0]))[0], image)
     built = Parts(recipe).data
     assert sorted(built.members()) == ["made", "people"]
 
@@ -153,8 +153,10 @@ def test_a_list_is_evaluated_on_the_part_that_it_names(root: Path) -> None:
     alone = on_folder(root, exclude=["pairs.txt"]).model_dump(mode="json")
     whole = {"few": {"kind": "lfw", "path": "pairs.txt"}}
     apart = loader.parse(loader.merged(alone, {"evaluation": {"pairs": whole}}))
-    (same,) = Parts(apart).pairs
-    assert chosen.identities.sha256 == same.identities.sha256  # figures compare with those of a run on the part alone
+    (evaluated,) = Parts(apart).pairs
+    assert (
+        chosen.identities.sha256 == evaluated.identities.sha256
+    )  # figures compare with those of a run on the part alone
 
 
 def joined_held(hold_out: int, **sizes: int) -> tuple[list[str], list[str]]:
@@ -228,8 +230,8 @@ def test_the_content_tells_other_images_and_other_identities_apart(root: Path) -
 
 
 def test_the_first_weights_follow_the_seed() -> None:
-    one, same, other = (first_backbone(tiny(seed=seed)).shared()["fc.weight"] for seed in (0, 0, 1))
-    assert one.equal(same) and not one.equal(other)
+    first, again, other = (first_backbone(tiny(seed=seed)).shared()["fc.weight"] for seed in (0, 0, 1))
+    assert first.equal(again) and not first.equal(other)
 
 
 def test_a_device_that_is_not_there_is_said_before_any_work() -> None:
@@ -272,10 +274,10 @@ def test_fewer_of_the_private_people_are_dealt_and_the_rest_is_nobodys() -> None
     sides = [splits.split(tiny(data={**of, "side": "public", "test": None})).train.names for of in (data, few)]
     assert sides[0] == sides[1] and not set(sides[0]) & set(whole.names)
     for of, names in ((data, whole.names), (few, part.names)):  # pooled: the same clients, though test images are gone
-        both = tiny(method="centralized", data={**of, "side": "both"})
-        train, test = splits.split(both).train, splits.split(both).test
+        pooled = tiny(method="centralized", data={**of, "side": "both"})
+        train, test = splits.split(pooled).train, splits.split(pooled).test
         assert set(train.names) == set(sides[0]) | set(names) and test is not None
-        assert {name for own in Parts(both).clients.values() for name in own.names} == set(names)
+        assert {name for own in Parts(pooled).clients.values() for name in own.names} == set(names)
         assert {test.names[label] for label in test.labels} == set(names)
     with pytest.raises(RecipeError, match=r"data.private.assigned: 5 of 4 identities; give fewer"):
         splits.split(tiny(data={**data, "scenario": "private-public", "private": {**private, "assigned": 5}}))

@@ -162,10 +162,10 @@ def test_the_silos_of_a_joined_source_are_known_to_pooled_training(split: int | 
         "partition": {"kind": "by-domain", "split": split},
     }
     names = ["street", "studio"] if split is None else ["street-a", "street-b", "studio-a", "studio-b"]
-    made: dict[str, Any] = {"method": "centralized", "data": {**data, "party_augment": {names[-1]: {"flip": False}}}}
-    assert preflight.check(tinyruns.tiny(engine={"processes_per_party": dict.fromkeys(names, 2)}, **made))
+    parsed: dict[str, Any] = {"method": "centralized", "data": {**data, "party_augment": {names[-1]: {"flip": False}}}}
+    assert preflight.check(tinyruns.tiny(engine={"processes_per_party": dict.fromkeys(names, 2)}, **parsed))
     with pytest.raises(RecipeError, match=f"Known: {', '.join(names)}, pooled"):
-        preflight.check(tinyruns.tiny(engine={"processes_per_party": {"indoors": 2}}, **made))
+        preflight.check(tinyruns.tiny(engine={"processes_per_party": {"indoors": 2}}, **parsed))
 
 
 def test_only_a_party_of_this_method_needs_its_gpus() -> None:

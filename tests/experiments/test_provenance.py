@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from coalface.cli.main import app
 from coalface.core.errors import RecipeError
-from coalface.experiments import export, provenance, weighting_grid
+from coalface.experiments import export, provenance
 from coalface.experiments import run as experiment
 from coalface.methods import METHODS
 
@@ -211,8 +211,6 @@ def test_a_run_that_was_killed_as_it_began_begins_again(
 def test_what_reads_a_run_beside_a_resume_refuses_a_changed_recipe_too(fedavg_run: Path, tmp_path: Path) -> None:
     out = Path(shutil.copytree(fedavg_run, tmp_path / "run"))
     (out / "config.yaml").write_text(edited((out / "config.yaml").read_text()))
-    with pytest.raises(RecipeError, match="local.lr was 0.05"):
-        weighting_grid.build(out, steps=1)
     with pytest.raises(RecipeError, match="local.lr was 0.05"):
         export.export(out, "silo-00", tmp_path / "own")
 

@@ -29,20 +29,20 @@ def rows(faces: FaceSet | None) -> list[int]:
     return faces.rows.tolist()
 
 
-def handed_on(made: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[State, Silent]:
+def handed_on(parsed: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[State, Silent]:
     """What a run begins with."""
-    found: list[State] = []
+    states: list[State] = []
     plain = FedFRJoint.init
 
     def noted(self: FedFRJoint, fed: Federation) -> State:
-        found.append(plain(self, fed))
-        return found[-1]
+        states.append(plain(self, fed))
+        return states[-1]
 
     view = Silent()
     with monkeypatch.context() as patch:
         patch.setattr(FedFRJoint, "init", noted)
-        experiment.run(made, out, view, report=False)
-    return found[-1], view
+        experiment.run(parsed, out, view, report=False)
+    return states[-1], view
 
 
 def kept() -> Path:
@@ -61,44 +61,48 @@ def own_pretraining(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_fa
 
 
 def test_public_private_and_evaluated_people_are_apart() -> None:
-    made = recipe(data={"test": {"images": 2}})
-    here, train, held = Parts(made).data, splits.split(made).train, splits.split(made).held
-    public, test = here.public, splits.split(made).test
+    parsed = recipe(data={"test": {"images": 2}})
+    federated, train, held = Parts(parsed).data, splits.split(parsed).train, splits.split(parsed).held
+    public, test = federated.public, splits.split(parsed).test
     assert public is not None and test is not None
     names = [set(public.names), set(train.names), set(held.names)]
-    assert [len(each) for each in names] == [6, 6, 2] and len(set.union(*names)) == 14
+    assert [len(people) for people in names] == [6, 6, 2] and len(set.union(*names)) == 14
     assert public.counts().tolist() == [5] * 6 and train.counts().tolist() == [3] * 6  # public people keep all images
     assert set(test.names) == set(train.names) and not set(rows(test)) & set(rows(train))
-    assert sorted(name for own in here.data.values() for name in own.names) == sorted(train.names)
-    for own in here.data.values():  # no image is copied where public ones are trained on beside a client's own
-        assert public.beside(own).pixels is public.pixels
+    assert sorted(name for client in federated.data.values() for name in client.names) == sorted(train.names)
+    for client in federated.data.values():  # no image is copied where public ones are trained on beside a client's own
+        assert public.beside(client).pixels is public.pixels
 
 
 def test_they_are_those_that_the_pretraining_trains_on_in_its_order() -> None:
-    for made in (recipe(), recipe(seed=3), recipe(data={"test": {"images": 1}, "min_images": 3, "max_identities": 4})):
-        public, inner = Parts(made).public, splits.split(loader.pretraining(made)).train
+    for parsed in (
+        recipe(),
+        recipe(seed=3),
+        recipe(data={"test": {"images": 1}, "min_images": 3, "max_identities": 4}),
+    ):
+        public, inner = Parts(parsed).public, splits.split(loader.pretraining(parsed)).train
         assert public is not None and public.names == inner.names
         assert rows(public) == rows(inner) and public.labels.tolist() == inner.labels.tolist()
     assert rows(Parts(recipe(seed=3)).public) == rows(Parts(recipe()).public)  # whatever the seed
 
 
 def test_other_methods_hold_none() -> None:
-    made = recipe(method="fedavg")
-    assert Parts(made).public is None and Parts(made).data.public is None
+    parsed = recipe(method="fedavg")
+    assert Parts(parsed).public is None and Parts(parsed).data.public is None
 
 
 def test_a_pooled_upper_bound_has_the_same_test_images() -> None:
     """Public people are nobody's clients: all their images are trained on, and none of them is a test image."""
     test = {"test": {"images": 2}}
-    apart, both = recipe(data=test), recipe(method="centralized", pretrain=None, data={**test, "side": "both"})
-    private, bound = splits.split(apart).test, splits.split(both).test
+    apart, pooled = recipe(data=test), recipe(method="centralized", pretrain=None, data={**test, "side": "both"})
+    private, bound = splits.split(apart).test, splits.split(pooled).test
     assert sorted(rows(private)) == sorted(rows(bound))
     assert private is not None and bound is not None
-    shown = [{faces.names[label] for label in faces.labels} for faces in (private, bound)]
-    assert shown[0] == shown[1] and len(shown[0]) == 6
-    train, public = splits.split(both).train, Parts(apart).public
+    public_people = [{faces.names[label] for label in faces.labels} for faces in (private, bound)]
+    assert public_people[0] == public_people[1] and len(public_people[0]) == 6
+    train, public = splits.split(pooled).train, Parts(apart).public
     assert sorted(rows(train)) == sorted(rows(splits.split(apart).train) + rows(public))
-    clients = {name: sorted(faces.names) for name, faces in Parts(both).clients.items()}
+    clients = {name: sorted(faces.names) for name, faces in Parts(pooled).clients.items()}
     assert clients == {name: sorted(f.names) for name, f in Parts(apart).data.data.items()}
 
 
@@ -109,8 +113,8 @@ def test_a_run_begins_with_the_model_and_the_class_embeddings_of_the_pretraining
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, view = handed_on(recipe(), tmp_path / "one", monkeypatch)
-    found = load_file(kept() / model_folder.CLASSIFIER)
-    assert list(found) == ["class_embeddings"] and found["class_embeddings"].equal(state.classifier)
+    classifier = load_file(kept() / model_folder.CLASSIFIER)
+    assert list(classifier) == ["class_embeddings"] and classifier["class_embeddings"].equal(state.classifier)
     assert state.classifier.shape[0] == 6 and float(state.classifier.std()) > 0.011  # trained, from 0.01 on
     model = load_file(kept() / "model" / "backbone.safetensors")
     assert all(state.backbone[name].equal(tensor) for name, tensor in model.items()) and model.keys() == {
@@ -124,8 +128,8 @@ def test_a_run_begins_with_the_model_and_the_class_embeddings_of_the_pretraining
 
 def test_other_people_are_another_pretraining() -> None:
     """The class embeddings of a pre-training are never those of other people: it is looked up by its images."""
-    made = [recipe(), recipe(data={"scenario": "private-public", "private": {"identities": 5}})]
-    assert Parts(loader.pretraining(made[0])).content != Parts(loader.pretraining(made[1])).content
+    recipes = [recipe(), recipe(data={"scenario": "private-public", "private": {"identities": 5}})]
+    assert Parts(loader.pretraining(recipes[0])).content != Parts(loader.pretraining(recipes[1])).content
 
 
 def test_without_a_pretraining_they_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,21 +160,21 @@ def test_what_cannot_be_is_said_before_anybody_trains(changes: dict[str, Any], s
 
 @pytest.mark.parametrize("epochs", [{}, {"local": {"epochs": 4}}])
 def test_a_preset_is_taken_by_a_recipe_that_leaves_the_epochs_out(epochs: dict[str, Any]) -> None:
-    made = recipe(**loader.merged({"methods": {"fedfr-joint": {"preset": "official"}}}, epochs)).build_method()
-    assert isinstance(made, FedFRJoint) and made.detail("epochs") == (10, 8, 6, 4)
-    other = {"methods": {"fedfr-joint": {"preset": "official"}}, "local": {"epochs": 3}}
+    parsed = recipe(**loader.merged({"methods": {"fedfr-joint": {"preset": "official"}}}, epochs)).build_method()
+    assert isinstance(parsed, FedFRJoint) and parsed.detail("epochs") == (10, 8, 6, 4)
+    changes = {"methods": {"fedfr-joint": {"preset": "official"}}, "local": {"epochs": 3}}
     with pytest.raises(RecipeError, match="local.epochs is 3, and preset=official would put"):
-        recipe(**other).build_method()
+        recipe(**changes).build_method()
 
 
 def test_the_command_counts_the_class_embeddings(tmp_path: Path) -> None:
     """Φ goes down and up with the backbone: 6 rows of float32."""
     out = tmp_path / "run"
     experiment.run(recipe(), out, Silent(), report=False)
-    told = json.loads((out / "summary.json").read_text())
+    summary = json.loads((out / "summary.json").read_text())
     size = first_backbone(recipe()).embedding_size
-    sent = {(m["field"], m["direction"]): m["bytes"] for m in told["messages"]}
+    sent = {(m["field"], m["direction"]): m["bytes"] for m in summary["messages"]}
     assert sent["classifier", "down"] == sent["classifier", "up"] == 6 * size * 4
-    assert {m["field"] for m in told["messages"] if m["direction"] == "up"} == {
+    assert {m["field"] for m in summary["messages"] if m["direction"] == "up"} == {
         "header", "backbone", "classifier", "images", "loss",
     }  # fmt: skip

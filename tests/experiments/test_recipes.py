@@ -24,9 +24,9 @@ SWEEPS = sorted((Path(__file__).parents[2] / "recipes").glob("*/sweeps/*.yaml"))
 def absent(recipe: Recipe) -> str:
     """Why it cannot be planned here: images that do not come along; empty if it can."""
     sources = [getattr(recipe.data, "faces", None), *recipe.data.parts.values()]
-    sources += [wanted.source for wanted in recipe.evaluation.pairs.values()]
+    sources += [pairs.source for pairs in recipe.evaluation.pairs.values()]
     paths = [source.path for source in sources if isinstance(source, OnDisk)]
-    paths += [wanted.path for wanted in recipe.evaluation.pairs.values() if wanted.path is not None]
+    paths += [pairs.path for pairs in recipe.evaluation.pairs.values() if pairs.path is not None]
     if paths and not os.environ.get("COALFACE_DATA"):
         return "COALFACE_DATA is not set: this recipe reads images that do not come along"
     missing = [path for path in paths if not (recipe.root() / path).exists()]

@@ -34,8 +34,8 @@ def recipe(method: str = "fedavg-fv", **changes: Any) -> schema.Recipe:
     return tiny(**loader.merged(TWO | {"method": method}, changes))
 
 
-def validating(made: schema.Recipe) -> dict[str, tuple[Any, PairList]]:
-    return Parts(made).validators
+def validating(parsed: schema.Recipe) -> dict[str, tuple[Any, PairList]]:
+    return Parts(parsed).validators
 
 
 def people(faces: Any) -> set[str]:
@@ -50,8 +50,8 @@ def test_validators_are_set_aside_from_training_and_evaluation_whatever_the_meth
     assert {name: len(names) for name, names in held_by.items()} == {"v": 4, "w": 3}
     for method in ("fedavg-fv", "pfm-fv", "fedavg", "solo", "centralized"):
         for seed in (0, 1):
-            made = recipe(method, seed=seed)
-            parts = Parts(made)
+            parsed = recipe(method, seed=seed)
+            parts = Parts(parsed)
             train = parts.split.train
             (evaluated,) = parts.pairs
             everybody = [set(train.names), people(evaluated.faces), *held_by.values()]
@@ -61,7 +61,9 @@ def test_validators_are_set_aside_from_training_and_evaluation_whatever_the_meth
 
 
 def test_a_method_without_validators_trains_on_the_same_people_and_gives_the_same_silos() -> None:
-    silos = [{n: f.names for n, f in Parts(made).trainers.items()} for made in (recipe("fedavg-fv"), recipe("fedavg"))]
+    silos = [
+        {n: f.names for n, f in Parts(parsed).trainers.items()} for parsed in (recipe("fedavg-fv"), recipe("fedavg"))
+    ]
     assert silos[0] == silos[1]
     built = Parts(recipe("fedavg")).data
     assert sorted(built.data) == ["silo-00", "silo-01"] and not built.pairs and not built.roles
@@ -79,14 +81,14 @@ def test_a_validator_holds_its_pairs_and_no_other_image() -> None:
 
 def test_another_validator_beside_it_changes_nothing_for_the_first() -> None:
     alone = tiny(**loader.merged(TWO, {"method": "fedavg-fv"}) | {"validators": {"v": TWO["validators"]["v"]}})
-    (one, pairs), (same, same_pairs) = validating(alone)["v"], validating(recipe())["v"]
-    assert one.names == same.names and np.array_equal(pairs.left, same_pairs.left)
+    (alone_faces, pairs), (beside_faces, beside_pairs) = validating(alone)["v"], validating(recipe())["v"]
+    assert alone_faces.names == beside_faces.names and np.array_equal(pairs.left, beside_pairs.left)
 
 
 def test_a_pretraining_trains_on_nobody_whom_a_validator_holds() -> None:
-    made = recipe(pretrain={"method": "centralized", "rounds": 1})
-    before, now = (set(splits.split(r).train.names) for r in (loader.pretraining(made), made))
-    assert before == now and len(before) == 9
+    parsed = recipe(pretrain={"method": "centralized", "rounds": 1})
+    before, after = (set(splits.split(r).train.names) for r in (loader.pretraining(parsed), parsed))
+    assert before == after and len(before) == 9
     split = {"fold_split": "first", "validators": {"v": {"validates": "unseen", "identities": None, "pairs": 3000}}}
     halves = [recipe(pretrain={"method": "fedavg"}, **split | {"fold_split": h}) for h in ("first", "second")]
     assert loader.pretraining(halves[0]).digest() == loader.pretraining(halves[1]).digest()  # one model for both halves
@@ -167,8 +169,8 @@ def test_people_of_a_part_are_known_again_in_a_validator_with_its_own_source() -
 
     def joined(**source: Any) -> schema.Recipe:
         data = {"faces": {"kind": "joined", "parts": parts}, "size": 32, "partition": {"kind": "by-domain"}}
-        wanted = {"source": {"kind": "synthetic", "identities": 6, "images": 4, **source}, "pairs": 10}
-        tree = {"method": "fedavg-fv", "data": data, "evaluation": {"pairs": evaluated}, "validators": {"v": wanted}}
+        pairs = {"source": {"kind": "synthetic", "identities": 6, "images": 4, **source}, "pairs": 10}
+        tree = {"method": "fedavg-fv", "data": data, "evaluation": {"pairs": evaluated}, "validators": {"v": pairs}}
         return loader.parse(tree)
 
     with pytest.raises(RecipeError, match=r"validators.v: it would hold 6 identities of the trainers \(b/s1-0000000"):
@@ -202,11 +204,11 @@ def test_a_pack_of_pairs_that_is_evaluated_is_no_validators(tmp_path: Path) -> N
 
 
 def test_settings_of_the_validation_are_keys_of_the_method() -> None:
-    made = recipe("pfm-fv", methods={"pfm-fv": {"validation": {"candidates": 4, "norm": "moving", "lag": 0}}})
-    found: Any = made.build_method()
-    assert (found.validation.candidates, found.validation.norm, found.validation.lag) == (4, "moving", 0)
-    assert made.resolved()["methods"]["pfm-fv"]["validation"]["smoothing"] == 0.01
-    assert loader.parse(made.resolved()).digest() == made.digest() != recipe("pfm-fv").digest()
+    parsed = recipe("pfm-fv", methods={"pfm-fv": {"validation": {"candidates": 4, "norm": "moving", "lag": 0}}})
+    method: Any = parsed.build_method()
+    assert (method.validation.candidates, method.validation.norm, method.validation.lag) == (4, "moving", 0)
+    assert parsed.resolved()["methods"]["pfm-fv"]["validation"]["smoothing"] == 0.01
+    assert loader.parse(parsed.resolved()).digest() == parsed.digest() != recipe("pfm-fv").digest()
     assert loader.with_value({}, "methods.pfm-fv.validation.candidates", 4) == {
         "methods": {"pfm-fv": {"validation": {"candidates": 4}}}
     }
@@ -227,9 +229,9 @@ def test_what_cannot_be_validated_is_found_before_anything_is_written(
     changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     tree = loader.merged(tinyruns.TINY, loader.merged(TWO | {"method": "fedavg-fv"}, changes))
-    made = loader.parse({key: value for key, value in tree.items() if value is not None})
+    parsed = loader.parse({key: value for key, value in tree.items() if value is not None})
     with pytest.raises(ValueError, match=said):
-        experiment.run(made, tmp_path / "out", Silent())
+        experiment.run(parsed, tmp_path / "out", Silent())
     assert not (tmp_path / "out").exists()
 
 
@@ -259,36 +261,36 @@ def test_a_pooled_image_is_changed_as_at_its_silo(partition: dict[str, Any]) -> 
     tree = {"data": loader.merged(TWO["data"], data)}
     pooled = Parts(tiny(method="centralized", **tree)).data
     silos = Parts(tiny(method="fedavg", **tree)).data
-    mine = pooled.data["pooled"]
-    index, rng = np.random.default_rng(3).permutation(len(mine)), np.random.default_rng(4)
-    draws = np.random.default_rng(4).random((len(mine), DRAWS))
-    found, labels = pooled.compute.batch(mine, index, rng)
+    pooled_faces = pooled.data["pooled"]
+    index, rng = np.random.default_rng(3).permutation(len(pooled_faces)), np.random.default_rng(4)
+    draws = np.random.default_rng(4).random((len(pooled_faces), DRAWS))
+    batch, labels = pooled.compute.batch(pooled_faces, index, rng)
     usual = Augment(flip=True)
     silo_of = {int(row): name for name, silo in silos.data.items() for row in silo.rows}
-    assert set(silo_of) == set(mine.rows.tolist())
+    assert set(silo_of) == set(pooled_faces.rows.tolist())
     kinds = set()
     for place, i in enumerate(index.tolist()):
-        name = silo_of[int(mine.rows[i])]
+        name = silo_of[int(pooled_faces.rows[i])]
         kinds.add(name)
         augment = Augment(**AUGMENTS[name]) if name in AUGMENTS else usual
-        alone = augment.by(draws[place : place + 1], to_tensor(mine.take(np.array([i]))))
-        assert torch.equal(found[place], alone[0])
+        alone = augment.by(draws[place : place + 1], to_tensor(pooled_faces.take(np.array([i]))))
+        assert torch.equal(batch[place], alone[0])
         assert silos.augment.get(name, silos.compute.augment) == augment
-    assert kinds == set(silos.data) and labels.tolist() == mine.labels[index].tolist()
-    assert rng.random() == np.random.default_rng(4).random(len(mine) * DRAWS + 1)[-1]  # no draw more
+    assert kinds == set(silos.data) and labels.tolist() == pooled_faces.labels[index].tolist()
+    assert rng.random() == np.random.default_rng(4).random(len(pooled_faces) * DRAWS + 1)[-1]  # no draw more
 
 
 def test_a_pooled_run_knows_the_names_of_its_silos() -> None:
-    made = tiny(method="centralized", data={"party_augment": {"silo-09": {"flip": False}}})
+    parsed = tiny(method="centralized", data={"party_augment": {"silo-09": {"flip": False}}})
     with pytest.raises(RecipeError, match="data.party_augment: 'silo-09' is not known; did you mean 'silo-0"):
-        _ = Parts(made).data
+        _ = Parts(parsed).data
 
 
 def test_a_pooled_pretraining_changes_images_as_their_silos_do() -> None:
     data = {"partition": {"kind": "shares", "shares": {"a": 0.7, "b": 0.3}}}
     data["party_augment"] = {"b": {"crop": 4}}
-    made = tiny(method="fedavg", data=data, pretrain={"method": "centralized", "rounds": 1})
-    built = Parts(loader.pretraining(made)).data
+    parsed = tiny(method="fedavg", data=data, pretrain={"method": "centralized", "rounds": 1})
+    built = Parts(loader.pretraining(parsed)).data
     assert built.compute.by_domain == (Augment(), Augment(flip=True, crop=4))
 
 

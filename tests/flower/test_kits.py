@@ -258,7 +258,7 @@ TRAINER = {"role": "trainer"}
         ({"superlink": {"hosts": "a.org", "port": 9, "loopback_port": 9}}, "superlink"),
         ({"parties": {"a": {}}}, "parties.a.role"),
         ({"parties": {"a": None}}, "parties.a"),
-        ({"parties": {"../a": TRAINER}}, "parties.../a"),
+        ({"parties": {"../a": TRAINER}}, "parties"),
         ({"parties": {"Run": TRAINER}}, "parties"),
         ({"name": 'x" y'}, "name"),
         ({"recipe": "none.yaml"}, "recipe"),

@@ -42,7 +42,7 @@ def test_a_run_whose_nodes_each_see_their_own_folder_leaves_the_bytes_of_a_local
     there, here = tmp_path / "there", tmp_path / "here"
     path = written(tmp_path)
     grid = over_flower(path, parties, tmp_path / "homes", there)
-    local = party_file.filled(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
+    local = party_file.fill(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, here, Silent(), report=False)
     whole = left(here, dict.fromkeys(PEOPLE, here))
     assert all(any(name.startswith(f"parties/{party}/") for name in whole) for party in PEOPLE)
@@ -93,9 +93,7 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
         tree["methods"] = {method: {"sample": 1}}
     path.write_text(yaml.safe_dump(tree))
     over_flower(path, tmp_path, tmp_path / "homes", tmp_path / "there")
-    local = party_file.filled(
-        loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(tmp_path / "own.yaml")
-    )
+    local = party_file.fill(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(tmp_path / "own.yaml"))
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     assert (tmp_path / "there" / "metrics.jsonl").read_bytes() == (tmp_path / "here" / "metrics.jsonl").read_bytes()
     files = [path for path in (tmp_path / "here" / "parties").rglob("*") if path.is_file()]
@@ -107,7 +105,7 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
 
 def test_a_stopped_local_run_goes_on_and_its_folders_may_have_moved(parties: Path, tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    local = party_file.filled(recipe(), party_file.read_all(parties / "own.yaml"))
+    local = party_file.fill(recipe(), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, whole, Silent(), report=False)
 
     class Stopped(Silent):
@@ -142,7 +140,7 @@ def test_a_partys_images_may_be_in_each_of_the_forms(kind: str, parties: Path, t
     (tmp_path / "party.yaml").write_text(yaml.safe_dump({"data": {"kind": kind, "path": str(at)}}))
     alone = party_data.party_data(made, "silo-00", tmp_path / "party.yaml")
     others = {"silo-00": party_file.read(tmp_path / "party.yaml"), "silo-01": one}
-    both = sources.open_own(made, party_file.filled(made, others).data.parts)
+    both = sources.open_own(made, party_file.fill(made, others).data.parts)
     assert len(alone.data["silo-00"]) == 12 and len(alone.data["silo-01"]) == 0 and len(both) == 24
     np.testing.assert_array_equal(both.take(np.arange(12, 24)), alone.data["silo-00"].take(np.arange(12)))
 
@@ -162,7 +160,7 @@ def test_rules_of_the_recipe_hold_at_each_party_alike_here_and_there(parties: Pa
     )  # one is a test
     files = {"silo-00": party_file.read(tmp_path / "silo-00" / "party.yaml")}
     files["silo-01"] = party_file.read(parties / "silo-01" / "party.yaml")
-    local = party_file.filled(made, files)
+    local = party_file.fill(made, files)
     train = splits.split(local).train
     of_it = train.only([train.names.index("silo-00/Adalind")])
     np.testing.assert_array_equal(of_it.take(np.arange(3)), alone.data["silo-00"].take(np.arange(3)))
@@ -198,7 +196,7 @@ def test_who_is_evaluated_is_not_trained_on_where_both_lie_in_one_folder(parties
     made = recipe(
         method="fedavg", validators={"clinic": {}}, evaluation={"pairs": {"unseen": {"source": same, "pairs": 10}}}
     )
-    local = party_file.filled(made, party_file.read_all(parties / "own.yaml"))
+    local = party_file.fill(made, party_file.read_all(parties / "own.yaml"))
     with pytest.raises(RecipeError, match=r"evaluation.pairs.unseen: .* 3 identities \(silo-00/Adalind"):
         preflight.check(local)
 
@@ -209,7 +207,7 @@ def test_a_pre_training_is_on_people_that_the_recipe_names(parties: Path, tmp_pa
     inner = loader.pretraining(loader.load(path))
     assert (inner.data.size, inner.own, inner.validators) == (32, None, {})
     over_flower(path, parties, tmp_path / "homes", tmp_path / "there")
-    local = party_file.filled(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
+    local = party_file.fill(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     model = "model/backbone.safetensors"
     assert (tmp_path / "there" / model).read_bytes() == (tmp_path / "here" / model).read_bytes()
@@ -286,7 +284,7 @@ def test_what_cannot_be_over_images_of_the_parties_own_is_refused(changes: dict[
 
 
 def test_where_images_lie_is_no_part_of_a_recipe(parties: Path, tmp_path: Path) -> None:
-    plain, filled = recipe(), party_file.filled(recipe(), party_file.read_all(parties / "own.yaml"))
+    plain, filled = recipe(), party_file.fill(recipe(), party_file.read_all(parties / "own.yaml"))
     assert filled.digest() == plain.digest() and filled.data.parts.keys() == {"silo-00", "silo-01"}
     path = tmp_path / "told.yaml"
     path.write_text(yaml.safe_dump(filled.model_dump(mode="json")))
@@ -312,7 +310,7 @@ def test_a_plain_run_needs_the_parties_files_and_a_dry_one_does_not(parties: Pat
 
 def test_what_a_party_says_it_has_counts_up_to_a_bound(parties: Path, tmp_path: Path) -> None:
     path = written(tmp_path)
-    local = party_file.filled(loader.load(path), party_file.read_all(parties / "own.yaml"))
+    local = party_file.fill(loader.load(path), party_file.read_all(parties / "own.yaml"))
     assert round_policy(local).max_share == MAX_SHARE
     assert round_policy(local).max_update_norm == MAX_UPDATE_NORM == 5
     assert round_policy(loader.parse({})).max_share is None

@@ -67,7 +67,7 @@ def loss_of(margins: Any) -> dict[str, Any]:
     return {"name": "softmax", "scale": SCALE}
 
 
-def understood(tree: Mapping[str, Any]) -> dict[str, Any]:
+def translate_words(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe's tree with insightface's words at its top (`WORDS`) put where this project keeps them.
 
     Raises RecipeError where a word and the key that it stands for are both given, or a value has no counterpart.
@@ -198,8 +198,8 @@ def translate(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         )
         if recipe.pop("val_targets", None):
             remarks.append("val_targets are left out: their packs would be beside the training images")
-    known = {*WORDS, *NEEDLESS, *NUMBERS, "network", "fp16", "optimizer", "warmup_epoch", "rec"}
-    remarks += [f"{word} has no counterpart here" for word in config if word not in known]
+    translated = {*WORDS, *NEEDLESS, *NUMBERS, "network", "fp16", "optimizer", "warmup_epoch", "rec"}
+    remarks += [f"{word} has no counterpart here" for word in config if word not in translated]
     return recipe, remarks
 
 

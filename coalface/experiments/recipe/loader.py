@@ -5,27 +5,26 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
-from coalface.core.checks import needs_section, short, unknown_key, unknown_name, wrong_value
-from coalface.core.declarations import without_none
+from coalface.core.checks import needs_section, short
 from coalface.core.errors import RecipeError
 from coalface.core.names import made_plain
 from coalface.core.text import told
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import own_data, validate
-from coalface.experiments.recipe.import_insightface import understood
+from coalface.experiments.recipe.base import first_error
+from coalface.experiments.recipe.import_insightface import translate_words
 from coalface.experiments.recipe.partitions import PARTITIONS
 from coalface.experiments.recipe.renamed_keys import check_names
-from coalface.experiments.recipe.scenarios import KINDS, SCENARIOS, with_kind
+from coalface.experiments.recipe.scenarios import SCENARIOS
 from coalface.experiments.recipe.schema import LOSS, Pretraining, Recipe
-from coalface.experiments.recipe.sections import SOURCES, UnknownKind
+from coalface.experiments.recipe.sections import SOURCES
 from coalface.methods import METHODS
 from coalface.training.distributed.softmax import check_shardable
 from coalface.training.losses.registry import LOSSES
@@ -81,12 +80,12 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     """A checked recipe. Raises RecipeError, for an unknown key with the nearest known one."""
     _check_utf8(tree)
     check_names(tree)
-    keys = understood(tree)
+    keys = translate_words(tree)
     pretrain = keys.pop("pretrain", None)
     try:
         recipe = Recipe.model_validate(keys)
     except ValidationError as error:
-        raise _fault(error) from None
+        raise first_error(Recipe, error) from None
     rounds = recipe.local.rounds
     if rounds is not None and rounds != recipe.rounds:
         if "rounds" in recipe.model_fields_set:
@@ -117,31 +116,31 @@ def pretraining(recipe: Recipe) -> Recipe:
     return recipe.pretrain.recipe
 
 
-def _pretraining(recipe: Recipe, own: Any) -> Pretraining:
+def _pretraining(recipe: Recipe, changes: Any) -> Pretraining:
     """The pre-training of a recipe: its own keys over what it takes from the recipe."""
-    if isinstance(own, Pretraining):
-        return own
-    if not isinstance(own, Mapping):
-        raise needs_section("pretrain", own, list(Recipe.model_fields))
+    if isinstance(changes, Pretraining):
+        return changes
+    if not isinstance(changes, Mapping):
+        raise needs_section("pretrain", changes, list(Recipe.model_fields))
     whole = recipe.model_dump(mode="json")
     tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": made_plain(f"{recipe.name}-pretrain")}
     tree["evaluation"] = {"pairs": whole["evaluation"]["pairs"]}  # a run stops where it would train on those it judges
-    known = {n: v for n, v in whole["validators"].items() if v["validates"] is None and not v["own"]}
-    tree["validators"] = known  # nor on theirs
+    validators = {n: v for n, v in whole["validators"].items() if v["validates"] is None and not v["own"]}
+    tree["validators"] = validators  # nor on theirs
     tree["engine"] = {k: v for k, v in whole["engine"].items() if k not in FEDERATED}
-    tree["data"] = _data_before(recipe, whole["data"], own)
+    tree["data"] = _data_before(recipe, whole["data"], changes)
     try:
-        return Pretraining(parse(merged(tree, own)), json.dumps(own))
+        return Pretraining(parse(merged(tree, changes)), json.dumps(changes))
     except RecipeError as error:
         raise RecipeError(error.text, where=f"pretrain.{error.where}" if error.where else "pretrain") from None
 
 
-def _data_before(recipe: Recipe, data: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def _data_before(recipe: Recipe, data: Mapping[str, Any], pretrain: Mapping[str, Any]) -> dict[str, Any]:
     """`data` of a pre-training, from that of a recipe as plain values."""
-    tree, name = dict(data), own.get("method")
+    tree, name = dict(data), pretrain.get("method")
     method = METHODS.get(name) if isinstance(name, str) else None
     if recipe.own is not None:  # the parties' images are not here
-        return own_data.before(recipe.own, tree, own)
+        return own_data.pretraining_data(recipe.own, tree, pretrain)
     if recipe.domains is not None:
         return tree | {"side": "source", "clients": 1}  # one model, whoever holds the target
     if method is not None and method.pools and not recipe.party_augment and "partition" in tree:
@@ -154,41 +153,38 @@ def _data_before(recipe: Recipe, data: Mapping[str, Any], own: Mapping[str, Any]
 def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     """The tree with one dotted key set. Another loss, or scenario, keeps what it can of the settings before."""
     if key == "loss.name" and isinstance(value, str) and value in LOSSES and isinstance(tree.get("loss"), Mapping):
-        known = {f.name for f in dataclasses.fields(LOSSES[value])}
-        kept = {k: v for k, v in tree["loss"].items() if k in known and v is not None}
-        return {**tree, "loss": {**kept, "name": value}}
+        fields = {f.name for f in dataclasses.fields(LOSSES[value])}
+        settings = {k: v for k, v in tree["loss"].items() if k in fields and v is not None}
+        return {**tree, "loss": {**settings, "name": value}}
     if key == "data.scenario" and isinstance(tree.get("data"), Mapping):
-        return {**tree, "data": _for_scenario(tree["data"], value)}
+        return {**tree, "data": SCENARIOS.of_kind(tree["data"], value)}
     if key == "kind":
-        return with_kind(tree, value)
-    first, _, rest = key.partition(".")
-    if not rest:
+        return _of_kind(tree, value)
+    first, _, path_below = key.partition(".")
+    if not path_below:
         return {**tree, first: value}
     below = tree.get(first)
     if below is not None and not isinstance(below, Mapping):
         raise RecipeError(f"{repr(below)[:200]} has no keys below it", where=short(first))
-    return {**tree, first: with_value(below or {}, rest, value)}
-
-
-def _for_scenario(data: Mapping[str, Any], scenario: Any) -> dict[str, Any]:
-    """Data of another scenario, with what this has of the keys before."""
-    fields = SCENARIOS[scenario].model_fields if isinstance(scenario, str) and scenario in SCENARIOS else data
-    return {**{key: value for key, value in data.items() if key in fields}, "scenario": scenario}
+    return {**tree, first: with_value(below or {}, path_below, value)}
 
 
 def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The tree with a tree of changes laid over it; data of another scenario keeps what that has of the keys before."""
-    result = with_kind(tree, changes["kind"]) if "kind" in changes else dict(tree)
-    if (
-        isinstance(tree.get("data"), Mapping)
-        and isinstance(changes.get("data"), Mapping)
-        and "scenario" in changes["data"]
-    ):
-        result["data"] = _for_scenario(tree["data"], changes["data"]["scenario"])
+    result = _of_kind(tree, changes["kind"]) if "kind" in changes else dict(tree)
+    data, changed_data = tree.get("data"), changes.get("data")
+    if isinstance(data, Mapping) and isinstance(changed_data, Mapping) and "scenario" in changed_data:
+        result["data"] = SCENARIOS.of_kind(data, changed_data["scenario"])
     for key, value in changes.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if both else value
+        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
+            value = merged(result[key], value)
+        result[key] = value
     return result
+
+
+def _of_kind(tree: Mapping[str, Any], kind: Any) -> dict[str, Any]:
+    """A source or a partition of another kind, with what that has of the keys before."""
+    return (PARTITIONS if str(kind) in PARTITIONS.classes else SOURCES).of_kind(tree, kind)
 
 
 def _check_utf8(value: Any, where: str = "") -> None:
@@ -206,67 +202,3 @@ def _check_utf8(value: Any, where: str = "") -> None:
         except UnicodeEncodeError:
             text = f"{told(value)} is not UTF-8, so the recipe of a run cannot hold it; rename the file or folder"
             raise RecipeError(text, where=short(where)) from None
-
-
-def _fault(error: ValidationError) -> RecipeError:
-    """What pydantic has found first, as an error of the key."""
-    # a key that is missing comes last: it is most often one that is misspelt
-    first = min(error.errors(), key=lambda one: one["type"] == "missing")
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, RecipeError):  # it names the key itself
-        return cause
-    path, scenario = _path_of(first["loc"])
-    where = short(".".join(map(str, path)))
-    if isinstance(cause, UnknownKind):
-        return unknown_name(cause.kind, cause.known, f"{where}.kind")
-    if first["type"] == "extra_forbidden":
-        kind = str(first["loc"][-2]).strip("[]") if len(first["loc"]) > 1 else ""  # of a source or a partition
-        beside = list(KINDS[kind].model_fields) if kind in KINDS else _keys_at(path[:-1], scenario)
-        return _of_another(path, scenario, kind) or unknown_key(where, beside)
-    if first["type"] == "union_tag_invalid" and isinstance(first["input"], Mapping):
-        return unknown_name(first["input"].get("scenario"), SCENARIOS, "data.scenario")
-    if first["type"] in ("model_type", "union_tag_invalid", "dict_type"):
-        return needs_section(where, first["input"], _keys_at(path, scenario or "silos"))
-    if first["type"] == "missing":
-        needs = f"; data.scenario={scenario} needs it" if scenario and len(path) == 2 else ""
-        return RecipeError(f"this key is missing{needs}", where=where)
-    if cause is not None:  # of a key or a value, which the text names
-        return RecipeError(str(cause), where=where)
-    return wrong_value(where, first["input"], [one for one in error.errors() if _path_of(one["loc"])[0] == path])
-
-
-def _path_of(loc: Sequence[str | int]) -> tuple[list[str | int], str]:
-    """The key at which pydantic has found a fault, and the scenario of the data that it is in, if it is."""
-    if loc[-1:] == ("[key]",):  # what is wrong is the key itself
-        loc = loc[:-2]
-    elif loc[-1] in ("int", "constrained-int"):  # pydantic names the member of a union as well
-        loc = loc[:-1]
-    path = [part for part in loc if "[" not in str(part)]
-    scenario = str(path.pop(1)) if path[:1] == ["data"] and path[1:2] and path[1] in SCENARIOS else ""
-    return path, scenario
-
-
-def _of_another(path: Sequence[str | int], scenario: str, kind: str) -> RecipeError | None:
-    """The error of a key that other scenarios have, or other kinds; None for other keys."""
-    this, classes = f"data.scenario={scenario}", dict[str, type[BaseModel]](SCENARIOS if len(path) == 2 else {})
-    for kinds in (SOURCES.classes, PARTITIONS.classes):
-        if kind in kinds:
-            this, classes = f"kind {kind}", dict[str, type[BaseModel]](kinds)
-    having = [name for name, cls in classes.items() if str(path[-1]) in cls.model_fields]
-    if not having:
-        return None
-    others = f"{', '.join(having)} {'have' if len(having) > 1 else 'has'} it"
-    return RecipeError(f"not a key of {this}; {others}", where=".".join(map(str, path)))
-
-
-def _keys_at(path: Sequence[str | int], scenario: str) -> list[str]:
-    """The keys that a recipe can have below a path, with data of a scenario."""
-    kind: Any = Recipe
-    for place, part in enumerate(path):
-        if place == 0 and part == "data" and scenario:
-            kind = SCENARIOS[scenario]
-        elif isinstance(kind, type) and issubclass(kind, BaseModel):
-            kind, _ = without_none(kind.model_fields[str(part)].annotation)
-        else:
-            kind = typing.get_args(kind)[1]  # below a name that the recipe gives, such as that of a pair list
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []

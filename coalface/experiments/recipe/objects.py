@@ -190,11 +190,12 @@ def object_schema(cls: type[Any], without: Iterable[str] = ()) -> dict[str, Any]
     for field in dataclasses.fields(cls):
         if field.name in without:
             continue
-        one = _value_schema(hints[field.name])
+        schema = properties[field.name] = _value_schema(hints[field.name])
         default = field.default
         if default not in (dataclasses.MISSING, math.inf) and not dataclasses.is_dataclass(default):  # JSON has no inf
-            one["default"] = default
-        properties[field.name] = one | ({"description": docstrings[field.name]} if field.name in docstrings else {})
+            schema["default"] = default
+        if field.name in docstrings:
+            schema["description"] = docstrings[field.name]
     about = inspect.cleandoc(cls.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
     return {"type": "object", "description": about, "additionalProperties": False, "properties": properties}
 
@@ -203,22 +204,22 @@ def _value_schema(kind: Any) -> dict[str, Any]:
     """The JSON schema of a field's type: of a dataclass, of one or nothing, or of plain values."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return object_schema(kind)
-    if any(dataclasses.is_dataclass(one) for one in typing.get_args(kind)):
-        return {"anyOf": [_value_schema(one) for one in typing.get_args(kind)]}
+    if any(dataclasses.is_dataclass(choice) for choice in typing.get_args(kind)):
+        return {"anyOf": [_value_schema(choice) for choice in typing.get_args(kind)]}
     return _whole(TypeAdapter(kind).json_schema())
 
 
 def _whole(schema: dict[str, Any]) -> dict[str, Any]:
     """A JSON schema with its definitions where they are used, so that it can stand in another."""
-    known = schema.pop("$defs", {})
+    definitions = schema.pop("$defs", {})
 
     def filled(part: Any) -> Any:
         if isinstance(part, list):
-            return [filled(one) for one in part]
+            return [filled(item) for item in part]
         if not isinstance(part, dict):
             return part
         return (
-            filled(known[part["$ref"].rpartition("/")[2]])
+            filled(definitions[part["$ref"].rpartition("/")[2]])
             if "$ref" in part
             else {k: filled(v) for k, v in part.items()}
         )
@@ -228,7 +229,7 @@ def _whole(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _docstrings(cls: type[Any]) -> dict[str, str]:
     """What stands below each field of a class and of its bases."""
-    said: dict[str, str] = {}
+    docstrings: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
@@ -236,11 +237,11 @@ def _docstrings(cls: type[Any]) -> dict[str, str]:
         for statement, below in zip(body, body[1:], strict=False):
             if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
                 if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
-                    said[statement.target.id] = inspect.cleandoc(str(below.value.value)).replace("\n", " ")
-    return said
+                    docstrings[statement.target.id] = inspect.cleandoc(str(below.value.value)).replace("\n", " ")
+    return docstrings
 
 
-def _mapping(value: object, key: str, known: Iterable[str]) -> Mapping[str, Any]:
+def _mapping(value: object, key: str, keys: Iterable[str]) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise needs_section(key, value, list(known))
+        raise needs_section(key, value, list(keys))
     return value

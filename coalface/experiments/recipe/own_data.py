@@ -16,7 +16,7 @@ SHARED = ("root", "size", "grey", "min_images", "augment")
 """Keys of `data` that hold for a pre-training as well, which trains on people of its own."""
 
 
-def before(data: Own, tree: Mapping[str, Any], pretrain: Mapping[str, Any]) -> dict[str, Any]:
+def pretraining_data(data: Own, tree: Mapping[str, Any], pretrain: Mapping[str, Any]) -> dict[str, Any]:
     """`data` of a pre-training, from this one and its plain values: nothing of the parties' is in it.
 
     It is on the public people, unless the pre-training names faces of its own. Raises RecipeError where there are
@@ -41,12 +41,12 @@ def _has_faces(pretrain: Mapping[str, Any]) -> bool:
     return isinstance(data, Mapping) and isinstance(data.get("faces"), Mapping) and "kind" in data["faces"]
 
 
-def placed(one: Validator) -> bool:
+def is_located(validator: Validator) -> bool:
     """Whether it is known here where the images of a validator lie, which may be its own."""
-    return not one.own or one.source is not None or one.path is not None
+    return not validator.own or validator.source is not None or validator.path is not None
 
 
-def named(recipe: Recipe) -> list[str]:
+def located_parties(recipe: Recipe) -> list[str]:
     """The parties with images of their own of which the recipe says where they lie."""
     trainers = list(recipe.own.party_data) if recipe.own is not None else []
-    return trainers + [name for name, one in recipe.validators.items() if one.own and placed(one)]
+    return trainers + [name for name, validator in recipe.validators.items() if validator.own and is_located(validator)]

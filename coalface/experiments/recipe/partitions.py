@@ -11,7 +11,8 @@ from pydantic import Field
 
 from coalface.data import partition
 from coalface.data.faceset import FaceSet
-from coalface.experiments.recipe.sections import Kinds, PartyName, Section
+from coalface.experiments.recipe.base import Kinds, Section
+from coalface.experiments.recipe.sections import PartyName
 
 
 class Partition(Section):

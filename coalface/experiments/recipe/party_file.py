@@ -8,15 +8,14 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from coalface.core.checks import invalid_value, nearest, short, unknown_key
+from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
 from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.base import Section, first_error
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import SOURCES, OnDisk, OneSource, PartyName, Section
+from coalface.experiments.recipe.sections import WITH_IMAGES, OnDisk, OneSource, PartyName
 
-WITH_IMAGES = ("bin", "layout")
-"""Kinds of pairs that bring their images along."""
 EXAMPLE = "{data: {kind: folder, path: /srv/faces}}"
 
 
@@ -45,7 +44,7 @@ class PartyFile(Section):
 
 def read(path: Path) -> PartyFile:
     """A party's file. Raises RecipeError for what is wrong in it, for an unknown key with the nearest known one."""
-    return made(_tree(path), str(path), path.parent)
+    return parse(_tree(path), str(path), path.parent)
 
 
 def read_all(path: Path) -> dict[str, PartyFile]:
@@ -55,18 +54,18 @@ def read_all(path: Path) -> dict[str, PartyFile]:
         where = f"{path}, {name}"
         if not isinstance(entry, str | dict):
             raise RecipeError(f"give the keys of its party.yaml, such as {EXAMPLE}, or that file's path", where=where)
-        files[name] = read(path.parent / entry) if isinstance(entry, str) else made(entry, where, path.parent)
+        files[name] = read(path.parent / entry) if isinstance(entry, str) else parse(entry, where, path.parent)
         if files[name].name not in (None, name):
             raise RecipeError(f"this file belongs to {files[name].name}; give the file of {name}", where=where)
     return files
 
 
-def filled(recipe: Recipe, given: Mapping[str, PartyFile]) -> Recipe:
+def fill(recipe: Recipe, files: Mapping[str, PartyFile]) -> Recipe:
     """The recipe with where the images of some parties lie. Raises RecipeError for a party that brings none by it."""
     tree = recipe.model_dump(mode="json")
-    own, validators = recipe.own, tree["validators"]
-    bringing = [*(own.parties if own is not None else ()), *(n for n, one in recipe.validators.items() if one.own)]
-    for name, party in given.items():
+    data, validators = recipe.own, tree["validators"]
+    bringing = [*(data.parties if data is not None else ()), *(n for n, v in recipe.validators.items() if v.own)]
+    for name, party in files.items():
         nearest(name, dict.fromkeys(bringing), "a party with images of its own")
         role = "validator" if name in validators else "trainer"
         if party.role not in (None, role):
@@ -81,9 +80,9 @@ def filled(recipe: Recipe, given: Mapping[str, PartyFile]) -> Recipe:
         else:
             pairs = party.pairs.model_dump() if party.pairs is not None else {"kind": "balanced", "path": None}
             validators[name] |= {"source": images, "list": None} | pairs
-    if own is not None:  # in one order, whatever that of the files
+    if data is not None:  # in one order, whatever that of the files
         placed = tree["data"]["party_data"]
-        tree["data"]["party_data"] = {name: placed[name] for name in own.parties if name in placed}
+        tree["data"]["party_data"] = {name: placed[name] for name in data.parties if name in placed}
     return loader.parse(tree)
 
 
@@ -99,12 +98,12 @@ def _tree(path: Path) -> dict[str, Any]:
     return tree
 
 
-def made(tree: Mapping[str, Any], where: str, base: Path) -> PartyFile:
+def parse(tree: Mapping[str, Any], where: str, base: Path) -> PartyFile:
     """What a party's file says, with paths from `base` made absolute. Raises RecipeError at `where` and its key."""
     try:
         content = PartyFile.model_validate(tree)
     except ValidationError as error:
-        fault = _fault(error)
+        fault = first_error(PartyFile, error, "a party's file")
         raise RecipeError(fault.text, where=f"{where}, {fault.where}" if fault.where else where) from None
     if content.role == "trainer" and content.pairs is not None:
         raise RecipeError("a trainer has no pairs; leave them out, or set role: validator", where=f"{where}, pairs")
@@ -122,17 +121,3 @@ def made(tree: Mapping[str, Any], where: str, base: Path) -> PartyFile:
 
 def _absolute(base: Path, path: str) -> str:
     return str((base / Path(path).expanduser()).absolute())
-
-
-def _fault(error: ValidationError) -> RecipeError:
-    """The first thing that pydantic refuses, as an error of its key."""
-    first = min(error.errors(), key=lambda one: one["type"] == "missing")  # most often a key that is misspelt
-    path = [str(part) for part in first["loc"] if "[" not in str(part)]
-    key = short(".".join(path))
-    if first["type"] == "extra_forbidden":
-        kind = str(first["loc"][-2]).strip("[]") if path[1:] else ""  # of the source
-        known = list(SOURCES.classes.get(kind, Pairs if path[1:] else PartyFile).model_fields)
-        return unknown_key(key, known, of="a party's file")
-    if first["type"] == "missing":
-        return RecipeError(f"this key is missing; write it as in {EXAMPLE}", where=key)
-    return invalid_value(key, error, first)

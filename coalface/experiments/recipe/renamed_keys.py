@@ -57,9 +57,9 @@ def check_names(tree: Mapping[str, Any]) -> None:
             starred = dict(zip(old.split("."), names, strict=True)).get("*", "*")
             renamed.append((".".join(names), new.replace("*", starred)))
     if renamed:
-        (first, now), *others = renamed
-        also = "".join(f"; {key} is now called {name}" for key, name in others)
-        raise RecipeError(f"this key is now called {now}{also}", where=first)
+        (first, new_name), *later = renamed
+        also = "".join(f"; {key} is now called {name}" for key, name in later)
+        raise RecipeError(f"this key is now called {new_name}{also}", where=first)
 
 
 def _matches(tree: Any, path: list[str]) -> Iterator[tuple[str, ...]]:
@@ -69,4 +69,4 @@ def _matches(tree: Any, path: list[str]) -> Iterator[tuple[str, ...]]:
         return
     if isinstance(tree, Mapping):
         for name in tree if path[0] == "*" else [path[0]] if path[0] in tree else []:
-            yield from ((str(name), *rest) for rest in _matches(tree[name], path[1:]))
+            yield from ((str(name), *names_below) for names_below in _matches(tree[name], path[1:]))

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
+from coalface.experiments.recipe.base import Kinds, Section
 from coalface.experiments.recipe.partitions import PARTITIONS, Equal, Partition
-from coalface.experiments.recipe.sections import (
-    SOURCES,
-    AnyFaces,
-    JoinedParts,
-    OneSource,
-    PartyName,
-    Section,
-    Source,
-    Synthetic,
-)
+from coalface.experiments.recipe.sections import AnyFaces, JoinedParts, OneSource, PartyName, Source, Synthetic
 
 
 class Augmentation(Section):
@@ -194,38 +185,7 @@ class Own(Tested):
         return self.party_data
 
 
-KINDS = SOURCES.classes | PARTITIONS.classes
-"""What `kind` can be of a source, or of a partition."""
-
-
-def with_kind(tree: Mapping[str, Any], kind: object) -> dict[str, Any]:
-    """A source or a partition of another kind, with what that has of the keys before."""
-    known = KINDS[kind].model_fields if isinstance(kind, str) and kind in KINDS else tree
-    return {**{key: value for key, value in tree.items() if key in known}, "kind": kind}
-
-
-SCENARIOS: dict[str, type[Data]] = {
-    "silos": Silos,
-    "devices": Devices,
-    "public": Public,
-    "private-public": PrivatePublic,
-    "domains": Domains,
-    "own": Own,
-}
-
-
-def _scenario(data: Any) -> str:
-    """The scenario that a mapping names, or that an object is of."""
-    return str(data.get("scenario", "silos") if isinstance(data, dict) else getattr(data, "scenario", ""))
-
-
-Scenario = Annotated[
-    Annotated[Silos, Tag("silos")]
-    | Annotated[Devices, Tag("devices")]
-    | Annotated[Public, Tag("public")]
-    | Annotated[PrivatePublic, Tag("private-public")]
-    | Annotated[Domains, Tag("domains")]
-    | Annotated[Own, Tag("own")],
-    Discriminator(_scenario),
-]
+SCENARIOS = Kinds(Silos, Devices, Public, PrivatePublic, Domains, Own, key="scenario")
+"""Every scenario; the first is the usual one."""
+Scenario = Annotated[Data, SCENARIOS]
 """The data of a recipe."""

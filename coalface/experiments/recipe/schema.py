@@ -15,6 +15,7 @@ from pydantic import Field
 from coalface.core.errors import RecipeError
 from coalface.core.method import Method
 from coalface.engine.faults import SimulatedFaults
+from coalface.experiments.recipe.base import Section
 from coalface.experiments.recipe.objects import ByName, Named, Settings, Written
 from coalface.experiments.recipe.partitions import OneIdentity, Partition
 from coalface.experiments.recipe.scenarios import (
@@ -31,7 +32,7 @@ from coalface.experiments.recipe.scenarios import (
     Tested,
     Testing,
 )
-from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Name, PartyName, Section, Validator
+from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Name, PartyName, Validator
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import CosineLoss
@@ -119,9 +120,9 @@ class Recipe(Section):
     """
 
     @classmethod
-    def model_json_schema(cls, *args: Any, **given: Any) -> dict[str, Any]:
+    def model_json_schema(cls, *args: Any, **keywords: Any) -> dict[str, Any]:
         """Every key with its type, default and description, for editors; below `pretrain` stand those of a recipe."""
-        schema = super().model_json_schema(*args, **given)
+        schema = super().model_json_schema(*args, **keywords)
         about = {key: value for key, value in schema["properties"]["pretrain"].items() if key != "type"}
         schema["properties"]["pretrain"] = {**about, "anyOf": [{"$ref": "#"}, {"type": "null"}]}
         return schema
@@ -212,7 +213,7 @@ def _unplaced(whole: dict[str, Any]) -> dict[str, Any]:
     """A resolved recipe without where the parties' own images lie, on which the result does not depend."""
     if whole["data"]["scenario"] == "own":
         whole["data"]["party_data"] = {}
-    for one in whole["validators"].values():
-        if one["own"]:
-            one.update(source=None, kind="balanced", path=None, list=None)
+    for validator in whole["validators"].values():
+        if validator["own"]:
+            validator.update(source=None, kind="balanced", path=None, list=None)
     return whole

@@ -2,84 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, Field
 
-from coalface.core.checks import invalid_value, unknown_key
 from coalface.core.compression import Updates
 from coalface.core.names import check_name, check_party
+from coalface.experiments.recipe.base import Kinds, Section
 
 Name = Annotated[str, AfterValidator(check_name)]
 """What becomes a file's or a folder's name."""
 PartyName = Annotated[str, AfterValidator(check_party)]
 """What a party is called, or what parties are called after."""
-
-
-class Section(BaseModel):
-    """A part of a recipe: unknown keys are refused, and nothing changes once it is made."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
-
-    if not TYPE_CHECKING:
-
-        def __init__(self, /, **values: Any) -> None:
-            """Raises RecipeError for a key or a value that the section cannot have."""
-            try:
-                super().__init__(**values)
-            except ValidationError as error:
-                first = error.errors()[0]
-                where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
-                if first["type"] == "extra_forbidden":
-                    raise unknown_key(where, list(type(self).model_fields)) from None
-                raise invalid_value(where, error, first) from None
-
-        __init__.__pydantic_base_init__ = True  # sections within a recipe are read by pydantic, and explained as one
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with other values, which are not checked. Raises TypeError for a key that the section has not."""
-        if unknown := (update or {}).keys() - type(self).model_fields.keys():
-            raise TypeError(f"{type(self).__name__} has no key {min(unknown)}")
-        return super().model_copy(update=update, deep=deep)
-
-
-class UnknownKind(ValueError):
-    """A `kind` that a key has not."""
-
-    def __init__(self, kind: object, known: Iterable[str]) -> None:
-        self.kind, self.known = kind, tuple(known)
-        super().__init__(f"unknown kind {repr(kind)[:100]}; use one of {', '.join(self.known)}")
-
-
-class Kinds:
-    """Marks a key that holds a section of one of several classes, which `kind` below it chooses; the first is usual.
-
-    `partition: Annotated[Partition, Kinds(Equal, Dirichlet)]` reads `{kind: dirichlet, alpha: 0.1}` into
-    `Dirichlet(alpha=0.1)`.
-    """
-
-    def __init__(self, *classes: type[Section]) -> None:
-        self.classes: dict[str, type[Section]] = {cls.model_fields["kind"].default: cls for cls in classes}
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        choices = {f"[{kind}]": handler.generate_schema(cls) for kind, cls in self.classes.items()}
-        union = core_schema.tagged_union_schema(choices, discriminator=lambda value: f"[{self._kind(value)}]")
-        return core_schema.no_info_before_validator_function(self._checked, union)
-
-    def _kind(self, value: object) -> object:
-        if isinstance(value, Mapping):
-            return value.get("kind", next(iter(self.classes)))
-        return getattr(value, "kind", None)
-
-    def _checked(self, value: object) -> object:
-        kind = self._kind(value)
-        if not isinstance(value, Mapping | Section):
-            raise ValueError(f"this key has keys below it, such as kind; got {repr(value)[:200]}")
-        if not isinstance(kind, str) or kind not in self.classes:
-            raise UnknownKind(kind, self.classes)
-        return value
 
 
 class Source(Section):
@@ -144,6 +78,8 @@ SOURCES = Kinds(Synthetic, Folder, Records, Pack, JoinedParts)
 AnyFaces = Annotated[Source, SOURCES]
 OneSource = Annotated[Source, Kinds(Synthetic, Folder, Records, Pack)]
 """Images that are not joined, as those of a list or of one party."""
+WITH_IMAGES = ("bin", "layout")
+"""Kinds of pairs that bring their images along."""
 
 
 class Pairs(Section):

@@ -7,12 +7,10 @@ from coalface.core.errors import RecipeError
 from coalface.experiments.recipe.own_data import PUBLIC
 from coalface.experiments.recipe.scenarios import Domains, Own
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import Pairs, Validator
+from coalface.experiments.recipe.sections import WITH_IMAGES, Pairs, Validator
 from coalface.methods import METHODS
 from coalface.models import BACKBONES
 
-WITH_IMAGES = ("bin", "layout")
-"""Kinds of pairs that bring their images along."""
 _DEFAULTS = dict(Validator())
 
 
@@ -63,9 +61,9 @@ def _check_sides(recipe: Recipe) -> None:
 
 def _check_excluded(recipe: Recipe) -> None:
     """Raise RecipeError unless it is clear whom each excluded list is of."""
-    exclude, own, names = recipe.data.exclude, recipe.own, list(recipe.data.parts)
-    if own is not None:
-        names = [*own.parties, *([PUBLIC] if own.public is not None else [])]
+    exclude, own_data, names = recipe.data.exclude, recipe.own, list(recipe.data.parts)
+    if own_data is not None:
+        names = [*own_data.parties, *([PUBLIC] if own_data.public is not None else [])]
     elif names and exclude and not isinstance(exclude, dict):
         raise RecipeError(
             f"say which part each list is for, as `exclude: {{{names[0]}: [{exclude[0]}]}}`", where="data.exclude"
@@ -109,11 +107,11 @@ def _check_domains(recipe: Recipe, data: Domains) -> None:
     for name, pairs in recipe.evaluation.pairs.items():
         if pairs.domain is None or pairs.source is not None or pairs.kind in WITH_IMAGES:
             continue
-        shown = data.target_domain if pairs.part is None else pairs.part  # the target's are held out, and nobody else's
-        named = data.source_domain if pairs.domain == "source" else data.target_domain
-        if shown != named:
+        part = data.target_domain if pairs.part is None else pairs.part  # the target's are held out, and nobody else's
+        domain = data.source_domain if pairs.domain == "source" else data.target_domain
+        if part != domain:
             raise RecipeError(
-                f"it says {pairs.domain}, which is {named}, and the list shows people of {shown}: name the part, or "
+                f"it says {pairs.domain}, which is {domain}, and the list shows people of {part}: name the part, or "
                 "give the list a source of its own",
                 where=f"evaluation.pairs.{name}.domain",
             )
@@ -131,8 +129,8 @@ def _check_own(recipe: Recipe, data: Own) -> None:
         raise RecipeError(
             f"{PUBLIC} is what data.exclude calls the people of data.public; rename the party", where="data.parties"
         )
-    if both := sorted(set(data.parties) & recipe.validators.keys()):
-        raise RecipeError("a trainer already has this name; rename the validator", where=f"validators.{both[0]}")
+    if clash := sorted(set(data.parties) & recipe.validators.keys()):
+        raise RecipeError("a trainer already has this name; rename the validator", where=f"validators.{clash[0]}")
     for name in data.party_data:
         nearest(name, dict.fromkeys(data.parties), "data.party_data: the party")
     method = METHODS[recipe.method]
@@ -152,9 +150,10 @@ def _check_own(recipe: Recipe, data: Own) -> None:
                 "bin or layout",
                 where=f"evaluation.pairs.{name}.source",
             )
-    for name, one in recipe.validators.items():
-        placed = one.own or one.source is not None or one.kind in WITH_IMAGES or one.validates is not None
-        if one.part is not None or one.identities is not None or not placed:
+    for name, validator in recipe.validators.items():
+        from_parties = validator.part is not None or validator.identities is not None
+        has_images = validator.own or validator.source is not None or validator.kind in WITH_IMAGES
+        if from_parties or not (has_images or validator.validates is not None):
             raise RecipeError(
                 "its people cannot be taken from the parties; write `own: true` if it brings its own images and "
                 "pairs, or name their source",
@@ -169,15 +168,15 @@ def _check_validators(recipe: Recipe) -> None:
         where = f"validators.{name}"
         set_keys = {key for key, value in validator if value != _DEFAULTS[key]}
         if validator.own:
-            if other := sorted(set_keys & {"validates", "identities", "part"}):
+            if extra := sorted(set_keys & {"validates", "identities", "part"}):
                 raise RecipeError(
-                    "this validator brings its own images and pairs; remove this key", where=f"{where}.{other[0]}"
+                    "this validator brings its own images and pairs; remove this key", where=f"{where}.{extra[0]}"
                 )
         elif validator.validates is not None:
             nearest(validator.validates, recipe.evaluation.pairs, f"{where}.validates")
-            if other := sorted(set_keys - {"validates"}):
+            if extra := sorted(set_keys - {"validates"}):
                 raise RecipeError(
-                    f"this validator holds half of {validator.validates}; remove this key", where=f"{where}.{other[0]}"
+                    f"this validator holds half of {validator.validates}; remove this key", where=f"{where}.{extra[0]}"
                 )
             if (first := halves.setdefault(validator.validates, name)) != name:
                 raise RecipeError(

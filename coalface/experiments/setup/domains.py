@@ -28,7 +28,7 @@ NAMED_SOURCE = "source"
 """The name of the source client."""
 
 
-def apart(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSet, FaceSet, FaceSet]:
+def split_domains(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSet, FaceSet, FaceSet]:
     """(for training, target identities to evaluate, source identities to choose a threshold by), disjoint by identity.
 
     Split number s evaluates `hold_out` identities from the s-th such group of the target's on, in an order drawn by a
@@ -50,11 +50,11 @@ def apart(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSet, FaceS
             "lower it",
             where="data.calibrate",
         )
-    kept = generator(SPLIT_SEED, "domains", "source").permutation(source)[: data.calibrate]
-    trained = np.setdiff1d(np.concatenate([source, target]), np.concatenate([evaluated, kept]))
+    calibrating = generator(SPLIT_SEED, "domains", "source").permutation(source)[: data.calibrate]
+    trained = np.setdiff1d(np.concatenate([source, target]), np.concatenate([evaluated, calibrating]))
     if data.side == "source":
         trained = np.setdiff1d(trained, target)
-    return faces.only(trained), faces.only(np.sort(evaluated)), faces.only(np.sort(kept))
+    return faces.only(trained), faces.only(np.sort(evaluated)), faces.only(np.sort(calibrating))
 
 
 def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, FaceSet]:
@@ -73,8 +73,8 @@ def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, 
             silos = equal(faces.only(target), data.clients, rng)
         except ValueError as error:
             raise RecipeError(str(error), where="data.clients") from None
-        for name, mine in zip(targets(recipe), silos.values(), strict=True):
-            parties[name] = mine.select(rng.permutation(len(mine)))
+        for name, silo in zip(targets(recipe), silos.values(), strict=True):
+            parties[name] = silo.select(rng.permutation(len(silo)))
     return parties
 
 
@@ -106,19 +106,19 @@ def pooled(parties: dict[str, FaceSet]) -> FaceSet:
     return replace(whole, files=next(iter(parties.values())).files)
 
 
-def untold(faces: FaceSet, source: str | None) -> FaceSet:
+def unlabelled(faces: FaceSet, source: str | None) -> FaceSet:
     """The set without what tells identities: of all images, or of those that are not of the part `source`."""
-    known = [n for n, name in enumerate(faces.names) if source is not None and _part(name) == source]
+    identified = [n for n, name in enumerate(faces.names) if source is not None and _part(name) == source]
     renumbered: NDArray[np.int64] = np.full(len(faces.names), -1, dtype=np.int64)
-    renumbered[known] = np.arange(len(known))
-    names = tuple(faces.names[n] for n in known)
+    renumbered[identified] = np.arange(len(identified))
+    names = tuple(faces.names[n] for n in identified)
     return replace(faces, labels=renumbered[faces.labels], names=names, files=None, domains=None)
 
 
 def _of(faces: FaceSet, part: str) -> NDArray[np.int64]:
     """The identities of a part that have images."""
-    mine = np.array([_part(name) == part for name in faces.names], dtype=bool)
-    return np.flatnonzero(mine & (faces.counts() > 0))
+    belongs = np.array([_part(name) == part for name in faces.names], dtype=bool)
+    return np.flatnonzero(belongs & (faces.counts() > 0))
 
 
 def _part(name: str) -> str:

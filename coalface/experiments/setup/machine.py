@@ -31,9 +31,9 @@ def check_shards(parts: Parts) -> None:
     sweep.
     """
     recipe, engine, method, silos = parts.recipe, parts.recipe.engine, parts.method, _silos_beside(parts)
-    known = dict.fromkeys([*silos, *recipe.validators, POOLED])
+    parties = dict.fromkeys([*silos, *recipe.validators, POOLED])
     for party, size in engine.processes_per_party.items():
-        nearest(party, known, "engine.processes_per_party: the party")
+        nearest(party, parties, "engine.processes_per_party: the party")
         where = f"engine.processes_per_party.{party}"
         if (party in silos) + (party in recipe.validators) + (party == POOLED) > 1:
             raise RecipeError(

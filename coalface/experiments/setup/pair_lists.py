@@ -69,13 +69,13 @@ def _looked_up(faces: FaceSet, pairs: PairList, name: str, rank1: str) -> tuple[
     people = np.unique(faces.labels[np.concatenate([pairs.left, pairs.right])])
     images = np.flatnonzero(np.isin(faces.labels, people))
     try:
-        chosen, others = query_and_gallery(faces.labels[images], generator(SPLIT_SEED, "queries", name))
+        chosen, remaining = query_and_gallery(faces.labels[images], generator(SPLIT_SEED, "queries", name))
     except ValueError as error:
         raise RecipeError(str(error), where=f"evaluation.pairs.{name}.rank1") from None
     if rank1 == "one-query":
-        return images[chosen], images[others]
-    asked = np.isin(faces.labels[images[others]], faces.labels[images[chosen]])  # not those who have one image
-    return images[others[asked]], images[np.sort(np.concatenate([chosen, others[~asked]]))]
+        return images[chosen], images[remaining]
+    enrolled = np.isin(faces.labels[images[remaining]], faces.labels[images[chosen]])  # not those who have one image
+    return images[remaining[enrolled]], images[np.sort(np.concatenate([chosen, remaining[~enrolled]]))]
 
 
 def _folds(pairs: PairList, where: str) -> NDArray[np.int64]:
@@ -118,10 +118,10 @@ def validator(
     if settings.validates is not None:
         whole = next(evaluated for evaluated in lists if evaluated.name == settings.validates)
         assert whole.pairs.fold is not None  # made when the list was split
-        mine = np.isin(whole.pairs.fold, _half(whole.pairs.fold, recipe.fold_split == "first"))
-        faces, pairs = _held(whole.faces, whole.pairs, mine)
-        held = _people(recipe, recipe.evaluation.pairs[whole.name], faces)
-        _apart(recipe, where, held, [evaluated for evaluated in lists if evaluated.evaluated_folds is None])
+        own_folds = np.isin(whole.pairs.fold, _half(whole.pairs.fold, recipe.fold_split == "first"))
+        faces, pairs = _held(whole.faces, whole.pairs, own_folds)
+        people = _people(recipe, recipe.evaluation.pairs[whole.name], faces)
+        _apart(recipe, where, people, [evaluated for evaluated in lists if evaluated.evaluated_folds is None])
         return faces, pairs
     if aside is not None:
         settings = settings.model_copy(update={"source": None})
@@ -139,16 +139,16 @@ def _apart(
     recipe: Recipe, where: str, held: People, lists: Sequence[VerificationPairs], train: FaceSet | None = None
 ) -> None:
     """Raise RecipeError where a validator holds people of the trainers or of an evaluated list."""
-    others = {"the trainers": {("", known) for known in train.names}} if train is not None else {}
+    people_of = {"the trainers": {("", identity) for identity in train.names}} if train is not None else {}
     for evaluated in lists:
-        others[f"evaluation.pairs.{evaluated.name}"] = _people(
+        people_of[f"evaluation.pairs.{evaluated.name}"] = _people(
             recipe, recipe.evaluation.pairs[evaluated.name], _shown(evaluated)
         )
-    for what, theirs in others.items():
-        if shared := sorted(known for _, known in held & theirs):
+    for group, people in people_of.items():
+        if shared := sorted(identity for _, identity in held & people):
             some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
             raise RecipeError(
-                f"it would hold {several(len(shared), 'identity', 'identities')} of {what} ({some}), so that "
+                f"it would hold {several(len(shared), 'identity', 'identities')} of {group} ({some}), so that "
                 "figures would say nothing of unseen people: give it others, or say by `validates` which list it holds "
                 "a half of",
                 where=where,
@@ -158,13 +158,13 @@ def _apart(
 def _people(recipe: Recipe, settings: Pairs, faces: FaceSet) -> People:
     """The identities of a list or a validator."""
     if settings.kind == "bin" and settings.path is not None:  # nothing but the file tells its people
-        place, known = str(below_root(recipe, settings.path).resolve()), (n.partition("/")[2] for n in faces.names)
-        return {(place, name) for name in known}
+        place, identities = str(below_root(recipe, settings.path).resolve()), (n.partition("/")[2] for n in faces.names)
+        return {(place, name) for name in identities}
     if prefixes := _prefixes(recipe, settings):
         return {("", prefix + name) for prefix in prefixes for name in faces.names}
-    own = _own_source(settings)
-    assert own is not None  # else the prefixes hold ""
-    return {(str(origin(recipe, own)), name) for name in faces.names}
+    source = _own_source(settings)
+    assert source is not None  # else the prefixes hold ""
+    return {(str(origin(recipe, source)), name) for name in faces.names}
 
 
 def _shown(chosen: VerificationPairs) -> FaceSet:
@@ -178,8 +178,8 @@ def _held(faces: FaceSet, pairs: PairList, chosen: NDArray[np.bool_]) -> tuple[F
     images, left, right = images_needed(pairs.left[chosen], pairs.right[chosen])
     fold = None if pairs.fold is None else pairs.fold[chosen]
     view = faces.select(images)
-    mine = view.only(np.flatnonzero(view.counts()))  # the images stay in their order
-    return mine, replace(pairs, left=left, right=right, same=pairs.same[chosen], fold=fold, headline=None)
+    faces_held = view.only(np.flatnonzero(view.counts()))  # the images stay in their order
+    return faces_held, replace(pairs, left=left, right=right, same=pairs.same[chosen], fold=fold, headline=None)
 
 
 def _prefixes(recipe: Recipe, settings: Pairs) -> list[str]:
@@ -188,22 +188,22 @@ def _prefixes(recipe: Recipe, settings: Pairs) -> list[str]:
     A list with images of its own is held against every part of a joined source that may show the same people: of the
     same folder, or synthetic of the same seed.
     """
-    parts, own = recipe.data.parts, _own_source(settings)
-    if own is None or not parts:
+    parts, source = recipe.data.parts, _own_source(settings)
+    if source is None or not parts:
         return [""]
-    return [f"{name}/" for name, part in parts.items() if origin(recipe, part) == origin(recipe, own)]
+    return [f"{name}/" for name, part in parts.items() if origin(recipe, part) == origin(recipe, source)]
 
 
 def _public_prefixes(recipe: Recipe, settings: Pairs) -> list[str]:
     """The same for public people, who have a source of their own where the parties have."""
-    own = _own_source(settings)
+    source = _own_source(settings)
     if recipe.own is None or (public := recipe.own.public) is None:
         return _prefixes(recipe, settings)
-    return [""] if own is None or origin(recipe, own) == origin(recipe, public) else []
+    return [""] if source is None or origin(recipe, source) == origin(recipe, public) else []
 
 
 def _called(faces: FaceSet, prefix: str) -> FaceSet:
-    return replace(faces, names=tuple(prefix + known for known in faces.names))
+    return replace(faces, names=tuple(prefix + identity for identity in faces.names))
 
 
 def _own_source(settings: Pairs) -> sections.Source | None:
@@ -269,4 +269,4 @@ def _of_bin(recipe: Recipe, name: str, path: str, packing: Packing | None, where
     if store.pairs is None:
         raise RecipeError(f"{path} is not a .bin of pairs", where=f"{where}.path")
     faces = pixels(recipe, store, packing)
-    return replace(faces, names=tuple(f"{name}/{known}" for known in faces.names)), store.pairs
+    return replace(faces, names=tuple(f"{name}/{identity}" for identity in faces.names)), store.pairs

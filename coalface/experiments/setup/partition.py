@@ -47,7 +47,7 @@ def without_target_labels(recipe: Recipe, parties: dict[str, FaceSet]) -> dict[s
     """The parties of two domains without the identities that the method is not told."""
     if METHODS[recipe.method].pools == "images and labels" or recipe.domains is None:
         return parties
-    return {name: domains.untold(party, recipe.domains.source_domain) for name, party in parties.items()}
+    return {name: domains.unlabelled(party, recipe.domains.source_domain) for name, party in parties.items()}
 
 
 def marked_by_silo(faces: FaceSet, silos: Mapping[str, FaceSet]) -> FaceSet:
@@ -60,21 +60,22 @@ def marked_by_silo(faces: FaceSet, silos: Mapping[str, FaceSet]) -> FaceSet:
 
 def check_one_identity(recipe: Recipe, parties: Mapping[str, FaceSet]) -> None:
     """Raise RecipeError where a method for clients of one identity would have one with more."""
-    more = [party for party, faces in parties.items() if len(faces.names) != 1]
-    if more and METHODS[recipe.method].scenario == "devices":
-        own = recipe.own is not None
-        remedy = "let it bring the images of one person" if own else "set data.scenario=devices"
-        raise RecipeError(
-            f"{recipe.method} needs clients with one identity each, and {more[0]} has {len(parties[more[0]].names)}; "
-            f"{remedy}",
-            where="data.parties" if own else "data.partition",
-        )
+    if METHODS[recipe.method].scenario != "devices":
+        return
+    brings = recipe.own is not None
+    for party, faces in parties.items():
+        if len(faces.names) != 1:
+            remedy = "let it bring the images of one person" if brings else "set data.scenario=devices"
+            raise RecipeError(
+                f"{recipe.method} needs clients with one identity each, and {party} has {len(faces.names)}; {remedy}",
+                where="data.parties" if brings else "data.partition",
+            )
 
 
 def _bringing(data: Own, faces: FaceSet) -> dict[str, FaceSet]:
     names = tuple(data.party_data)
-    there = set() if faces.domains is None else set(faces.domains.tolist())
-    if empty := [name for number, name in enumerate(names) if number not in there]:
+    present = set() if faces.domains is None else set(faces.domains.tolist())
+    if empty := [name for number, name in enumerate(names) if number not in present]:
         raise RecipeError(
             f"nobody is left to train on: each of its people has fewer than data.min_images={data.min_images} "
             "images, or is in data.exclude; check its folder, or lower data.min_images",

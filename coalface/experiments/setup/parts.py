@@ -19,7 +19,7 @@ from coalface.engine.run_state import Numerics
 from coalface.evaluation import membership
 from coalface.evaluation.membership import Members
 from coalface.evaluation.verification import VerificationPairs
-from coalface.experiments.recipe.own_data import placed
+from coalface.experiments.recipe.own_data import is_located
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, partition, splits
 from coalface.experiments.setup.pair_lists import evaluation_pairs, validator
@@ -82,8 +82,8 @@ class Parts:
     @cached_property
     def clients(self) -> dict[str, FaceSet]:
         """Who is served: the silos' own people, whether or not the method pools them; public people are nobody's."""
-        own = self.split.of_parties
-        return self.silos if own is self.split.train else partition.silos(self.recipe, own)
+        of_parties = self.split.of_parties
+        return self.silos if of_parties is self.split.train else partition.silos(self.recipe, of_parties)
 
     @cached_property
     def truth(self) -> dict[str, FaceSet]:
@@ -123,14 +123,12 @@ class Parts:
         Raises RecipeError where an identity of theirs is also trained on or, but for halves of an evaluated list,
         evaluated, and where a validator is called as a trainer is.
         """
-        return self.validators_here() if self.has_validators else {}
-
-    def validators_here(self) -> dict[str, tuple[FaceSet, PairList]]:
-        """The same whatever the method."""
+        if not self.has_validators:
+            return {}
         recipe, split = self.recipe, self.split
-        if both := sorted(recipe.validators.keys() & self.trainers.keys()):
-            raise RecipeError("a trainer already has this name; rename the validator", where=f"validators.{both[0]}")
-        names = [n for n, one in recipe.validators.items() if placed(one) and (self.played is None or n in self.played)]
+        if clash := sorted(recipe.validators.keys() & self.trainers.keys()):
+            raise RecipeError("a trainer already has this name; rename the validator", where=f"validators.{clash[0]}")
+        names = [n for n, v in recipe.validators.items() if is_located(v) and (self.played is None or n in self.played)]
         if not names:
             return {}
         pairs = self.pairs if self.played is None else self._halved(names)
@@ -140,7 +138,7 @@ class Parts:
     def _halved(self, names: Collection[str]) -> list[VerificationPairs]:
         """Of the evaluated lists those alone that some validators hold half of."""
         halves = {self.recipe.validators[name].validates for name in names}
-        pairs = {name: one for name, one in self.recipe.evaluation.pairs.items() if name in halves}
+        pairs = {name: evaluated for name, evaluated in self.recipe.evaluation.pairs.items() if name in halves}
         evaluation = self.recipe.evaluation.model_copy(update={"pairs": pairs})
         recipe = self.recipe.model_copy(update={"evaluation": evaluation})
         return evaluation_pairs(recipe, self.split.train, self.split.held, self.packing)
@@ -161,24 +159,24 @@ class Parts:
         `played` says which parties are here, so have other validators.
         """
         recipe, parties = self.recipe, self.trainers
-        asked = list(recipe.validators) if self.has_validators else []
-        usual, own, pooled = self._augments()
+        validators = list(recipe.validators) if self.has_validators else []
+        usual_augment, own_augments, silo_augments = self._augments()
         compute = Compute(
-            augment=usual,
-            by_domain=pooled,
+            augment=usual_augment,
+            by_domain=silo_augments,
             device=recipe.engine.device,
             autocast=recipe.engine.autocast,
             channels_last=recipe.engine.channels_last,
         )
-        elsewhere = {name: self.split.train.only([]) for name in [*sorted(self.own_parties), *asked]}
+        elsewhere = {name: self.split.train.only([]) for name in [*sorted(self.own_parties), *validators]}
         calibrates = domains.NAMED_SOURCE in parties and recipe.domains and recipe.domains.calibrate
         return FederatedData(
             data=elsewhere | parties | {name: faces for name, (faces, _) in self.validators.items()},
             public=self.public,
-            augment=own,
+            augment=own_augments,
             pairs={name: pairs for name, (_, pairs) in self.validators.items()},
             calibration_data={domains.NAMED_SOURCE: self.split.calibration} if calibrates else {},
-            roles=dict.fromkeys(asked, VALIDATOR) | domains.roles(recipe, parties),
+            roles=dict.fromkeys(validators, VALIDATOR) | domains.roles(recipe, parties),
             backbone=self.backbone,
             compute=compute,
         )
@@ -191,8 +189,8 @@ class Parts:
             return usual, {}, ()
         pools = POOLED in self.trainers
         silos = list(self.silos) if pools else [*self.own_parties, *self.trainers]
-        own = augments(recipe, silos)
-        return usual, own, tuple(own.get(name, usual) for name in silos) if pools else ()
+        own_augments = augments(recipe, silos)
+        return usual, own_augments, tuple(own_augments.get(name, usual) for name in silos) if pools else ()
 
     @cached_property
     def client_batch(self) -> int:
@@ -200,8 +198,8 @@ class Parts:
 
         Raises RecipeError where the recipe asks for client batches that cannot be.
         """
-        recipe, wanted = self.recipe, self.recipe.engine.client_batch or 0
-        if not wanted:
+        recipe, batch = self.recipe, self.recipe.engine.client_batch or 0
+        if not batch:
             return 0
         training = [name for name, member in self.data.members().items() if plays(member.role, "trainer")]
         engine, elsewhere = recipe.engine, recipe.own is not None and not recipe.own.party_data
@@ -216,12 +214,12 @@ class Parts:
         }
         why = self.method.unbatchable_reason(max(len(self.data.data[name]) for name in training), self.backbone)
         why = why or next((reason for reason, holds in hindrances.items() if holds), "")
-        if why and wanted != "auto":
+        if why and batch != "auto":
             raise RecipeError(
                 f"{why}; set engine.client_batch to 0, or to auto",
                 where="engine.client_batch",
             )
-        return 0 if why else CLIENT_BATCH if wanted == "auto" else wanted
+        return 0 if why else CLIENT_BATCH if batch == "auto" else batch
 
     def numerics(self, client_batch: int = 0) -> Numerics:
         """The record of what the bits depend on."""
@@ -266,7 +264,7 @@ def augments(recipe: Recipe, parties: Iterable[str]) -> dict[str, Augment]:
     """Each party's own augmentation, where it has one. Raises RecipeError for a party that there is not."""
     for name in recipe.party_augment:
         nearest(name, dict.fromkeys(parties), "data.party_augment")
-    return {name: Augment(**own.model_dump()) for name, own in recipe.party_augment.items()}
+    return {name: Augment(**augmentation.model_dump()) for name, augmentation in recipe.party_augment.items()}
 
 
 def first_backbone(recipe: Recipe) -> Backbone:

@@ -24,32 +24,34 @@ def party_data(recipe: Recipe, name: str, file: Path | None = None, packing: Pac
     where the recipe has no such party, and where file and recipe do not agree on whose images they are.
     """
     check_elsewhere(recipe)
-    given = party_file.read(file) if file is not None else party_file.PartyFile()
+    settings = party_file.read(file) if file is not None else party_file.PartyFile()
     bringing = name in lacking(recipe)
-    if given.name not in (None, name):
+    if settings.name not in (None, name):
         raise RecipeError(
-            f"this file belongs to {given.name}, and the node plays {name}; give the file of {name}", where=file or ""
+            f"this file belongs to {settings.name}, and the node plays {name}; give the file of {name}",
+            where=file or "",
         )
-    if given.role not in (None, role(recipe, name)):
-        return _without_images(recipe, name, given.role)
+    if settings.role not in (None, role(recipe, name)):
+        return _without_images(recipe, name, settings.role)
     if bringing and file is None:
         raise RecipeError(
             "this party brings its own images, and its node does not say where they lie; name its party.yaml in the "
             f'node\'s configuration, data="/path/to/party.yaml", and write {party_file.EXAMPLE} into it',
             where=name,
         )
-    if not bringing and (given.data is not None or given.pairs is not None):
+    if not bringing and (settings.data is not None or settings.pairs is not None):
         raise RecipeError(
             f"the file names images of {name}, which this recipe does not use; remove `data` and `pairs` from the "
             "file, or ask for a recipe with `data: {scenario: own}`",
             where=file or "",
         )
     ours = recipe.own is not None
-    asked = [*(recipe.own.parties if recipe.own else ()), *(recipe.validators if Parts(recipe).has_validators else ())]
-    if ours and name not in asked:
-        raise RecipeError(f"unknown party {name!r}; this run has {', '.join(asked[:8])}")
-    made = party_file.filled(recipe, {name: given}) if bringing else recipe
-    return Parts(made, packing, played=(name,) if ours else None).data
+    validators = recipe.validators if Parts(recipe).has_validators else ()
+    parties = [*(recipe.own.parties if recipe.own else ()), *validators]
+    if ours and name not in parties:
+        raise RecipeError(f"unknown party {name!r}; this run has {', '.join(parties[:8])}")
+    filled = party_file.fill(recipe, {name: settings}) if bringing else recipe
+    return Parts(filled, packing, played=(name,) if ours else None).data
 
 
 def role(recipe: Recipe, name: str) -> str:
@@ -59,10 +61,10 @@ def role(recipe: Recipe, name: str) -> str:
 
 def lacking(recipe: Recipe) -> list[str]:
     """The parties that bring images of their own, of which the recipe does not say where they lie."""
-    own = recipe.own
-    trainers = [name for name in own.parties if name not in own.party_data] if own is not None else []
+    data = recipe.own
+    trainers = [name for name in data.parties if name not in data.party_data] if data is not None else []
     validators = recipe.validators.items() if Parts(recipe).has_validators else ()
-    return trainers + [name for name, one in validators if not own_data.placed(one)]
+    return trainers + [name for name, validator in validators if not own_data.is_located(validator)]
 
 
 def check_here(recipe: Recipe) -> None:
@@ -79,11 +81,11 @@ def check_here(recipe: Recipe) -> None:
 
 def check_elsewhere(recipe: Recipe) -> None:
     """Raise RecipeError where a recipe for parties elsewhere names their images, or would have them evaluated here."""
-    if placed := own_data.named(recipe):
+    if located := own_data.located_parties(recipe):
         raise RecipeError(
             "the recipe says where this party's own images lie, and its node does too; remove data.party_data from the "
             "recipe, and source, kind and path of validators with `own: true`",
-            where=placed[0],
+            where=located[0],
         )
     if recipe.own is not None and recipe.evaluation.personalised is not None:
         raise RecipeError(

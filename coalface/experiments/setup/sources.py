@@ -23,7 +23,7 @@ Packing = Callable[[int, int], None]
 """Called with (images packed, images in all)."""
 
 
-def unseen(done: int, total: int) -> None:
+def unseen(packed: int, total: int) -> None:
     """Given as `packing`: images are listed and not decoded, for checks; every pixel is black and takes no memory."""
 
 
@@ -31,12 +31,12 @@ def open_source(recipe: Recipe, source: sections.Source, packing: Packing | None
     """The images of a source at the recipe's size and colour, from the cache of packs."""
     size, grey = recipe.data.size, recipe.data.grey
     if not isinstance(source, sections.Pack):
-        made = listed(recipe, source)
-        faces = pixels(recipe, made, packing)
-        if isinstance(made, Store):
-            return replace(faces, domains=made.domains)
-        if isinstance(made, Joined) or (isinstance(made, SyntheticFaces) and len(made.domains) > 1):
-            return replace(faces, domains=made.domain_numbers)
+        store = open_listing(recipe, source)
+        faces = pixels(recipe, store, packing)
+        if isinstance(store, Store):
+            return replace(faces, domains=store.domains)
+        if isinstance(store, Joined) or (isinstance(store, SyntheticFaces) and len(store.domains) > 1):
+            return replace(faces, domains=store.domain_numbers)
         return faces
     faces = _pack(recipe, source, verify=packing is not unseen).faces
     if faces.shape != (size, size, 1 if grey else 3):
@@ -52,12 +52,12 @@ def open_source(recipe: Recipe, source: sections.Source, packing: Packing | None
 def open_own(recipe: Recipe, parties: Mapping[str, sections.Source], packing: Packing | None = None) -> FaceSet:
     """The images of parties that bring their own, joined; of one alone called as beside others; none where none is."""
     if len(parties) > 1:
-        joined = Joined({name: listed(recipe, part) for name, part in parties.items()})
+        joined = Joined({name: open_listing(recipe, part) for name, part in parties.items()})
         return replace(pixels(recipe, joined, packing), domains=joined.domain_numbers)
     for name, part in parties.items():
         faces = open_source(recipe, part, packing)
         files = None if faces.files is None else tuple(f"{name}/{file}" for file in faces.files)
-        names, domains = tuple(f"{name}/{known}" for known in faces.names), np.zeros(len(faces), dtype=np.int64)
+        names, domains = tuple(f"{name}/{identity}" for identity in faces.names), np.zeros(len(faces), dtype=np.int64)
         return replace(faces, names=names, files=files, domains=domains)
     shape, none = (0, recipe.data.size, recipe.data.size, 1 if recipe.data.grey else 3), np.empty(0, dtype=np.int64)
     return FaceSet(np.empty(shape, dtype=np.uint8), none, none, (), domains=none)
@@ -72,13 +72,13 @@ def pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
     return FaceSet(black, np.arange(count), np.asarray(source.labels, np.int64), source.names, source.files)
 
 
-def listed(recipe: Recipe, source: sections.Source) -> Source:
+def open_listing(recipe: Recipe, source: sections.Source) -> Source:
     """A source of which no image has been read yet; a pack is one among the parties' own alone."""
     match source:
         case sections.Pack():
             return _pack(recipe, source)
         case sections.JoinedParts():
-            return Joined({name: listed(recipe, part) for name, part in source.parts.items()})
+            return Joined({name: open_listing(recipe, part) for name, part in source.parts.items()})
         case sections.Synthetic():
             size, grey = recipe.data.size, recipe.data.grey
             people = source.identities, source.images, source.seed

@@ -14,13 +14,13 @@ from coalface.data.faceset import FaceSet
 from coalface.data.held_back import hold_back
 from coalface.data.pairs import named_identities
 from coalface.data.partition import hold_out, minimum_images, shares, without
-from coalface.experiments.recipe.own_data import before
+from coalface.experiments.recipe.own_data import pretraining_data
 from coalface.experiments.recipe.scenarios import Assigned, Domains, OfFaces, Own, Private, Public
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Pack
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.pair_lists import SPLIT_SEED
-from coalface.experiments.setup.sources import Packing, below_root, folder, listed, open_own, open_source, origin
+from coalface.experiments.setup.sources import Packing, below_root, folder, open_listing, open_own, open_source, origin
 from coalface.methods import METHODS
 
 
@@ -30,7 +30,7 @@ def fingerprint(recipe: Recipe) -> str:
     source = recipe.data.faces
     if isinstance(source, Pack):
         return hashlib.sha256((folder(recipe, source) / "meta.json").read_bytes()).hexdigest()
-    return listed(recipe, source).fingerprint()
+    return open_listing(recipe, source).fingerprint()
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
     faces = minimum_images(without(_opened(recipe, packing), _excluded(recipe)), data.min_images)
     held = calibration = faces.only([])
     if isinstance(data, Domains):
-        faces, held, calibration = domains.apart(recipe, data, faces)
+        faces, held, calibration = domains.split_domains(recipe, data, faces)
     elif isinstance(data, Assigned) and data.hold_out:
         faces, held = _held_out(faces, data.hold_out, tuple(data.parts))
     aside = {}
@@ -72,13 +72,13 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
                 faces, aside[name] = hold_out(faces, rng, identities=validator.identities)
             except ValueError as error:
                 raise RecipeError(str(error), where=f"validators.{name}.identities") from None
-    train = own = _of_side(recipe, faces, recipe.side)
+    train = of_parties = _of_side(recipe, faces, recipe.side)
     if recipe.side == "both":
-        own = _of_side(recipe, faces, None)
-    rest, test = _without_test_images(recipe, train, own)
-    if own is not train:
-        own = rest.only(np.flatnonzero(np.isin(rest.names, own.names)))
-    return Split(rest, rest if own is train else own, test, held, aside, calibration, faces)
+        of_parties = _of_side(recipe, faces, None)
+    remaining, test = _without_test_images(recipe, train, of_parties)
+    if of_parties is not train:
+        of_parties = remaining.only(np.flatnonzero(np.isin(remaining.names, of_parties.names)))
+    return Split(remaining, remaining if of_parties is train else of_parties, test, held, aside, calibration, faces)
 
 
 def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
@@ -87,8 +87,8 @@ def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
     if private is not None:
         drawn = _drawn(faces, private)
         everyone = np.arange(len(faces.names))
-        public, own = np.isin(everyone, drawn, invert=True), np.isin(everyone, drawn[: private.assigned])
-        chosen = {"public": public, "both": public | own}.get(side or "", own)
+        public, of_parties = np.isin(everyone, drawn, invert=True), np.isin(everyone, drawn[: private.assigned])
+        chosen = {"public": public, "both": public | of_parties}.get(side or "", of_parties)
         faces = faces.only(np.flatnonzero(chosen))
     if isinstance(data, Assigned) and data.max_identities is not None and data.max_identities < len(faces.names):
         drawn = generator(deal_seed(recipe), "identities").permutation(len(faces.names))[: data.max_identities]
@@ -98,24 +98,24 @@ def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
     return faces
 
 
-def _without_test_images(recipe: Recipe, faces: FaceSet, own: FaceSet) -> tuple[FaceSet, FaceSet | None]:
+def _without_test_images(recipe: Recipe, faces: FaceSet, of_parties: FaceSet) -> tuple[FaceSet, FaceSet | None]:
     """(those to train on, those to test on): disjoint images of the same identities, who are among `own`."""
-    wanted, brought = recipe.test, recipe.own
-    if wanted is None:
+    testing, brought = recipe.test, recipe.own
+    if testing is None:
         return faces, None
     if brought is not None and len(brought.party_data) < len(brought.parties):  # what one party has says nothing of all
-        return _held_back(faces, wanted.images) if (faces.counts() > wanted.images).any() else (faces, None)
+        return _held_back(faces, testing.images) if (faces.counts() > testing.images).any() else (faces, None)
     if np.count_nonzero(faces.counts()) < 2:
         raise RecipeError("there is one identity, and telling people apart needs two or more", where="data.test")
     try:
-        rest, test = _held_back(faces, wanted.images)
+        remaining, test = _held_back(faces, testing.images)
     except ValueError as error:
         raise RecipeError(str(error), where="data.test.images") from None
-    if own is faces:
-        return rest, test
-    whose = np.isin(test.names, own.names)[test.labels]  # public people are nobody's clients and keep all images
-    kept = np.isin(faces.rows, test.rows[whose], invert=True)
-    return faces.select(np.flatnonzero(kept)), test.select(np.flatnonzero(whose))
+    if of_parties is faces:
+        return remaining, test
+    whose = np.isin(test.names, of_parties.names)[test.labels]  # public people are nobody's clients and keep all images
+    trained = np.isin(faces.rows, test.rows[whose], invert=True)
+    return faces.select(np.flatnonzero(trained)), test.select(np.flatnonzero(whose))
 
 
 def _held_back(faces: FaceSet, images: int) -> tuple[FaceSet, FaceSet]:
@@ -143,7 +143,7 @@ def public_faces(recipe: Recipe, own: Split, packing: Packing | None = None) -> 
 
 def _public_alone(recipe: Recipe, data: Own, packing: Packing | None) -> FaceSet:
     """Public people beside parties with images of their own, as a pre-training takes them."""
-    alone = Public.model_validate(before(data, data.model_dump(mode="json"), {}))
+    alone = Public.model_validate(pretraining_data(data, data.model_dump(mode="json"), {}))
     try:
         return split(recipe.model_copy(update={"data": alone, "validators": {}}), packing).train
     except (ValueError, OSError) as error:
@@ -152,14 +152,14 @@ def _public_alone(recipe: Recipe, data: Own, packing: Packing | None) -> FaceSet
         raise RecipeError(str(error), where="data.public") from None
 
 
-def _of_nobody(recipe: Recipe, data: Own, own: Split, public: FaceSet) -> FaceSet:
+def _of_nobody(recipe: Recipe, data: Own, split: Split, public: FaceSet) -> FaceSet:
     """Public people. Raises RecipeError where a party that is played here has some of them, of the same folder."""
     assert data.public is not None  # else the recipe is refused
     for name, part in data.party_data.items():
         if origin(recipe, part) != origin(recipe, data.public):
             continue
-        mine = {known.removeprefix(f"{name}/") for known in own.train.names if known.startswith(f"{name}/")}
-        if shared := sorted(mine & set(public.names)):
+        people = {n.removeprefix(f"{name}/") for n in split.train.names if n.startswith(f"{name}/")}
+        if shared := sorted(people & set(public.names)):
             some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
             raise RecipeError(
                 f"{len(shared)} of its people are {name}'s own ({some}), "
@@ -188,26 +188,26 @@ def _drawn(faces: FaceSet, private: Private) -> NDArray[np.int64]:
     return generator(SPLIT_SEED, "private").permutation(eligible)[: private.identities]
 
 
-def _held_out(faces: FaceSet, wanted: int, parts: tuple[str, ...]) -> tuple[FaceSet, FaceSet]:
+def _held_out(faces: FaceSet, count: int, parts: tuple[str, ...]) -> tuple[FaceSet, FaceSet]:
     """(rest, held): so many identities are held; of a joined source, of each part its share by number of identities."""
     present = np.flatnonzero(faces.counts())
-    if not parts or not 0 < wanted < len(present):
-        return hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=wanted)
+    if not parts or not 0 < count < len(present):
+        return hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=count)
     belongs = np.array([parts.index(faces.names[number].partition("/")[0]) for number in present])
-    held = []
-    for part, share in enumerate(shares(np.bincount(belongs, minlength=len(parts)).tolist(), wanted)):
+    chosen_of_parts = []
+    for part, share in enumerate(shares(np.bincount(belongs, minlength=len(parts)).tolist(), count)):
         rng = generator(SPLIT_SEED, "hold out", parts[part])
-        held.append(rng.permutation(np.flatnonzero(belongs == part))[:share])
-    chosen = np.isin(np.arange(len(present)), np.concatenate(held))
+        chosen_of_parts.append(rng.permutation(np.flatnonzero(belongs == part))[:share])
+    chosen = np.isin(np.arange(len(present)), np.concatenate(chosen_of_parts))
     return faces.only(present[~chosen]), faces.only(present[chosen])
 
 
 def _excluded(recipe: Recipe) -> set[str]:
     """The identities that `data.exclude` names, as the training source calls them."""
-    wanted = recipe.data.exclude
+    exclude = recipe.data.exclude
     if recipe.own is not None:  # the lists of the parties that are played here
-        wanted = {n: wanted.get(n, ()) if isinstance(wanted, dict) else wanted for n in recipe.own.party_data}
-    by_prefix = {f"{part}/": paths for part, paths in wanted.items()} if isinstance(wanted, dict) else {"": wanted}
+        exclude = {n: exclude.get(n, ()) if isinstance(exclude, dict) else exclude for n in recipe.own.party_data}
+    by_prefix = {f"{part}/": paths for part, paths in exclude.items()} if isinstance(exclude, dict) else {"": exclude}
     try:
         lists = [(prefix, below_root(recipe, path)) for prefix, paths in by_prefix.items() for path in paths]
         return {prefix + name for prefix, path in lists for name in named_identities(path)}

@@ -75,7 +75,7 @@ def _check(config: ProvisionConfig, recipe: Path, file: Path) -> None:
             raise RecipeError("the recipe's `validators` does not name this validator", where=where)
         if party.role == "trainer" and name in validators:
             raise RecipeError("the recipe's `validators` names this trainer", where=f"{where}.role")
-        party_file.made(party.file(name), f"{file}, parties.{name}", file.parent)
+        party_file.parse(party.file(name), f"{file}, parties.{name}", file.parent)
         brings = name in trainers or (name in validators and loaded.validators[name].own)
         if not brings and (given := [key for key in ("faces", "pairs") if getattr(party, key) is not None]):
             raise RecipeError(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from coalface.core.checks import invalid_value, needs_section, short, unknown_key
 from coalface.core.errors import RecipeError
 from coalface.core.yaml_text import parse_yaml
+from coalface.experiments.recipe.base import Section, first_error
 from coalface.experiments.recipe.party_file import Pairs
-from coalface.experiments.recipe.sections import SOURCES, OneSource, PartyName, Section
+from coalface.experiments.recipe.sections import OneSource, PartyName
 
 HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9]([A-Za-z0-9-]{0,62})(\.[A-Za-z0-9-]{1,63})*")
 LOOPBACK = ("localhost", "127.0.0.1")
@@ -147,7 +146,7 @@ def read(path: Path) -> ProvisionConfig:
     try:
         return ProvisionConfig.model_validate(parse_yaml(path.read_text(encoding="utf-8")))
     except ValidationError as error:
-        fault = _fault(error)
+        fault = first_error(ProvisionConfig, error, "a federation")
         raise RecipeError(fault.text, where=f"{path}, {fault.where}" if fault.where else path) from None
     except ValueError as error:
         raise RecipeError(str(error), where=path) from None
@@ -172,28 +171,3 @@ def is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _section(path: Sequence[str]) -> type[Section]:
-    """The section of the file that lies at a path of keys."""
-    if path[:1] == ["parties"] and len(path) > 1:
-        return Pairs if path[2:] == ["pairs"] else PartyConfig
-    return SuperLink if path[:1] == ["superlink"] else ProvisionConfig
-
-
-def _fault(error: ValidationError) -> RecipeError:
-    """The first thing that pydantic refuses, as an error of its key."""
-    # an unknown key comes before what is missing: it is most often that, misspelt
-    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    path = [str(part) for part in first["loc"] if "[" not in str(part)]
-    key = short(".".join(path))
-    if first["type"] == "extra_forbidden":
-        kind = str(first["loc"][-2]).strip("[]") if path[1:] else ""  # of a party's images
-        known = list(SOURCES.classes.get(kind, _section(path[:-1])).model_fields)
-        return unknown_key(key, known, of="a federation")
-    if first["type"] == "missing":
-        return RecipeError("this key is missing", where=key)
-    if first["type"] == "model_type":
-        required = [name for name, field in _section(path).model_fields.items() if field.is_required()]
-        return needs_section(key, first["input"], required)
-    return invalid_value(key, error, first)

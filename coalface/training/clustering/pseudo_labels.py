@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coalface.core.checks import TypedSettings
 from coalface.evaluation.metrics.clustering import evaluate_clusters
 from coalface.training.clustering.finch import Partitions, auto_threshold, cfinch, drop_small, refine
 
@@ -24,7 +25,7 @@ BY_THRESHOLD = ("c-finch", "dbscan")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Labelling:
+class Labelling(TypedSettings):
     """The clusters of a client's features, as pseudo labels."""
 
     algorithm: Algorithm = "c-finch"

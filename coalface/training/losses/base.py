@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from coalface.core.checks import TypedSettings
+
 
 @dataclass(frozen=True)
-class CosineLoss(ABC):
+class CosineLoss(TypedSettings, ABC):
     """A loss over the cosines between embeddings and class embeddings; it holds hyper-parameters and no state."""
 
     @abstractmethod

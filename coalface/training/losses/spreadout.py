@@ -40,6 +40,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coalface.core.checks import TypedSettings
 from coalface.training.losses.base import lengths, unit, wide
 
 Reduce = Literal["sum", "mean"]
@@ -122,7 +123,7 @@ def spread_out(
 
 
 @dataclass(frozen=True)
-class Spreading:
+class Spreading(TypedSettings):
     """The arguments of `spread_out` as settings; called with (C, d) class embeddings it gives them after the step."""
 
     margin: float = 0.7
