@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import multiprocessing
-import os
 import statistics
 import sys
 import tempfile
@@ -28,11 +26,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine import make_world, network_like, resident
+from engine import above_mb, make_world, network_like, set_process
+from measuring import OwnProcess, resident
 
 from coalface.data.augment import Augment, to_tensor
 from coalface.engine.local import InProcess
-from coalface.engine.party.setup import FederatedData, Setup, keep_freed_memory
+from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
@@ -64,7 +63,7 @@ def bare_loop(world: FederatedData, device: str) -> Callable[[int, int], float]:
     optimiser, augment = torch.optim.SGD([*parameters, heads], lr=LR), Augment()
 
     def run(batch: int, images: int) -> float:
-        begun = time.perf_counter()
+        began = time.perf_counter()
         order = rng.permutation(len(rows))[:images]
         for start in range(0, len(order), batch):
             chosen = order[start : start + batch]
@@ -74,43 +73,22 @@ def bare_loop(world: FederatedData, device: str) -> Callable[[int, int], float]:
             optimiser.step()
         if device != "cpu":
             torch.cuda.synchronize()
-        return time.perf_counter() - begun
+        return time.perf_counter() - began
 
     return run
 
 
-def _serve_bare(there: Any, build_world: Callable[[], FederatedData], device: str, threads: int, tuned: bool) -> None:
-    if tuned:
-        keep_freed_memory()
-        torch.set_flush_denormal(True)
-    torch.set_num_threads(threads)
-    run = bare_loop(build_world(), device)
-    while asked := there.recv():
-        there.send(run(*asked))
+def make_loop(
+    build_world: Callable[[], FederatedData], device: str, threads: int, tuned: bool
+) -> Callable[[int, int], float]:
+    """The bare loop, as plain PyTorch starts or with the engine's settings of a process."""
+    set_process(threads, tuned)
+    return bare_loop(build_world(), device)
 
 
-class BareLoop:
-    """The bare loop in a process of its own, as plain PyTorch starts or with the engine's settings of a process."""
-
-    def __init__(self, build_world: Callable[[], FederatedData], device: str, threads: int, *, tuned: bool) -> None:
-        self._here, there = multiprocessing.get_context("spawn").Pipe()
-        arguments = (there, build_world, device, threads, tuned)
-        self._process = multiprocessing.get_context("spawn").Process(target=_serve_bare, args=arguments, daemon=True)
-        self._process.start()
-        self._seconds(BATCHES[0], SOME)
-        self.batch = min(BATCHES, key=lambda batch: statistics.median(self._seconds(batch, SOME) for _ in range(3)))
-
-    def __call__(self) -> float:
-        """Seconds of one turn over everybody's images, at the fastest batch size."""
-        return self._seconds(self.batch, sys.maxsize)
-
-    def _seconds(self, batch: int, images: int) -> float:
-        self._here.send((batch, images))
-        return float(self._here.recv())
-
-    def close(self) -> None:
-        self._here.send(())
-        self._process.join()
+def fastest_batch(loop: OwnProcess) -> int:
+    loop(BATCHES[0], SOME)
+    return min(BATCHES, key=lambda batch: statistics.median(loop(batch, SOME) for _ in range(3)))
 
 
 def method(count: int) -> FedFace:
@@ -122,11 +100,14 @@ def measure(name: str, parties: int, images: int, client_batch: int, *, device: 
     """Ratios of a round to the bare loops, medians of `count` turns, with the seconds of each."""
     build_world = functools.partial(placed, name, parties, images, device)
     world, numerics = build_world(), Numerics(threads=threads, client_batch=client_batch, device=device)
-    loops = [BareLoop(build_world, device, threads, tuned=tuned) for tuned in (False, True)]
+    loops = [OwnProcess(make_loop, build_world, device, threads, tuned) for tuned in (False, True)]
+    batches = [fastest_batch(loop) for loop in loops]
     turns: list[list[float]] = []
 
     def report(record: dict[str, Any]) -> None:
-        turns.append([record["seconds"], *(loop() for loop in loops)])
+        turns.append(
+            [record["seconds"], *(loop(batch, sys.maxsize) for loop, batch in zip(loops, batches, strict=True))]
+        )
 
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(method(count + 1), build_world, numerics, 0, Path(place), save_replies=False)
@@ -136,10 +117,10 @@ def measure(name: str, parties: int, images: int, client_batch: int, *, device: 
         server.run()
     for loop in loops:
         loop.close()
-    found = np.array(turns[1:])
-    plain, tuned = np.median(found[:, :1] / found[:, 1:], axis=0)
-    seconds = " ".join(f"{s:8.2f}" for s in np.median(found, axis=0))
-    return f"{plain:6.2f} {tuned:8.2f} {seconds}   {loops[0].batch}, {loops[1].batch}"
+    seconds = np.array(turns[1:])
+    plain, tuned = np.median(seconds[:, :1] / seconds[:, 1:], axis=0)
+    medians = " ".join(f"{s:8.2f}" for s in np.median(seconds, axis=0))
+    return f"{plain:6.2f} {tuned:8.2f} {medians}   {batches[0]}, {batches[1]}"
 
 
 def memory(parties: int, client_batch: int) -> dict[str, float]:
@@ -162,16 +143,11 @@ def memory(parties: int, client_batch: int) -> dict[str, float]:
 
 def compare_memory(few: int, many: int, client_batch: int) -> int:
     """A round of few clients and one of many, each in a process of its own. Returns the exit status."""
-    found = []
-    for count in (few, many):
-        text = os.popen(f"{sys.executable} {__file__} --memory-of {count} --client-batch {client_batch}").read()
-        found.append(json.loads(text.splitlines()[-1]))
-        print(json.dumps(found[-1]), flush=True)
-    each = 1e3 * (found[1]["above_mb"] - found[0]["above_mb"]) / (many - few)
-    ratio = found[1]["above_mb"] / found[0]["above_mb"]
-    print(f"{ratio:.3f} of the memory for {many / few:g} times the clients: {each:.1f} kB a client (a class embedding "
-          "is 0.5 kB, a model 1,240 kB; limit 10 kB)")  # fmt: skip
-    return 0 if each <= 10 else 1
+    below, above = above_mb(__file__, few, many, "--client-batch", str(client_batch))
+    growth = 1e3 * (above - below) / (many - few)
+    print(f"{above / below:.3f} of the memory for {many / few:g} times the clients: {growth:.1f} kB a client (a class "
+          "embedding is 0.5 kB, a model 1,240 kB; limit 10 kB)")  # fmt: skip
+    return 0 if growth <= 10 else 1
 
 
 def main() -> int:
@@ -199,9 +175,9 @@ def main() -> int:
             for client_batch in (options.client_batch, 0):
                 how = f"client batches of {client_batch}" if client_batch else "client by client"
                 title = f"{name}: {options.parties:,} × {options.images} images, {how}, {threads} thread"
-                found = measure(name, options.parties, options.images, client_batch, device=options.device,
+                figures = measure(name, options.parties, options.images, client_batch, device=options.device,
                                 threads=threads, count=options.rounds)  # fmt: skip
-                print(f"{title:58} {found}", flush=True)
+                print(f"{title:58} {figures}", flush=True)
     return 0
 
 

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import resident
 
 CASES = ["bar", "neighbours", "finch", "c-finch 0.4", "finch-clust"]
 SETS = ["random", "identities"]
@@ -41,12 +42,12 @@ def features(kind: str, count: int, d: int) -> np.ndarray:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((count, d), dtype=np.float32)
     if kind == "identities":
-        known = np.repeat(np.arange(count), rng.integers(5, 51, count))[:count]
-        centres = rng.standard_normal((known[-1] + 1, d), dtype=np.float32)
-        known = rng.permutation(known)
+        labels = np.repeat(np.arange(count), rng.integers(5, 51, count))[:count]
+        centres = rng.standard_normal((labels[-1] + 1, d), dtype=np.float32)
+        labels = rng.permutation(labels)
         for start in range(0, count, BLOCK):
             rows[start : start + BLOCK] *= 0.7
-            rows[start : start + BLOCK] += centres[known[start : start + BLOCK]]
+            rows[start : start + BLOCK] += centres[labels[start : start + BLOCK]]
     for start in range(0, count, BLOCK):
         rows[start : start + BLOCK] /= np.linalg.norm(rows[start : start + BLOCK], axis=1, keepdims=True)
     return rows
@@ -73,10 +74,10 @@ def work(case: str) -> Callable[[np.ndarray], Any]:
     def bar(rows: np.ndarray) -> None:
         whole = torch.from_numpy(rows)
         for start in range(0, len(whole), BLOCK):
-            left = whole[start : start + BLOCK]
-            best, place = torch.full((len(left),), -2.0), torch.zeros(len(left), dtype=torch.int64)
+            block = whole[start : start + BLOCK]
+            best, place = torch.full((len(block),), -2.0), torch.zeros(len(block), dtype=torch.int64)
             for begin in range(0, len(whole), BLOCK):
-                cosines = left @ whole[begin : begin + BLOCK].T
+                cosines = block @ whole[begin : begin + BLOCK].T
                 if start == begin:
                     cosines.fill_diagonal_(-2)
                 most, at = cosines.max(dim=1)
@@ -92,26 +93,20 @@ def work(case: str) -> Callable[[np.ndarray], Any]:
     return {"bar": bar, "neighbours": neighbours}.get(case, clusters)
 
 
-def memory(of: str) -> int:
-    """Bytes that this process holds now (`VmRSS`) or held at most (`VmHWM`; `ru_maxrss` begins with the parent's)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(of))
-
-
 def serve(case: str, path: str) -> None:
     """One case: a line in, a line of JSON out."""
     run = work(case)
     run(features("random", 2 * BLOCK + 5, 256))
-    before = memory("VmRSS")
+    before = resident()
     rows = np.load(path)
     print("ready", flush=True)
     for _ in sys.stdin:
-        begun, used = time.perf_counter(), time.process_time()
+        start, used = time.perf_counter(), time.process_time()
         counts = run(rows)
-        seconds, cpu = time.perf_counter() - begun, time.process_time() - used
-        held = (memory("VmHWM") - before) / rows.nbytes
+        seconds, cpu = time.perf_counter() - start, time.process_time() - used
+        multiple = (resident(peak=True) - before) / rows.nbytes
         counts = None if counts is None else [int(count) for count in counts]
-        print(json.dumps({"seconds": seconds, "cpu": cpu, "memory": held, "counts": counts}), flush=True)
+        print(json.dumps({"seconds": seconds, "cpu": cpu, "memory": multiple, "counts": counts}), flush=True)
 
 
 def measure(kind: str, args: argparse.Namespace) -> None:
@@ -134,18 +129,18 @@ def measure(kind: str, args: argparse.Namespace) -> None:
         if args.wait:
             print("ready", flush=True)
             input()
-        found: dict[str, list[dict[str, Any]]] = {case: [] for case in args.cases}
+        turns_of: dict[str, list[dict[str, Any]]] = {case: [] for case in args.cases}
         for _ in range(args.turns):
             for case, process in processes.items():
                 assert process.stdin is not None
                 process.stdin.write("\n")
                 process.stdin.flush()
-                found[case].append(json.loads(answer(process)))
+                turns_of[case].append(json.loads(answer(process)))
         for process in processes.values():
             assert process.stdin is not None
             process.stdin.close()
             process.wait()
-    for case, turns in found.items():
+    for case, turns in turns_of.items():
         row = {
             "set": kind,
             "case": case,
@@ -157,8 +152,8 @@ def measure(kind: str, args: argparse.Namespace) -> None:
         row["seconds"] = round(statistics.median(turn["seconds"] for turn in turns), 2)
         row["each"] = [round(turn["seconds"], 2) for turn in turns]
         row["cpu"] = round(statistics.median(turn["cpu"] for turn in turns), 2)
-        if "bar" in found:
-            ratios = [turn["seconds"] / bar["seconds"] for turn, bar in zip(turns, found["bar"], strict=True)]
+        if "bar" in turns_of:
+            ratios = [turn["seconds"] / bar["seconds"] for turn, bar in zip(turns, turns_of["bar"], strict=True)]
             row["to_bar"] = round(statistics.median(ratios), 3)
         row["memory"] = round(max(turn["memory"] for turn in turns), 2)
         row["counts"] = turns[-1]["counts"]

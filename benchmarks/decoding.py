@@ -19,12 +19,12 @@ import io
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import cv2
 import numpy as np
+from measuring import seconds
 from numpy.typing import NDArray
 
 from coalface.data.source import decode, in_order
@@ -70,8 +70,8 @@ class Timing:
 def jpegs(side: int, count: int) -> list[bytes]:
     faces = SyntheticFaces(min(count, 16), 1, seed=0, size=side, grey=False).generate()
     quality = [cv2.IMWRITE_JPEG_QUALITY, 95]
-    found = [cv2.imencode(".jpg", image[:, :, ::-1].copy(), quality)[1].tobytes() for image in faces.pixels]
-    return [found[i % len(found)] for i in range(count)]
+    encoded = [cv2.imencode(".jpg", image[:, :, ::-1].copy(), quality)[1].tobytes() for image in faces.pixels]
+    return [encoded[i % len(encoded)] for i in range(count)]
 
 
 def pillow(data: bytes, size: int, grey: bool, draft: bool) -> np.ndarray:
@@ -83,12 +83,6 @@ def pillow(data: bytes, size: int, grey: bool, draft: bool) -> np.ndarray:
     if image.size != (size, size):
         image = image.resize((size, size), Image.Resampling.BOX)
     return np.asarray(image)
-
-
-def seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def measure(side: int, size: int, grey: bool, turns: int, count: int) -> Timing:
@@ -106,9 +100,9 @@ def measure(side: int, size: int, grey: bool, turns: int, count: int) -> Timing:
             lambda: [pillow(data, size, grey, False) for data in images],
             lambda: [pillow(data, size, grey, True) for data in images],
         ]
-    taken = [[seconds(run) for run in sides] for _ in range(turns + 2)][2:]  # two turns to warm up
-    rates = [count / statistics.median(turn[i] for turn in taken) for i in (0, 1)]
-    ratios = [statistics.median(turn[i] / turn[j] for turn in taken) for i in range(2, len(sides)) for j in (0, 1)]
+    timed = [[seconds(run) for run in sides] for _ in range(turns + 2)][2:]  # two turns to warm up
+    rates = [count / statistics.median(turn[i] for turn in timed) for i in (0, 1)]
+    ratios = [statistics.median(turn[i] / turn[j] for turn in timed) for i in range(2, len(sides)) for j in (0, 1)]
     return Timing(side, size, grey, *rates, *ratios)
 
 
@@ -128,9 +122,9 @@ def main() -> None:
     print("JPEG  wanted  colour   images/s: a thread, a source   to Pillow: a thread, a source   to its draft")
     for t in timings:
         ratios = (t.one_to_pillow, t.source_to_pillow, t.one_to_draft, t.source_to_draft)
-        shown = "  ".join("   -" if ratio is None else f"{ratio:4.2f}" for ratio in ratios)
+        cells = "  ".join("   -" if ratio is None else f"{ratio:4.2f}" for ratio in ratios)
         colour = "grey" if t.grey else "RGB"
-        print(f"{t.side:4}  {t.size:6}  {colour:6}  {t.one_thread:8,.0f}  {t.source:8,.0f}  {shown}")
+        print(f"{t.side:4}  {t.size:6}  {colour:6}  {t.one_thread:8,.0f}  {t.source:8,.0f}  {cells}")
 
 
 if __name__ == "__main__":

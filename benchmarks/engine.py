@@ -17,9 +17,8 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import multiprocessing
-import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import OwnProcess, resident
 from torch import nn
 
 from coalface.core.method import Federation, Party, generator, step
@@ -114,56 +114,38 @@ def bare_loop(world: FederatedData, batch: int, *, per_party: bool) -> Callable[
             optimiser.step()
 
     def run() -> float:
-        begun = time.perf_counter()
+        start = time.perf_counter()
         if per_party:
             first, total = backbone.shared(), None
             for faces, head in zip(sets, heads, strict=True):
                 backbone.load(first)
                 steps(faces.pixels, faces.rows, faces.labels, head)
-                mine = backbone.shared()
+                trained = backbone.shared()
                 if total is None:
-                    total = {n: t * len(faces) for n, t in mine.items()}
+                    total = {n: t * len(faces) for n, t in trained.items()}
                 else:
-                    for name, tensor in mine.items():
+                    for name, tensor in trained.items():
                         total[name] += tensor * len(faces)
         else:
             steps(store, rows, labels, whole)
-        return time.perf_counter() - begun
+        return time.perf_counter() - start
 
     return run
 
 
-class BareLoop:
-    """The bare loop in a process of its own, as plain PyTorch starts: it waits between its turns."""
-
-    def __init__(
-        self, build_world: Callable[[], FederatedData], batch: int, *, per_party: bool, threads: int, tuned: bool
-    ):
-        self._here, there = multiprocessing.get_context("spawn").Pipe()
-        arguments = (there, build_world, batch, per_party, threads, tuned)
-        self._process = multiprocessing.get_context("spawn").Process(target=_serve_bare, args=arguments, daemon=True)
-        self._process.start()
-
-    def __call__(self) -> float:
-        """Seconds of one turn."""
-        self._here.send(True)
-        return float(self._here.recv())
-
-    def close(self) -> None:
-        self._here.send(False)
-        self._process.join()
-
-
-def _serve_bare(
-    there: Any, build_world: Callable[[], FederatedData], batch: int, per_party: bool, threads: int, tuned: bool
-):
+def set_process(threads: int, tuned: bool) -> None:
+    """`tuned`: with the engine's settings of a process, else as plain PyTorch starts."""
     if tuned:
         keep_freed_memory()
         torch.set_flush_denormal(True)
     torch.set_num_threads(threads)
-    run = bare_loop(build_world(), batch, per_party=per_party)
-    while there.recv():
-        there.send(run())
+
+
+def make_loop(
+    build_world: Callable[[], FederatedData], batch: int, per_party: bool, threads: int, tuned: bool
+) -> Callable[[], float]:
+    set_process(threads, tuned)
+    return bare_loop(build_world(), batch, per_party=per_party)
 
 
 def network_like(world: FederatedData) -> Backbone:
@@ -187,8 +169,8 @@ def measure(name: str, parties: int, identities: int, images: int, *, workers: i
     build_world = functools.partial(make_world, name, parties, identities, images)
     world = build_world()
     method = FedAvg(rounds=rounds + 1, local=LocalTraining(batch_size=batch, lr=0.01), loss=LOSS)
-    loop = functools.partial(BareLoop, build_world, batch, per_party=per_party, threads=workers * threads)
-    bare, tuned = loop(tuned=False), loop(tuned=True)
+    loop = functools.partial(OwnProcess, make_loop, build_world, batch, per_party, workers * threads)
+    bare, tuned = loop(False), loop(True)
     turns: list[tuple[float, float, float]] = []
 
     def report(record: dict[str, Any]) -> None:
@@ -205,9 +187,9 @@ def measure(name: str, parties: int, identities: int, images: int, *, workers: i
             transport.close()
     bare.close()
     tuned.close()
-    found = np.array(turns[1:])
-    ratios = np.median(found[:, :1] / found[:, 1:], axis=0)
-    return Measured(*map(float, ratios), *map(float, np.median(found, axis=0)))
+    seconds = np.array(turns[1:])
+    ratios = np.median(seconds[:, :1] / seconds[:, 1:], axis=0)
+    return Measured(*map(float, ratios), *map(float, np.median(seconds, axis=0)))
 
 
 def small_batches(name: str, threads: int) -> tuple[float, float]:
@@ -232,10 +214,10 @@ def desk_cost(clients: int, *, save_replies: bool) -> tuple[float, float]:
 
     def marked(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def call(*arguments: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **keywords: Any) -> Any:
             marks.append(time.perf_counter())
             try:
-                return function(*arguments, **named)
+                return function(*arguments, **keywords)
             finally:
                 marks.append(time.perf_counter())
 
@@ -244,9 +226,9 @@ def desk_cost(clients: int, *, save_replies: bool) -> tuple[float, float]:
     spent: list[tuple[float, float]] = []
 
     def report(record: dict[str, Any]) -> None:
-        begun, stepped, done, ended = (np.array(marks[i::4]) for i in range(4))
-        before, after = float(np.sum(stepped - begun)), float(np.sum(ended - done)) + record["checkpoint_seconds"]
-        spent.append((1e3 * before / clients, 1e3 * after / clients))
+        began, stepped, returned, committed = (np.array(marks[i::4]) for i in range(4))
+        before, after = np.sum(stepped - began), np.sum(committed - returned) + record["checkpoint_seconds"]
+        spent.append((1e3 * float(before) / clients, 1e3 * float(after) / clients))
         marks.clear()
 
     plain_answer, train = executor.PartyExecutor.answer, method.own_steps["train"]
@@ -309,21 +291,20 @@ def memory(parties: int, window: int, single: bool) -> dict[str, float]:
     return {"parties": parties, "window": window, "before_mb": before / 1e6, "above_mb": (peak - before) / 1e6}
 
 
-def resident(peak: bool = False) -> int:
-    key = "VmHWM:" if peak else "VmRSS:"
-    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(key))
-    return 1024 * int(line.split()[1])
+def above_mb(script: str, few: int, many: int, *options: str) -> list[float]:
+    """What a script measures of few and of many parties by its `--memory-of`, each in a process of its own."""
+    results = []
+    for count in (few, many):
+        command = [sys.executable, script, "--memory-of", str(count), *options]
+        results.append(json.loads(subprocess.check_output(command, text=True).splitlines()[-1]))
+        print(json.dumps(results[-1]), flush=True)
+    return [result["above_mb"] for result in results]
 
 
 def compare_memory(parties: int, window: int, single: bool) -> int:
-    """One window of parties, then all of them, each in a process of its own. Returns the exit status."""
-    found = []
-    for count in (window, parties):
-        arguments = ["--memory-of", str(count), "--window", str(window)] + (["--single"] if single else [])
-        text = os.popen(f"{sys.executable} {__file__} {' '.join(arguments)}").read()
-        found.append(json.loads(text.splitlines()[-1]))
-        print(json.dumps(found[-1]), flush=True)
-    ratio = found[1]["above_mb"] / found[0]["above_mb"]
+    """One window of parties, then all of them. Returns the exit status."""
+    below, above = above_mb(__file__, window, parties, "--window", str(window), *(["--single"] if single else []))
+    ratio = above / below
     print(f"{parties:,} parties against one window of {window}: {ratio:.3f} of the memory (limit 1.05)")
     return 0 if ratio <= 1.05 else 1
 

@@ -47,18 +47,20 @@ Rows = dict[tuple[str, str], tuple[str, ...]]
 
 def merged(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """The tree with a tree of changes laid over it."""
-    both = {k: merged(tree[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(tree.get(k), dict)}
-    return {**tree, **changes, **both}
+    nested = {
+        k: merged(tree[k], v) for k, v in changes.items() if isinstance(v, dict) and isinstance(tree.get(k), dict)
+    }
+    return {**tree, **changes, **nested}
 
 
 def recipes() -> dict[str, dict[str, Any]]:
     """The recipe of every run, by the run's name."""
-    given, found = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")), {}
-    for world in given["worlds"]:
+    file, recipes_by_run = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")), {}
+    for world in file["worlds"]:
         runs = {name: {"method": name} for name in world.get("methods", ())} | world.get("variants", {})
         for name, changes in runs.items():
-            found[name] = merged(merged(given["base"], world["recipe"]), changes)
-    return found
+            recipes_by_run[name] = merged(merged(file["base"], world["recipe"]), changes)
+    return recipes_by_run
 
 
 def coalface(*arguments: str) -> str:
@@ -85,7 +87,7 @@ def weights(file: Path) -> list[list[Any]]:
     """Each tensor of a file: name, type, shape, and the SHA-256 of its bytes."""
     tensors = sorted(load_file(file).items())
     data = [tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() for _, tensor in tensors]
-    sums = [hashlib.sha256(each).hexdigest() for each in data]
+    sums = [hashlib.sha256(tensor_bytes).hexdigest() for tensor_bytes in data]
     return [[n, str(t.dtype), list(t.shape), sha] for (n, t), sha in zip(tensors, sums, strict=True)]
 
 
@@ -114,7 +116,9 @@ def fingerprint(run: Path) -> tuple[str, ...]:
     records = timeless([json.loads((run / "summary.json").read_text(encoding="utf-8")), lines(run / "metrics.jsonl")])
     ledgers = [lines(file) for file in [*sorted((run / "ledger").glob("*.jsonl")), *run.glob("cohorts.jsonl")]]
     tensors = [[line for line in ledger if line["kind"] == "tensor"] for ledger in ledgers]
-    sent = [sorted([line[key] for key in ("round", "shape", "dtype", "sha256")] for line in each) for each in tensors]
+    sent = [
+        sorted([line[key] for key in ("round", "shape", "dtype", "sha256")] for line in ledger) for ledger in tensors
+    ]
     model = sorted(weights(file) for file in (run / "model").rglob("*.safetensors"))
     return tuple(map(digest, (model, sorted(set(floats(records))), sorted(sent), records, ledgers)))
 
@@ -123,9 +127,9 @@ def run_all(names: Iterable[str], workers: Iterable[int], demo: bool) -> Iterato
     """Each run, its number of workers, and its columns."""
     with tempfile.TemporaryDirectory() as place:
         os.environ["COALFACE_CACHE"] = f"{place}/cache"  # so that pre-trained models are made anew
-        known, file = recipes(), Path(place, "recipe.yaml")
+        recipe_of, file = recipes(), Path(place, "recipe.yaml")
         for name in names:
-            file.write_text(yaml.safe_dump(known[name]), encoding="utf-8")
+            file.write_text(yaml.safe_dump(recipe_of[name]), encoding="utf-8")
             for count in workers:
                 out = Path(place, f"{name}-{count}")
                 coalface("run", str(file), "--out", str(out), "--workers", str(count), "--quiet")
@@ -148,16 +152,16 @@ def as_line(key: tuple[str, str], columns: Iterable[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="*", choices=(known := recipes()), default=list(known), metavar="NAME")
+    parser.add_argument("--methods", nargs="*", choices=(by_name := recipes()), default=list(by_name), metavar="NAME")
     parser.add_argument("--workers", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--demo", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--check", type=Path)
     parser.add_argument("--renamed", action="store_true")
-    asked = parser.parse_args()
-    if missing := {row["method"] for row in json.loads(coalface("methods", "--json"))} - set(known):
+    options = parser.parse_args()
+    if missing := {row["method"] for row in json.loads(coalface("methods", "--json"))} - set(by_name):
         parser.error(f"fingerprints.yaml has no run of {', '.join(sorted(missing))}")
-    before = read_rows(asked.check.read_text(encoding="utf-8")) if asked.check else None
+    before = read_rows(options.check.read_text(encoding="utf-8")) if options.check else None
     torch.set_num_threads(1)
     context = multiprocessing.get_context("forkserver")  # workers start in 0.1 s: torch is imported once for all
     context.set_forkserver_preload(["torch"])
@@ -165,18 +169,18 @@ def main() -> int:
 
     rows, differs = Rows(), False
     print(HEAD, end="")
-    for name, workers, columns in run_all(asked.methods, asked.workers, asked.demo):
+    for name, workers, columns in run_all(options.methods, options.workers, options.demo):
         rows[name, workers] = columns
         print(as_line((name, workers), columns), end="", flush=True)
-        was = columns if before is None else before.get((name, workers), ("nothing",) * len(COLUMNS))
-        for column, then, now in zip(COLUMNS, was, columns, strict=True):
-            if then != now:
-                differs |= not (asked.renamed and column in NAMED)
-                print(f"{name}, {workers} workers: {column} was {then} and is {now}", file=sys.stderr)
-    if asked.out:
-        text = asked.out.read_text(encoding="utf-8") if asked.out.exists() else ""
+        old_columns = columns if before is None else before.get((name, workers), ("nothing",) * len(COLUMNS))
+        for column, old, new in zip(COLUMNS, old_columns, columns, strict=True):
+            if old != new:
+                differs |= not (options.renamed and column in NAMED)
+                print(f"{name}, {workers} workers: {column} was {old} and is {new}", file=sys.stderr)
+    if options.out:
+        text = options.out.read_text(encoding="utf-8") if options.out.exists() else ""
         table = "".join(as_line(key, columns) for key, columns in sorted((read_rows(text) | rows).items()))
-        asked.out.write_text(text.partition(HEAD)[0] + HEAD + table, encoding="utf-8")
+        options.out.write_text(text.partition(HEAD)[0] + HEAD + table, encoding="utf-8")
     return int(differs)
 
 

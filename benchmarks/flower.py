@@ -121,19 +121,19 @@ class Spent:
         self._seen: dict[processes.Process, float] = {}
 
     def look(self, kits: Path) -> None:
-        for one in processes.find_processes(kits):
+        for process in processes.find_processes(kits):
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended meanwhile
-                spent = one.process.cpu_times()
-                self._seen[one] = spent.user + spent.system
+                spent = process.handle.cpu_times()
+                self._seen[process] = spent.user + spent.system
 
     def by_kind(self) -> dict[str, float]:
-        found = dict.fromkeys(KINDS.values(), 0.0)
-        for one, seconds in self._seen.items():
+        totals = dict.fromkeys(KINDS.values(), 0.0)
+        for process, seconds in self._seen.items():
             for word, kind in KINDS.items():
-                if word in one.command:
-                    found[kind] += seconds
+                if word in process.command:
+                    totals[kind] += seconds
                     break
-        return found
+        return totals
 
 
 def recipe(network: str, rounds: int, updates: str | None) -> dict[str, Any]:
@@ -156,15 +156,15 @@ def recipe(network: str, rounds: int, updates: str | None) -> dict[str, Any]:
 def exchanges(run: Path) -> list[tuple[float, float]]:
     """When the server asked and had the last reply, of every round."""
     lines = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    asked = [line["time"] for line in lines if line["event"] == "asks"]
-    answered = [line["time"] for line in lines if line["event"] == "answered"]
-    return list(zip(asked, answered, strict=True))
+    asked_at = [line["time"] for line in lines if line["event"] == "asks"]
+    answered_at = [line["time"] for line in lines if line["event"] == "answered"]
+    return list(zip(asked_at, answered_at, strict=True))
 
 
 def spans(log: str, rounds: list[tuple[float, float]]) -> list[tuple[float, float, float, float]]:
     """Of every round at a party: the seconds of `SPANS`."""
     traced = [[float(word) for word in line.split()[2:]] for line in re.findall("^TRACE train.step .*", log, re.M)]
-    whens = [(asked, *seen, answered) for (asked, answered), seen in zip(rounds, traced, strict=True)]
+    whens = [(asked_at, *times, answered_at) for (asked_at, answered_at), times in zip(rounds, traced, strict=True)]
     return [(b - a, c - b, d - c, e - d) for a, b, c, d, e in whens]
 
 
@@ -186,15 +186,15 @@ def over_flower(folder: Path, tree: dict[str, Any], client: str) -> tuple[str, R
     relay = Relay(link)
     start = kits / "parties" / RELAYED / "start.sh"
     start.write_text(start.read_text().replace(f"--superlink 127.0.0.1:{link}", f"--superlink 127.0.0.1:{relay.port}"))
-    here, spent = Loopback(kits), Spent()
+    federation, spent = Loopback(kits), Spent()
     try:
-        here.start(folder / "runs")
-        number = here.run(None)
-        while not (state := here.state_of(number)[0]).startswith("finished"):
+        federation.start(folder / "runs")
+        number = federation.run(None)
+        while not (state := federation.state_of(number)[0]).startswith("finished"):
             spent.look(kits)
             time.sleep(0.5)
         if state != "finished:completed":
-            raise SystemExit(f"the run ended as {state}: {here.state_of(number)[1]}; see {kits / 'logs'}")
+            raise SystemExit(f"the run ended as {state}: {federation.state_of(number)[1]}; see {kits / 'logs'}")
     finally:
         processes.end(kits)
     return launcher.log(kits, RELAYED).read_text(), relay, folder / "runs" / tree["name"], spent
@@ -206,12 +206,12 @@ def median(rounds: list[tuple[float, float]]) -> float:
 
 def began(code: str) -> float:
     """Seconds of a process that imports something."""
-    found = []
+    durations = []
     for _ in range(3):
-        begun = time.monotonic()
+        start = time.monotonic()
         subprocess.run([sys.executable, "-c", code], check=True)
-        found.append(time.monotonic() - begun)
-    return statistics.median(found)
+        durations.append(time.monotonic() - start)
+    return statistics.median(durations)
 
 
 def main() -> int:
@@ -221,33 +221,33 @@ def main() -> int:
     parser.add_argument(
         "--updates", choices=["float16", "bfloat16", "int8"], help="the type of updates: engine.update_dtype"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     light, heavy = began("import coalface.flower.party.client"), began("import coalface.flower.party.process")
     print(f"a process for a message: {light:.2f} s until it can hand it on, {heavy:.2f} s where it plays the party\n")
-    for network in given.networks:
-        tree = recipe(network, given.rounds, given.updates)
-        with tempfile.TemporaryDirectory() as kept:
-            place = Path(kept)
+    for network in options.networks:
+        tree = recipe(network, options.rounds, options.updates)
+        with tempfile.TemporaryDirectory() as temporary:
+            place = Path(temporary)
             experiment.run(loader.parse(tree), place / "local", Callback(), report=False)
-            here = median(exchanges(place / "local"))
+            local = median(exchanges(place / "local"))
             before = median(exchanges(over_flower(place / "alone", tree, ALONE)[2]))
             log, relay, run, spent = over_flower(place / "stays", tree, TRACED)
             after, parts = median(exchanges(run)), zip(*spans(log, exchanges(run))[2:], strict=True)
             models = [folder / "model" / "backbone.safetensors" for folder in (run, place / "local")]
-            same = models[0].read_bytes() == models[1].read_bytes()
+            same_model = models[0].read_bytes() == models[1].read_bytes()
             party = next(p for p in json.loads((run / "summary.json").read_text())["parties"] if p["name"] == RELAYED)
-        print(f"{network}, {party['bytes_up'] / given.rounds / 1e6:.1f} MB up a round; same model: {same}")
-        print(f"  local engine                      {here:8.2f} s an exchange")
+        print(f"{network}, {party['bytes_up'] / options.rounds / 1e6:.1f} MB up a round; same model: {same_model}")
+        print(f"  local engine                      {local:8.2f} s an exchange")
         print(f"  Flower, each message alone        {before:8.2f} s")
         print(f"  Flower                            {after:8.2f} s ({before / after:.2f} times as fast); at one party")
-        for what, seconds in zip(SPANS, map(statistics.median, parts), strict=True):
-            print(f"    {what:32}{seconds:8.2f} s")
+        for span, seconds in zip(SPANS, map(statistics.median, parts), strict=True):
+            print(f"    {span:32}{seconds:8.2f} s")
         print("  processors, seconds an exchange")
         for kind, seconds in spent.by_kind().items():
-            print(f"    {kind:32}{seconds / given.rounds:8.2f} s")
+            print(f"    {kind:32}{seconds / options.rounds:8.2f} s")
         for way in ("up", "down"):
-            payload, seen = party[f"bytes_{way}"], getattr(relay, way)
-            print(f"  {way:4}: {payload:,} bytes of messages, {seen:,} on the wire ({seen / payload:.3f})")
+            payload, on_wire = party[f"bytes_{way}"], getattr(relay, way)
+            print(f"  {way:4}: {payload:,} bytes of messages, {on_wire:,} on the wire ({on_wire / payload:.3f})")
     return 0
 
 

@@ -128,8 +128,8 @@ def rewritten(message: Any, sent: Sequence[Any], attack: str) -> Any:
         value = getattr(message, name)
         if not isinstance(value, Tensor | dict):
             continue
-        same = counterpart(type(message), name) == name
-        before = codec.model_of(type(message), name, list(sent)) if same else None
+        is_update = counterpart(type(message), name) == name
+        before = codec.model_of(type(message), name, list(sent)) if is_update else None
         alone = isinstance(value, Tensor)
         tensors, start = ({"": value}, {"": before}) if alone else (value, before or {})
         floats = [n for n, t in tensors.items() if t.is_floating_point()][: 1 if attack in ONE_ONLY else None]
@@ -278,17 +278,17 @@ HONEST: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
 """Every method of whom several parties send a model in one call."""
 
 
-def needed(got: ReplyAggregator) -> tuple[float, str]:
+def needed(aggregator: ReplyAggregator) -> tuple[float, str]:
     """The smallest bound at which no reply of a call is too large, to 1 %, and the field that says so."""
-    low, high, replies = 1.0, 1e6, len(got.arrived)
-    if not (fields := got.bounds.limits(low, replies)):
+    low, high, replies = 1.0, 1e6, len(aggregator.arrived)
+    if not (fields := aggregator.bounds.limits(low, replies)):
         return low, ""
-    if said := got.bounds.limits(high, replies):
-        return float("inf"), min(said)
+    if too_large := aggregator.bounds.limits(high, replies):
+        return float("inf"), min(too_large)
     while high > 1.01 * low:
         middle = (low * high) ** 0.5
-        if said := got.bounds.limits(middle, replies):
-            low, fields = middle, said
+        if too_large := aggregator.bounds.limits(middle, replies):
+            low, fields = middle, too_large
         else:
             high = middle
     return high, min(fields)
@@ -296,12 +296,12 @@ def needed(got: ReplyAggregator) -> tuple[float, str]:
 
 def honest(recipe: Recipe) -> list[tuple[float, str, str]]:
     """Of each call of a run that compares updates: the bound it needs, the field, and the step."""
-    found: list[tuple[float, str, str]] = []
+    calls: list[tuple[float, str, str]] = []
 
-    def measured(fed: ServerFederation, got: ReplyAggregator, call: Call, *more: Any) -> ReplyAggregator:
-        if len(got.bounds.norms) >= 3:
-            found.append((*needed(got), call.step))
-        return got
+    def measured(fed: ServerFederation, aggregator: ReplyAggregator, call: Call, *rest: Any) -> ReplyAggregator:
+        if len(aggregator.bounds.norms) >= 3:
+            calls.append((*needed(aggregator), call.step))
+        return aggregator
 
     bounded = ServerFederation._bounded
     ServerFederation._bounded = measured  # type: ignore[method-assign, assignment]
@@ -310,7 +310,7 @@ def honest(recipe: Recipe) -> list[tuple[float, str, str]]:
             experiment.run(recipe, Path(place) / "run", Progress(quiet=True), report=False)
     finally:
         ServerFederation._bounded = bounded  # type: ignore[method-assign]
-    return found
+    return calls
 
 
 def tell_honest(seeds: Sequence[int], chosen: Sequence[str], tell: Callable[[str], None]) -> None:
@@ -329,15 +329,15 @@ def tell_honest(seeds: Sequence[int], chosen: Sequence[str], tell: Callable[[str
                 tell(f"| {where} | `{name}` | {step} | {len(calls)} | {middle:.2f} | {most:.2f} | {field} |")
 
 
-def tell_attacked(asked: argparse.Namespace, tell: Callable[[str], None]) -> None:
+def tell_attacked(options: argparse.Namespace, tell: Callable[[str], None]) -> None:
     """The table of what attacks do: means over seeds; replies and rounds are those of all of them."""
     tell("| method | attack | bound | accuracy | EER | refused: hostile | honest | rounds abandoned |")
     tell("|---|---|---|---:|---:|---:|---:|---:|")
-    for name in asked.methods or COMPARED:
-        for attack in asked.attacks or ATTACKS:
-            for bound in asked.bounds or BOUNDS:
-                given = [{"method": name, "seed": seed, "engine": BOUNDS[bound]} for seed in asked.seeds]
-                runs = [outcome(recipe_of(COMPARED[name], changes), attack) for changes in given]
+    for name in options.methods or COMPARED:
+        for attack in options.attacks or ATTACKS:
+            for bound in options.bounds or BOUNDS:
+                changes_by_seed = [{"method": name, "seed": seed, "engine": BOUNDS[bound]} for seed in options.seeds]
+                runs = [outcome(recipe_of(COMPARED[name], changes), attack) for changes in changes_by_seed]
                 accuracy, eer = (statistics.mean(getattr(r, f) for r in runs) for f in ("accuracy", "eer"))
                 sums = [sum(getattr(r, f) for r in runs) for f in ("hostile", "honest", "abandoned")]
                 ended = " (not to be evaluated)" * any(run.ended for run in runs)
@@ -353,19 +353,19 @@ def main() -> int:
     parser.add_argument("--bounds", nargs="+", choices=BOUNDS)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    with open(asked.out, "w", encoding="utf-8") if asked.out else contextlib.nullcontext() as file:
+    with open(options.out, "w", encoding="utf-8") if options.out else contextlib.nullcontext() as file:
 
         def tell(line: str) -> None:
             for place in (sys.stdout, file):
                 if place is not None:
                     print(line, file=place, flush=True)
 
-        if asked.honest:
-            tell_honest(asked.seeds, asked.methods or (), tell)
+        if options.honest:
+            tell_honest(options.seeds, options.methods or (), tell)
         else:
-            tell_attacked(asked, tell)
+            tell_attacked(options, tell)
     return 0
 
 

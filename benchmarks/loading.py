@@ -33,13 +33,13 @@ from coalface.training.sgd import SGD
 
 
 def packed(source: Source, place: Path, size: int, grey: bool) -> FaceSet:
-    begun = time.perf_counter()
-    done = [0]
-    write_pack(source, place, size=size, grey=grey, progress=lambda now, total: done.__setitem__(0, now))
-    seconds = time.perf_counter() - begun
+    start = time.perf_counter()
+    packed_count = [0]
+    write_pack(source, place, size=size, grey=grey, progress=lambda count, total: packed_count.__setitem__(0, count))
+    seconds = time.perf_counter() - start
     faces = read_pack(place)
-    rate, size_mb = done[0] / seconds, faces.pixels.nbytes / 1e6
-    print(f"packing: {done[0]:,} images in one pass, {rate:,.0f} images/s, {size_mb:.0f} MB", flush=True)
+    rate, size_mb = packed_count[0] / seconds, faces.pixels.nbytes / 1e6
+    print(f"packing: {packed_count[0]:,} images in one pass, {rate:,.0f} images/s, {size_mb:.0f} MB", flush=True)
     return faces
 
 
@@ -51,18 +51,18 @@ def share(name: str, faces: FaceSet, augment: Augment, batch: int, steps: int) -
     parameters = [p for p in module.parameters() if p.requires_grad]
     head = torch.randn(len(faces.names), module.embedding_size).mul_(0.01).requires_grad_()
     velocity = [torch.zeros_like(p) for p in (*parameters, head)]
-    loss, loading, begun = CosFace(scale=16.0, margin=0.2), 0.0, 0.0
+    loss, loading, began = CosFace(scale=16.0, margin=0.2), 0.0, 0.0
     sgd = SGD(lr=0.01, momentum=0.9, weight_decay=5e-4)
     for step in range(steps + 3):
         if step == 3:
-            loading, begun = 0.0, time.perf_counter()
+            loading, began = 0.0, time.perf_counter()
         start = time.perf_counter()
         images, labels = compute.batch(faces, rng.integers(len(faces), size=batch), rng)
         loading += time.perf_counter() - start
         gradients = torch.autograd.grad(loss(module(images), head, labels), [*parameters, head])
         sgd.step([*parameters, head], gradients, velocity)
-    taken = time.perf_counter() - begun
-    return loading / taken, batch * steps / taken
+    elapsed = time.perf_counter() - began
+    return loading / elapsed, batch * steps / elapsed
 
 
 def main() -> None:
@@ -78,8 +78,8 @@ def main() -> None:
             faces = packed(source, Path(place) / f"{size}", size, grey)
             for title, augment in (("flip", Augment()), ("flip, crop, colour", Augment(crop=4, colour=0.2))):
                 part, rate = share(name, faces, augment, batch, steps)
-                what = f"{name}, {size}×{size}, batch {batch}, {options.threads} threads, {title}"
-                print(f"{what}: {100 * part:.1f} % of the time makes batches, {rate:,.0f} images/s", flush=True)
+                title_line = f"{name}, {size}×{size}, batch {batch}, {options.threads} threads, {title}"
+                print(f"{title_line}: {100 * part:.1f} % of the time makes batches, {rate:,.0f} images/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -55,22 +55,22 @@ def make_world() -> FederatedData:
     return FederatedData(data=partition.equal(faces, SILOS, generator(0, "deal")), backbone=backbone, compute=Compute())
 
 
-def serve(there: Any, name: str, steps: int, rounds: int, whole: int | None) -> None:
+def serve(pipe: Any, name: str, steps: int, rounds: int, whole: int | None) -> None:
     """Play a method's run, a round for each word from the other end, each answered by its seconds and CPU seconds."""
-    begun = [0.0]
+    started_at = [0.0]
 
     def wait() -> None:
-        there.recv()
-        begun[0] = time.process_time()
+        pipe.recv()
+        started_at[0] = time.process_time()
 
     def report(record: dict[str, Any]) -> None:
-        there.send((record["seconds"] - record["checkpoint_seconds"], time.process_time() - begun[0]))
+        pipe.send((record["seconds"] - record["checkpoint_seconds"], time.process_time() - started_at[0]))
         if record["round"] < rounds:
             wait()
 
-    own = {"gradient_batches": whole} if "mime" in name else {}
+    extras = {"gradient_batches": whole} if "mime" in name else {}
     work = LocalTraining(steps_per_round=steps, batch_size=32, lr=0.001)
-    method = METHODS[name](rounds=rounds, local=work, loss=CosFace(scale=30.0, margin=0.35), **own)  # type: ignore
+    method = METHODS[name](rounds=rounds, local=work, loss=CosFace(scale=30.0, margin=0.35), **extras)  # type: ignore
     world = make_world()
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(method, make_world, Numerics(threads=1), 0, Path(place))
@@ -91,8 +91,8 @@ def main() -> int:
     names = list(dict.fromkeys(["fedavg", *options.methods]))
     context, pipes, processes = multiprocessing.get_context("spawn"), {}, []
     for name in names:
-        pipes[name], there = context.Pipe()
-        about = (there, name, options.steps, WARM + options.rounds, options.gradient_batches)
+        pipes[name], far_end = context.Pipe()
+        about = (far_end, name, options.steps, WARM + options.rounds, options.gradient_batches)
         processes.append(context.Process(target=serve, args=about, daemon=True))
         processes[-1].start()
     turns: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
@@ -108,8 +108,8 @@ def main() -> int:
     print(f"{'method':10} {'to fedavg':>9} {'CPU to fedavg':>14} {'s a round':>10} {'CPU s':>7}")
     for name in names:
         pairs = list(zip(turns[name][WARM:], turns["fedavg"][WARM:], strict=True))
-        wall, cpu = (statistics.median(mine[i] / base[i] for mine, base in pairs) for i in (0, 1))
-        seconds, busy = (statistics.median(mine[i] for mine, _ in pairs) for i in (0, 1))
+        wall, cpu = (statistics.median(ours[i] / base[i] for ours, base in pairs) for i in (0, 1))
+        seconds, busy = (statistics.median(ours[i] for ours, _ in pairs) for i in (0, 1))
         print(f"{name:10} {wall:9.3f} {cpu:14.3f} {seconds:10.2f} {busy:7.2f}")
     return 0
 

@@ -105,14 +105,14 @@ def measure(case: Case, seconds: float) -> list[Timing]:
         step()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[0]) < 3:
-        for step, taken in zip(steps, times, strict=True):
+        for step, seconds_taken in zip(steps, times, strict=True):
             start = time.perf_counter()
             step()
-            taken.append(time.perf_counter() - start)
-    medians = [statistics.median(taken) for taken in times]
+            seconds_taken.append(time.perf_counter() - start)
+    medians = [statistics.median(seconds_taken) for seconds_taken in times]
     return [
-        Timing(case.backbone, case.batch, setting.name, len(taken), case.batch / median, medians[0] / median)
-        for setting, taken, median in zip(SETTINGS, times, medians, strict=True)
+        Timing(case.backbone, case.batch, setting.name, len(seconds_taken), case.batch / median, medians[0] / median)
+        for setting, seconds_taken, median in zip(SETTINGS, times, medians, strict=True)
     ]
 
 

@@ -22,16 +22,11 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
+from measuring import resident
+
 CASES = ("bar", "paper", "official", "far 0.1", "close")
-
-
-def memory(of: str) -> int:
-    """Bytes that this process holds now (`VmRSS`) or held at most (`VmHWM`)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(of))
 
 
 def work(args: argparse.Namespace) -> dict[str, Any]:
@@ -59,15 +54,16 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
     features = embed(identities)
     trained = np.repeat(np.arange(args.identities), 60)
     gallery, names = gallery_of(embed(trained), trained)
-    own = clients == 0
-    mine, others = features[own], features[~own]
-    _ = mine @ mine.T  # the first product starts the threads
-    before = memory("VmRSS")
-    begun, used = time.perf_counter(), time.process_time()
+    is_own = clients == 0
+    own_features, other_features = features[is_own], features[~is_own]
+    _ = own_features @ own_features.T  # the first product starts the threads
+    before = resident()
+    began, used = time.perf_counter(), time.process_time()
     figures: dict[str, float] = {}
     if args.case == "bar":
         figures["largest"] = max(
-            float((mine @ others[start : start + BLOCK[0]].T).max()) for start in range(0, len(others), BLOCK[0])
+            float((own_features @ other_features[start : start + BLOCK[0]].T).max())
+            for start in range(0, len(other_features), BLOCK[0])
         )
     else:
         result = evaluate_client(
@@ -83,10 +79,10 @@ def work(args: argparse.Namespace) -> dict[str, Any]:
         )
         figures = {name: round(value, 3) for name, value in result.figures().items()}
     return {
-        "seconds": round(time.perf_counter() - begun, 2),
+        "seconds": round(time.perf_counter() - began, 2),
         "cpu": round(time.process_time() - used, 2),
         "before": f"{before / 2**20:,.0f} MiB",
-        "most": f"{memory('VmHWM') / 2**20:,.0f} MiB",
+        "most": f"{resident(peak=True) / 2**20:,.0f} MiB",
         "figures": figures,
     }
 
@@ -108,8 +104,8 @@ def main() -> None:
     environment = os.environ | {name: str(args.threads) for name in names}
     for case in args.cases:
         command = [sys.executable, __file__, *sys.argv[1:], "--case", case]
-        found = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
-        print(case.ljust(10), json.dumps(found, ensure_ascii=False), flush=True)
+        result = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+        print(case.ljust(10), json.dumps(result, ensure_ascii=False), flush=True)
 
 
 if __name__ == "__main__":

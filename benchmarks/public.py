@@ -41,9 +41,9 @@ class Clock(Callback):
         self._before = time.process_time()
 
     def round(self, record: dict[str, Any]) -> None:
-        now = time.process_time()
-        self.rounds.append(now - self._before)
-        self._before = now
+        processor = time.process_time()
+        self.rounds.append(processor - self._before)
+        self._before = processor
 
 
 def measure(recipe: schema.Recipe, case: str, out: Path) -> tuple[list[float], str]:
@@ -68,14 +68,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         for turn in range(options.turns):
             for case in seconds:
-                found, model = measure(recipe, case, Path(place) / f"{case} {turn}")
-                seconds[case] += found
+                shared, model = measure(recipe, case, Path(place) / f"{case} {turn}")
+                seconds[case] += shared
                 models.add(model)
-            ratios.append(statistics.median(seconds["each alone"][-len(found) :]) / statistics.median(found))
+            ratios.append(statistics.median(seconds["each alone"][-len(shared) :]) / statistics.median(shared))
     if len(models) > 1:
         sys.exit("the models differ: what is shared is not what each would have computed")
-    for case, found in seconds.items():
-        print(f"{case:10}  {statistics.median(found):7.2f} s of processor time a round")
+    for case, shared in seconds.items():
+        print(f"{case:10}  {statistics.median(shared):7.2f} s of processor time a round")
     spread = f"{min(ratios):.2f} to {max(ratios):.2f} over {options.turns} turns"
     print(f"ratio       {statistics.median(ratios):7.2f}, {spread}")
     return 0

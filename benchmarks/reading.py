@@ -57,12 +57,12 @@ def loop(path: Path, offsets: list[int]) -> tuple[float, int]:
 
 
 def read_many(file: RecordFile, keys: NDArray[np.int64]) -> tuple[float, int]:
-    found = file.read_many(keys)
-    if found.starts.min() < 0:
+    batch = file.read_many(keys)
+    if batch.starts.min() < 0:
         raise ValueError("a record of several parts has no place in the map: choose another seed")
     data = file.data
-    ends = data[found.starts].astype(np.int64).sum() + data[found.starts + found.lengths - 1].astype(np.int64).sum()
-    return float(found.label.sum(dtype=np.float64)), int(ends)
+    ends = data[batch.starts].astype(np.int64).sum() + data[batch.starts + batch.lengths - 1].astype(np.int64).sum()
+    return float(batch.label.sum(dtype=np.float64)), int(ends)
 
 
 def views(file: RecordFile, keys: NDArray[np.int64]) -> tuple[float, int]:
@@ -88,18 +88,18 @@ def records(folder: Path, count: int, turns: int) -> None:
         "read_many": lambda file: read_many(file, keys),
         "views": lambda file: views(file, keys),
     }
-    taken: dict[str, list[float]] = {name: [] for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
     results = set()
     for _ in range(turns):
         for name, way in ways.items():
             file = open_records(path, index)  # a new map, whose pages no earlier turn has touched
             start = time.perf_counter()
             results.add(way(file))
-            taken[name].append(time.perf_counter() - start)
+            seconds[name].append(time.perf_counter() - start)
     if len(results) != 1:
         raise ValueError(f"the ways disagree: {results}")
-    base = statistics.median(taken["loop"])
-    for name, times in taken.items():
+    base = statistics.median(seconds["loop"])
+    for name, times in seconds.items():
         median = statistics.median(times)
         spread = f"{1000 * min(times):.0f} to {1000 * max(times):.0f}"
         print(
@@ -113,7 +113,7 @@ def index_lines(folder: Path) -> None:
     path = folder / "many.idx"
     path.write_text("".join(f"{key}\t{8192 * key}\n" for key in keys.tolist()), encoding="ascii")
     start = time.perf_counter()
-    found, _ = read_index(path)
+    index, _ = read_index(path)
     fast = time.perf_counter() - start
     start = time.perf_counter()
     table = {}
@@ -122,7 +122,7 @@ def index_lines(folder: Path) -> None:
             key, offset = line.strip().split("\t")
             table[int(key)] = int(offset)
     slow = time.perf_counter() - start
-    if len(found) != len(table):
+    if len(index) != len(table):
         raise ValueError("the two ways disagree about the index")
     print(f"index of {LINES:,} lines in random order: {fast:.2f} s, {slow / fast:.1f} times a loop over its lines")
 

@@ -40,9 +40,9 @@ def party(args: argparse.Namespace, shards: Shards | None) -> Party:
     module = build(args.backbone, size=size, channels=3, embedding_size=512, generator=generator(0, "backbone"))
     network = Backbone(module)
     about = {"name": "silo", "role": "trainer", "stage": "train", "round": 1, "rounds": 1, "seed": 0}
-    things = {"data": data, "pairs": None, "public": None, "device": torch.device("cpu"), "backbone": network}
+    data_of_party = {"data": data, "pairs": None, "public": None, "device": torch.device("cpu"), "backbone": network}
     rng, compute = generator(0, "party"), Compute(augment=Augment())
-    return Party(**about, **things, rng=rng, initial=network.shared(), compute=compute, shards=shards)  # type: ignore[arg-type]
+    return Party(**about, **data_of_party, rng=rng, initial=network.shared(), compute=compute, shards=shards)  # type: ignore[arg-type]
 
 
 def peak() -> float:
@@ -55,13 +55,13 @@ def measure(rank: int, size: int, split: bool, args: argparse.Namespace, meeting
     torch.set_flush_denormal(True)
     keep_freed_memory()
     shards = Shards.join(meeting, rank, size) if split else None
-    here = party(args, shards)
+    silo = party(args, shards)
     work = LocalTraining(steps_per_round=1, batch_size=args.batch, lr=0.1, sample_rate=args.sample_rate)
     before, learner, seconds, peaks, losses = peak(), None, [], [], []
     for _ in range(STEPS):
-        begun = time.perf_counter()
-        loss, learner = learn(here, here.initial, learner, work, CosFace(), momentum="keep")
-        seconds.append(time.perf_counter() - begun)
+        start = time.perf_counter()
+        loss, learner = learn(silo, silo.initial, learner, work, CosFace(), momentum="keep")
+        seconds.append(time.perf_counter() - start)
         peaks.append(peak())
         losses.append(loss)
     assert learner is not None
@@ -74,19 +74,19 @@ def run(size: int, split: bool, args: argparse.Namespace) -> float:
     with tempfile.TemporaryDirectory() as folder:
         pipes = []
         for rank in range(size):
-            here, there = context.Pipe()
-            about = (rank, size, split, args, Path(folder) / "meeting", there)
+            near_end, far_end = context.Pipe()
+            about = (rank, size, split, args, Path(folder) / "meeting", far_end)
             context.Process(target=measure, args=about, daemon=True).start()
-            there.close()
-            pipes.append(here)
-        found = [pipe.recv() for pipe in pipes]
-    for rank, (before, peaks, seconds, losses, rows) in enumerate(found):
+            far_end.close()
+            pipes.append(near_end)
+        results = [pipe.recv() for pipe in pipes]
+    for rank, (before, peaks, seconds, losses, rows) in enumerate(results):
         print(
             f"| {size if split else 'plain'} | {rank} | {rows:,} | {before:.2f} | {peaks[0] - before:.2f} | "
             f"{peaks[1] - before:.2f} | {peaks[1]:.2f} | {seconds[0]:.1f} | {seconds[1]:.1f} | {losses[1]:.6f} |",
             flush=True,
         )
-    return sum(peaks[-1] for _, peaks, *_ in found)
+    return sum(peaks[-1] for _, peaks, *_ in results)
 
 
 def main() -> None:

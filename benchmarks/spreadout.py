@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import platform
 import resource
 import statistics
-import time
+from collections.abc import Callable
 from typing import Any
 
+import measuring
 import torch
 
 from coalface.training.losses.spreadout import BLOCK, cosine_histogram, spread_out
@@ -60,22 +60,24 @@ def bare(rows: torch.Tensor) -> None:
             torch.mm(left, right.T, out=out.view(-1)[: len(left) * len(right)].view(len(left), len(right)))
 
 
-def serve(there: Any, name: str, args: argparse.Namespace) -> None:
+def make_case(name: str, args: argparse.Namespace) -> Callable[[], tuple[float, float]]:
+    """A turn of a case: its seconds, and MiB above the class embeddings."""
     torch.set_num_threads(args.threads)
     together, settings = CASES[name]
     rows = class_embeddings(args.classes, args.embedding_size, together)
     spread_out(rows[:64], step=0.01)
     bare(rows[: BLOCK // 8])
     before = peak()
-    while there.recv():
-        begun = time.perf_counter()
+
+    def step() -> None:
         if settings is None:
             bare(rows)
         elif name == "histogram":
             cosine_histogram(rows)
         else:
             spread_out(rows, step=1e-6, **settings)
-        there.send((time.perf_counter() - begun, peak() - before))
+
+    return lambda: (measuring.seconds(step), peak() - before)
 
 
 def main() -> None:
@@ -87,21 +89,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=[name for name in CASES if name != "limit"], help="these cases")
     args = parser.parse_args()
     names = ["limit", *(name for name in CASES if name != "limit" and name in (args.only or CASES))]
-    context = multiprocessing.get_context("spawn")
+    cases = {name: measuring.OwnProcess(make_case, name, args) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
     memory: dict[str, float] = {}
-    pipes = {}
-    for name in names:
-        pipes[name], there = context.Pipe()
-        context.Process(target=serve, args=(there, name, args), daemon=True).start()
-        there.close()
     for _ in range(args.turns):
-        for name in names:
-            pipes[name].send(True)
-            taken, memory[name] = pipes[name].recv()
-            seconds[name].append(taken)
-    for pipe in pipes.values():
-        pipe.send(False)
+        for name, case in cases.items():
+            elapsed, memory[name] = case()
+            seconds[name].append(elapsed)
+    for case in cases.values():
+        case.close()
     pairs = f"{args.classes:,} × {args.embedding_size}, float32, {args.threads} threads, {args.turns} turns"
     print(f"{pairs}; a matrix of class embeddings is {args.classes * args.embedding_size / 2**18:.0f} MiB")
     for name in names:

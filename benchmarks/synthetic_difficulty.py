@@ -34,17 +34,17 @@ BATCH = 30
 
 def balanced(faces: FaceSet, count: int, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """`count` genuine and `count` impostor pairs, drawn evenly over identities: (2·count, 2) and whether same."""
-    who = rng.integers(UNSEEN, size=(2 * count, 2))
-    who[:count, 1] = who[:count, 0]
-    who[count:, 1] = (who[count:, 0] + rng.integers(1, UNSEEN, size=count)) % UNSEEN
+    people = rng.integers(UNSEEN, size=(2 * count, 2))
+    people[:count, 1] = people[:count, 0]
+    people[count:, 1] = (people[count:, 0] + rng.integers(1, UNSEEN, size=count)) % UNSEEN
     image = rng.integers(IMAGES, size=(2 * count, 2))
     image[:count, 1] = (image[:count, 0] + rng.integers(1, IMAGES, size=count)) % IMAGES
-    return who * IMAGES + image, np.arange(2 * count) < count
+    return people * IMAGES + image, np.arange(2 * count) < count
 
 
-def accuracy(features: NDArray[np.float32], pairs: NDArray[np.int64], same: NDArray[np.bool_]) -> float:
+def accuracy(features: NDArray[np.float32], pairs: NDArray[np.int64], is_genuine: NDArray[np.bool_]) -> float:
     scores = (features[pairs[:, 0]] * features[pairs[:, 1]]).sum(axis=1).astype(np.float64)
-    return 100 * ten_fold_accuracy(scores, same).mean
+    return 100 * ten_fold_accuracy(scores, is_genuine).mean
 
 
 def pixel_features(faces: FaceSet) -> NDArray[np.float32]:
@@ -88,21 +88,21 @@ def main() -> None:
         start = time.perf_counter()
         tests[domain] = SyntheticFaces(UNSEEN, IMAGES, options.seed, domains=(domain,), first=IDENTITIES).generate()
         print(f"# {domain}: {len(tests[domain]) / (time.perf_counter() - start):.0f} images/s made", flush=True)
-    pairs, same = balanced(next(iter(tests.values())), 4000, np.random.default_rng(options.seed))
+    pairs, is_genuine = balanced(next(iter(tests.values())), 4000, np.random.default_rng(options.seed))
     print(f"{'trained in':>12}", *(f"{domain:>9}" for domain in tests))
 
     def row(name: str, figures: list[float], note: str = "") -> None:
         print(f"{name:>12}", *(f"{figure:9.1f}" for figure in figures), note, flush=True)
 
-    row("pixels", [accuracy(pixel_features(t), pairs, same) for t in tests.values()])
+    row("pixels", [accuracy(pixel_features(t), pairs, is_genuine) for t in tests.values()])
     fresh = build("cnn-small", size=64, channels=1, generator=np.random.default_rng(options.seed))
-    row("untrained", [accuracy(embed(fresh, t), pairs, same) for t in tests.values()])
+    row("untrained", [accuracy(embed(fresh, t), pairs, is_genuine) for t in tests.values()])
     for domain in options.domains if options.train is None else options.train:
         faces = SyntheticFaces(IDENTITIES, IMAGES, options.seed, domains=(domain,)).generate()
         start = time.perf_counter()
         module = train(faces, options.images, options.rate, options.seed)
         note = f"  # {options.images / (time.perf_counter() - start):.0f} images/s trained"
-        row(domain, [accuracy(embed(module, t), pairs, same) for t in tests.values()], note)
+        row(domain, [accuracy(embed(module, t), pairs, is_genuine) for t in tests.values()], note)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from measuring import seconds
 from numpy.typing import NDArray
 
 from coalface.data.readers import ijb
@@ -25,12 +25,6 @@ from coalface.evaluation.metrics.open_set import mean_figures, search
 from coalface.evaluation.metrics.templates import template_features, verify_pairs
 
 D, GALLERY, PROBES, PAIRS, GENUINE, IMAGES = 512, 3531, 19593, 15_658_489, 19_557, 469_375
-
-
-def seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
 
 
 def unit(rng: np.random.Generator, centres: NDArray[np.float32], noise: float) -> NDArray[np.float32]:
@@ -72,47 +66,51 @@ def templates(share: float) -> None:
             np.einsum("id,id->i", features[left[few][some]], features[right[few][some]])
 
     gathered = 100 * seconds(gather)
-    taken = seconds(lambda: verify_pairs(features, left, right, same))
+    elapsed = seconds(lambda: verify_pairs(features, left, right, same))
     print(
         f"bare product of {GALLERY:,} × {PROBES:,}: {product:.1f} s; gathered pairs, of a hundredth: {gathered:.1f} s"
     )
     print(
-        f"{pairs:,} pairs to the TAR table: {taken:.1f} s, {taken / product:.1f} times the product, "
-        f"{taken / gathered:.2f} times the gathered; {gigabytes()}"
+        f"{pairs:,} pairs to the TAR table: {elapsed:.1f} s, {elapsed / product:.1f} times the product, "
+        f"{elapsed / gathered:.2f} times the gathered; {gigabytes()}"
     )
     half = GALLERY // 2
     galleries = (slice(0, half), slice(half, GALLERY))
-    probes, who = features[GALLERY:], subject[GALLERY:]
-    taken = seconds(lambda: mean_figures([search(probes, features[one], who, subject[one]) for one in galleries]))
-    print(f"{PROBES:,} probes in two galleries of {half:,}: {taken:.1f} s, {taken / product:.1f} times the product")
+    probes, probe_subjects = features[GALLERY:], subject[GALLERY:]
+    elapsed = seconds(
+        lambda: mean_figures(
+            [search(probes, features[gallery], probe_subjects, subject[gallery]) for gallery in galleries]
+        )
+    )
+    print(f"{PROBES:,} probes in two galleries of {half:,}: {elapsed:.1f} s, {elapsed / product:.1f} times the product")
 
     images = int(share * IMAGES)
     raw = rng.standard_normal((images, D), np.float32)
     of = np.sort(rng.integers(GALLERY + PROBES, size=images))
     media = rng.integers(6, size=images)
     copied = seconds(lambda: raw.astype(np.float64))
-    taken = seconds(lambda: template_features(raw, of, media, norm=False))
-    print(f"{images:,} images pooled: {taken:.1f} s, {taken / copied:.1f} times making them float64; {gigabytes()}")
+    elapsed = seconds(lambda: template_features(raw, of, media, norm=False))
+    print(f"{images:,} images pooled: {elapsed:.1f} s, {elapsed / copied:.1f} times making them float64; {gigabytes()}")
 
 
 def distractors(share: float) -> None:
     rng = np.random.default_rng(0)
-    probes, others = int(100_000 * share), 1_000_000
+    probes, crowd_size = int(100_000 * share), 1_000_000
     identity = np.repeat(np.arange(-(-probes // 100)), 100)[:probes]
     centres = rng.standard_normal((len(np.unique(identity)), D), np.float32)
     features = unit(rng, centres[identity], 1.2)
-    crowd = np.empty((others, D), np.float32)
-    for start in range(0, others, 50_000):
+    crowd = np.empty((crowd_size, D), np.float32)
+    for start in range(0, crowd_size, 50_000):
         crowd[start : start + 50_000] = unit(rng, np.zeros((50_000, D), np.float32), 1.0)
     block = np.empty((min(2048, probes), 8192), np.float32)
     times = [seconds(lambda: np.matmul(features[: len(block)], crowd[:8192].T, out=block)) for _ in range(4)]
-    product = min(times) * (probes / len(block)) * (others / 8192)
+    product = min(times) * (probes / len(block)) * (crowd_size / 8192)
     start = time.perf_counter()
-    found = megaface.evaluate_probes(features, identity, crowd)
-    taken = time.perf_counter() - start
+    result = megaface.evaluate_probes(features, identity, crowd)
+    elapsed = time.perf_counter() - start
     print(
-        f"{probes:,} probes × {others:,} distractors: {taken:.0f} s, {taken / product:.2f} times the bare products "
-        f"({product:.0f} s, from one block); {gigabytes()}; {found.figures()}"
+        f"{probes:,} probes × {crowd_size:,} distractors: {elapsed:.0f} s, {elapsed / product:.2f} times the bare "
+        f"products ({product:.0f} s, from one block); {gigabytes()}; {result.figures()}"
     )
 
 

@@ -43,8 +43,8 @@ def matrices(sent: Any, field: str) -> torch.Tensor:
     """The float32 tensors of two dimensions or more of a field, in one vector."""
     value = getattr(sent, field)
     tensors = value.values() if isinstance(value, dict) else [value]
-    found = [t.flatten() for t in tensors if t.dtype == torch.float32 and t.dim() > 1]
-    return torch.cat(found).double() if found else torch.zeros(0, dtype=torch.float64)
+    flat = [t.flatten() for t in tensors if t.dtype == torch.float32 and t.dim() > 1]
+    return torch.cat(flat).double() if flat else torch.zeros(0, dtype=torch.float64)
 
 
 def measure(reply: Any, sent: list[Any], when: int, errors: Errors) -> None:
@@ -53,14 +53,14 @@ def measure(reply: Any, sent: list[Any], when: int, errors: Errors) -> None:
         model = codec.model_of(type(reply), field, sent)
         if hint not in (torch.Tensor, Tensors) or model is None or not len(exact := matrices(reply, field)):
             continue
-        same = counterpart(type(reply), field) == field
-        before = matrices(next(m for m in sent if getattr(m, field, None) is model), field) if same else 0 * exact
+        is_update = counterpart(type(reply), field) == field
+        before = matrices(next(m for m in sent if getattr(m, field, None) is model), field) if is_update else 0 * exact
         size = torch.linalg.norm(exact - before).item()
         for name, dtype in TYPES.items():
             data = compression.encode(reply, sent, name).data
             back = matrices(compression.decode(data, type(reply), sent, name), field)
             errors.setdefault((field, name), []).append((when, torch.linalg.norm(back - exact).item() / size))
-            if same and name != "int8":
+            if is_update and name != "int8":
                 off = torch.linalg.norm(exact.to(dtype).double() - exact).item() / size
                 errors.setdefault((field, f"weights as {name}"), []).append((when, off))
 
@@ -100,23 +100,23 @@ class Backbone:
 def speed(name: str) -> dict[str, dict[str, float]]:
     """Bytes, and milliseconds to encode and to decode, of a reply with a backbone."""
     rng = torch.Generator().manual_seed(0)
-    made = build(name, size=112, channels=3, generator=generator(0, "backbone"))
-    before = {n: t for n, t in made.state_dict().items() if t.dim()}
+    module = build(name, size=112, channels=3, generator=generator(0, "backbone"))
+    before = {n: t for n, t in module.state_dict().items() if t.dim()}
     sent = [Backbone(backbone=before)]
     after = {n: t + 1e-3 * torch.randn(t.shape, generator=rng) for n, t in before.items()}
-    reply, found = Backbone(backbone=after), {}
+    reply, timings = Backbone(backbone=after), {}
     kinds: list[Updates | None] = [None, *TYPES]
     for kind in kinds:
         times = []
         for _ in range(7):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             data = compression.encode(reply, sent, kind).data
             middle = time.perf_counter()
             compression.decode(data, Backbone, sent, kind)
-            times.append((middle - begun, time.perf_counter() - middle))
+            times.append((middle - start, time.perf_counter() - middle))
         encoding, decoding = (1000 * statistics.median(column) for column in zip(*times, strict=True))
-        found[kind or "float32"] = {"MB": len(data) / 1e6, "encode ms": encoding, "decode ms": decoding}
-    return found
+        timings[kind or "float32"] = {"MB": len(data) / 1e6, "encode ms": encoding, "decode ms": decoding}
+    return timings
 
 
 def main() -> None:
@@ -125,22 +125,20 @@ def main() -> None:
     parser.add_argument("changes", nargs="*")
     parser.add_argument("--speed", metavar="BACKBONE")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    if asked.speed:
-        found = speed(asked.speed)
+    if options.speed:
+        rows = speed(options.speed)
     else:
-        found = {}
-        for (field, how), all_of_it in errors_of(loader.load(asked.recipe, asked.changes)).items():
+        rows = {}
+        for (field, how), all_of_it in errors_of(loader.load(options.recipe, options.changes)).items():
             last = max(when for when, _ in all_of_it)
             medians = [statistics.median(e for w, e in all_of_it if w >= since) for since in (0, last)]
-            found[f"{field}, {how}"] = dict(
-                zip(("median, %", "last round, %"), (100 * m for m in medians), strict=True)
-            )
-    if asked.json:
-        print(json.dumps(found, indent=1))
+            rows[f"{field}, {how}"] = dict(zip(("median, %", "last round, %"), (100 * m for m in medians), strict=True))
+    if options.json:
+        print(json.dumps(rows, indent=1))
         return
-    for name, figures in found.items():
+    for name, figures in rows.items():
         print(f"{name:32}" + "  ".join(f"{key} {value:.3g}" for key, value in figures.items()))
 
 

@@ -55,8 +55,8 @@ def listening(heard: Heard) -> type[InProcess]:
 
             for request, reply in super().exchange(noted()):
                 _, common, each = heard.requests[-1]
-                now = tuple(bytes(m.data) if m else b"" for m in (request.common, request.each))
-                if now != (common, each):
+                after = tuple(bytes(m.data) if m else b"" for m in (request.common, request.each))
+                if after != (common, each):
                     heard.changed.append(f"{request.party}, step {request.step}, round {request.round}")
                 assert not isinstance(reply, Exception), reply
                 heard.replies.append((request, bytes(reply.data if isinstance(reply, codec.Encoded) else reply)))

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from coalface.experiments.recipe import loader
 from coalface.flower.app import project as flowerproject
 from coalface.flower.poc import flwr_cli, network
 from coalface.flower.poc import processes as marked
@@ -45,7 +46,7 @@ FEDERATION: dict[str, Any] = {
 }
 
 
-def written(folder: Path, **changes: Any) -> Path:
+def write_federation(folder: Path, **changes: Any) -> Path:
     """A federation's file, and the recipe beside it."""
     folder.mkdir(exist_ok=True)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
@@ -55,14 +56,14 @@ def written(folder: Path, **changes: Any) -> Path:
 
 STAND_IN = """#!{python}
 import json, os, sys
-kept = {{k: v for k, v in os.environ.items() if k.startswith(("FLWR_", "COALFACE_"))}}
+settings = {{k: v for k, v in os.environ.items() if k.startswith(("FLWR_", "COALFACE_"))}}
 umask = os.umask(0)
 with open({log!r}, "a") as file:
-    file.write(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], kept, umask]) + "\\n")
+    file.write(json.dumps([os.path.basename(sys.argv[0]), sys.argv[1:], settings, umask]) + "\\n")
 """
 
 
-def started(script: Path, tmp_path: Path, *more: str) -> list[tuple[list[str], dict[str, str], int]]:
+def run_script(script: Path, tmp_path: Path, *options: str) -> list[tuple[list[str], dict[str, str], int]]:
     """The commands of a script, by stand-ins: arguments, settings, umask; what it begins besides Flower comes last."""
     log = tmp_path / "log.jsonl"
     (tmp_path / "bin").mkdir(parents=True)
@@ -71,7 +72,9 @@ def started(script: Path, tmp_path: Path, *more: str) -> list[tuple[list[str], d
         (tmp_path / "bin" / name).chmod(0o700)
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("FLWR_", "COALFACE_"))}
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    subprocess.run([script, *more], env={**clean, "PATH": path}, check=True, cwd="/", capture_output=True)  # to the end
+    subprocess.run(
+        [script, *options], env={**clean, "PATH": path}, check=True, cwd="/", capture_output=True
+    )  # to the end
     lines = sorted([json.loads(line) for line in log.read_text().splitlines()], key=lambda line: line[0] == "coalface")
     quiet = ["TELEMETRY_ENABLED=0", "DISABLE_UPDATE_CHECK=1", "DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"]
     for _, _, settings, _ in lines:
@@ -97,16 +100,22 @@ FACES: dict[str, Any] = {
 SILOS: dict[str, str] = {f"silo-0{i}": "trainer" for i in range(3)}
 """Its parties, and their roles."""
 
+TWO_SILOS: dict[str, Any] = loader.merged(FACES, {"data": {"faces": {"identities": 12}, "partition": {"parties": 2}}})
 
-def left(run: Path, homes: Mapping[str, Path]) -> dict[str, str]:
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def digests(run: Path, homes: Mapping[str, Path]) -> dict[str, str]:
     """Everything that a run left whose bytes are promised, each file by its SHA-256: model, metrics and evidence from
     the folder at the server, of each party its ledger and private state from its home; of a run here all are one."""
-    found = {path.relative_to(run): path for path in (run / "model").rglob("*") if path.is_file()}
-    found |= {Path(name): run / name for name in ("metrics.jsonl", "evidence.json")}
+    paths = {path.relative_to(run): path for path in (run / "model").rglob("*") if path.is_file()}
+    paths |= {Path(name): run / name for name in ("metrics.jsonl", "evidence.json")}
     for party, home in homes.items():
-        mine = [home / "ledger" / f"{party}.jsonl", *(home / "parties" / party).rglob("*")]
-        found |= {path.relative_to(home): path for path in mine if path.is_file()}
-    return {str(name): hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(found.items())}
+        files = [home / "ledger" / f"{party}.jsonl", *(home / "parties" / party).rglob("*")]
+        paths |= {path.relative_to(home): path for path in files if path.is_file()}
+    return {str(name): hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(paths.items())}
 
 
 @dataclass
@@ -114,14 +123,15 @@ class Standing:
     """A federation of real processes over TLS on this machine, from its kits."""
 
     kits: Path
-    begun: list[subprocess.Popen[str]] = field(default_factory=list)
-    """The commands that were started."""
+    parties: tuple[str, ...]
+    commands: list[subprocess.Popen[str]] = field(default_factory=list)
+    """Those that were started."""
 
     @classmethod
-    def made(
+    def build(
         cls,
         folder: Path,
-        now: datetime.datetime = NOW,
+        date: datetime.datetime = NOW,
         recipe: dict[str, Any] = FACES,
         roles: Mapping[str, str] = SILOS,
         proxied: bool = False,
@@ -133,11 +143,11 @@ class Standing:
             port, inside = first.getsockname()[1], second.getsockname()[1]
         parties = {name: {"role": role} for name, role in roles.items()}
         link = {"hosts": "127.0.0.1", "port": port} | ({"loopback_port": inside} if proxied else {})
-        file = written(folder, name="here", superlink=link, parties=parties, **changes)
+        file = write_federation(folder, name="here", superlink=link, parties=parties, **changes)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-        return cls(provisioning.make(file, folder / "kits", now))
+        return cls(provisioning.make(file, folder / "kits", date), tuple(roles))
 
-    def takes(self, recipe: Path) -> Path:
+    def use_recipe(self, recipe: Path) -> Path:
         """The operator's project is that of another recipe from now on; returns where the recipe lies in it."""
         project = self.kits / "operator" / "project"
         shutil.rmtree(project)
@@ -145,11 +155,10 @@ class Standing:
 
     def coalface(self, *words: str) -> subprocess.Popen[str]:
         """A command of its own, that hears Ctrl-C: tests in the background ignore it, and so would what they start."""
-        heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-        command = [sys.executable, "-c", f"{heard}; from coalface.cli.main import main; main()", *words]
-        begun = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.begun.append(begun)
-        return begun
+        hear = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+        command = [sys.executable, "-c", f"{hear}; from coalface.cli.main import main; main()", *words]
+        self.commands.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        return self.commands[-1]
 
     @contextlib.contextmanager
     def taken_down(self) -> Iterator[Standing]:
@@ -157,67 +166,72 @@ class Standing:
         try:
             yield self
         finally:
-            self.leave()
-            code, printed = self.ended(self.coalface("down", str(self.kits)))
-            assert code == 0, printed
+            for command in self.commands:  # those that a test which failed has left
+                command.kill()
+                command.communicate()
+            self.down()
         assert not self.processes()
 
-    def leave(self) -> None:
-        """End the commands that a test which failed has left."""
-        for process in self.begun:
-            process.kill()
-            process.communicate()
+    def down(self, *words: str) -> str:
+        """What `down` prints."""
+        code, printed = self.finish(self.coalface("down", str(self.kits), *words))
+        assert code == 0, printed
+        return printed
 
     def up(self, *words: str) -> subprocess.Popen[str]:
         return self.coalface("up", str(self.kits), "--yes", *words)
 
     def inside(self, words: list[str]) -> list[str]:
         """A command that is given in the network of the federation, wherever that is."""
-        there = [os.readlink(f"/proc/{one.pid}/ns/net") for one in self.processes()[:1]]
-        apart = there != [os.readlink("/proc/self/ns/net")]
-        return [*(network.entering(self.kits) if apart else []), *words]
+        networks = [os.readlink(f"/proc/{process.pid}/ns/net") for process in self.processes()[:1]]
+        apart = networks != [os.readlink("/proc/self/ns/net")]
+        return [*(network.nsenter(self.kits) if apart else []), *words]
 
-    def operators(self, *words: str) -> list[str]:
+    def operator_words(self, *words: str) -> list[str]:
         """A command of the operator's: one of Flower's, or a script of the kit."""
         program = str(self.kits / "operator" / words[0]) if words[0].endswith(".sh") else flwr_cli.program(words[0])
         return self.inside([program, *words[1:]])
 
-    def ended(self, process: subprocess.Popen[str], within: float = 300) -> tuple[int, str]:
-        """The exit status of a command, and all that it said."""
-        said, _ = process.communicate(timeout=within)
-        return process.returncode, said
+    def finish(self, process: subprocess.Popen[str], within: float = 300) -> tuple[int, str]:
+        """The exit status of a command, and all that it printed."""
+        printed, _ = process.communicate(timeout=within)
+        return process.returncode, printed
 
     def run(self, name: str) -> Path:
         """The folder of a run at the server."""
         return self.kits / "superlink" / "runs" / name
 
-    def events(self, name: str, what: str) -> list[dict[str, Any]]:
+    def digests(self, name: str) -> dict[str, str]:
+        """The digests of all that a run left, at the server and at the parties."""
+        return digests(self.run(name), {party: self.home(party, name) for party in self.parties})
+
+    def events(self, name: str, kind: str) -> list[dict[str, Any]]:
         path = self.run(name) / "events.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [event for line in lines if (event := json.loads(line))["event"] == what]
+        return [event for line in lines if (event := json.loads(line))["event"] == kind]
 
     def metrics(self, name: str) -> list[dict[str, Any]]:
         path = self.run(name) / "metrics.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait(self, there: Callable[[], Any], within: float = 180) -> None:
+    def wait(self, condition: Callable[[], Any], within: float = 180) -> None:
         """Until something is so; what it is not after `within` seconds fails the test."""
         ends = time.monotonic() + within
-        while not there():
+        while not condition():
             assert time.monotonic() < ends, f"not within {within:g} s; the logs are in {self.kits / 'logs'}"
             time.sleep(0.05)
 
-    def asked(self, name: str, number: int) -> None:
+    def wait_for_round(self, name: str, number: int) -> None:
         """Wait until the server has asked the parties for a round, and awaits their replies."""
         self.wait(lambda: any(event["round"] == number for event in self.events(name, "asks")))
 
-    def send(self, part: str, what: signal.Signals) -> None:
+    def send(self, part: str, number: signal.Signals) -> None:
         """A signal to all processes of a part."""
-        for one in self.processes(part):
-            os.kill(one.pid, what)
+        for process in self.processes(part):
+            os.kill(process.pid, number)
 
     def processes(self, part: str | None = None) -> list[marked.Process]:
-        return [one for one in marked.find_processes(self.kits) if part in (None, one.part)]
+        return [process for process in marked.find_processes(self.kits) if part in (None, process.part)]
 
     def log(self, part: str) -> str:
         return (self.kits / "logs" / f"{part}.log").read_text()

@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from coalface.engine.party import service
 from coalface.engine.party.setup import FederatedData, Setup
-from coalface.flower.app import server
+from coalface.flower.app import records, server
 from coalface.flower.app.client_app import client_app
 from coalface.flower.app.transport import FlowerTransport, Patience
 from coalface.flower.party import process
@@ -60,8 +60,12 @@ class InProcessGrid(Grid):
     def get_nodes(self) -> list[NodeInfo]:
         return [NodeInfo(node_id=node, public_key=self.keys.get(node, b"")) for node in self.get_node_ids()]
 
+    def first_request(self) -> Message:
+        """The first step that the first node was asked for."""
+        return next(m for m in self.sent if (m.metadata.message_type, m.metadata.dst_node_id) == (records.STEP, 1000))
+
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        found = []
+        names = []
         for message in messages:
             name = f"message-{next(self._numbers)}"
             message.metadata.__dict__["_message_id"] = name
@@ -72,8 +76,8 @@ class InProcessGrid(Grid):
             elif node not in self.away:
                 self.answered.append(self.apps[node](message, self.contexts[node]))
                 self._replies[name] = node, self.answered[-1]
-            found.append(name)
-        return found
+            names.append(name)
+        return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         ready = [name for name in message_ids if name in self._replies and self._replies[name][0] not in self.held]
@@ -83,9 +87,9 @@ class InProcessGrid(Grid):
         raise NotImplementedError
 
 
-def seated(one: service.PartyService) -> Any:
+def seated(party_service: service.PartyService) -> Any:
     """The ClientApp of a party that is played in this process."""
-    return client_app(lambda context: functools.partial(service.answer, lambda: one))
+    return client_app(lambda context: functools.partial(service.answer, lambda: party_service))
 
 
 def played_here(recipe: Path) -> Any:
@@ -101,12 +105,12 @@ def roles(world: FederatedData) -> dict[str, str]:
 def over_flower(patience: Patience | None = None, grids: list[InProcessGrid] | None = None) -> Callable[..., Any]:
     """A transport over a grid within this process, each party at a node of its own."""
 
-    def transport(made: Setup, world: FederatedData) -> FlowerTransport:
-        made.prepare()
+    def transport(setup: Setup, world: FederatedData) -> FlowerTransport:
+        setup.prepare()
 
         def app(name: str) -> Any:
-            own = made.build()
-            return seated(service.PartyService(name, own.members()[name], made.context(own)))
+            node_world = setup.build()
+            return seated(service.PartyService(name, node_world.members()[name], setup.context(node_world)))
 
         grid = InProcessGrid([app(name) for name in world.members()])
         if grids is not None:
@@ -128,7 +132,7 @@ def run_recipe(
     parties = list(parties)
     grid = InProcessGrid([played_here(recipe) for _ in parties])
     for node, party in zip(grid.apps, parties, strict=True):
-        more = {key: str(value).format(party=party) for key, value in node_config.items()}
-        grid.contexts[node] = context(node, {"party": party, "home": str(home / party), **more}, run_config)
+        extras = {key: str(value).format(party=party) for key, value in node_config.items()}
+        grid.contexts[node] = context(node, {"party": party, "home": str(home / party), **extras}, run_config)
     server.server(recipe)(grid, context(1, {}, run_config))
     return grid

@@ -54,16 +54,16 @@ class Silo:
 
     def batches(self) -> list[tuple[Tensor, Tensor]]:
         """The pixels and labels of every step of the next round."""
-        found, self._cursor = self._work.batches(self._party, self._cursor)
-        return [self._taken(index) for index in found]
+        batches, self._cursor = self._work.batches(self._party, self._cursor)
+        return [self._taken(index) for index in batches]
 
     def everything(self) -> list[tuple[Tensor, Tensor]]:
         """All images as one batch."""
         return [self._taken(np.arange(self.images))]
 
     def _taken(self, index: Any) -> tuple[Tensor, Tensor]:
-        taken: tuple[Tensor, Tensor] = self._party.compute.batch(self._party.data, index, np.random.default_rng(0))
-        return taken
+        batch: tuple[Tensor, Tensor] = self._party.compute.batch(self._party.data, index, np.random.default_rng(0))
+        return batch
 
     def gradients(self, at: Tensors, head: Tensor, pixels: Tensor, labels: Tensor) -> tuple[Tensors, Tensor, Tensors]:
         """The loss's gradients by the backbone's parameters and by the class embeddings; the buffers afterwards."""
@@ -72,9 +72,9 @@ class Silo:
         head = head.clone().requires_grad_()
         LOSS(self.net(pixels), head, labels).backward()
         assert head.grad is not None
-        found = {name: p.grad.clone() for name, p in self.net.named_parameters() if p.grad is not None}
+        gradients = {name: p.grad.clone() for name, p in self.net.named_parameters() if p.grad is not None}
         running = {n: b.clone() for n, b in self.net.named_buffers() if b.is_floating_point()}
-        return found, head.grad, running
+        return gradients, head.grad, running
 
     def step_head(self, gradient: Tensor, lr: float) -> None:
         """One step of SGD with momentum on the class embeddings."""
@@ -92,9 +92,9 @@ def shares(parties: list[Silo]) -> list[float]:
     return [silo.images / sum(s.images for s in parties) for silo in parties]
 
 
-def mean(weights: list[float], each: list[Tensors]) -> Tensors:
+def mean(weights: list[float], terms: list[Tensors]) -> Tensors:
     """Σ w_i x_i."""
-    return {n: torch.stack([w * x[n] for w, x in zip(weights, each, strict=True)]).sum(0) for n in each[0]}
+    return {n: torch.stack([w * x[n] for w, x in zip(weights, terms, strict=True)]).sum(0) for n in terms[0]}
 
 
 def zeros(build: Tiny) -> Tensors:
@@ -102,11 +102,11 @@ def zeros(build: Tiny) -> Tensors:
     return {name: torch.zeros_like(p) for name, p in build().backbone.module.named_parameters()}
 
 
-def furthest(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+def furthest(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     """The largest difference of any number, and infinity where the names differ."""
-    if set(found) != set(expected):
+    if set(actual) != set(expected):
         return float("inf")
-    return max(float((found[n] - expected[n]).detach().abs().max()) for n in expected)
+    return max(float((actual[n] - expected[n]).detach().abs().max()) for n in expected)
 
 
 def kept(folder: Path, party: str, cls: type) -> Any:
@@ -119,16 +119,16 @@ def kept(folder: Path, party: str, cls: type) -> Any:
 
 def watched(method: type, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The state that each round of a method leaves, from here on."""
-    found: list[Any] = []
+    states: list[Any] = []
     plain = method.round  # type: ignore[attr-defined]
 
     @functools.wraps(plain)
     def noted(self: Any, fed: Any, state: Any) -> Any:
-        found.append(plain(self, fed, state))
-        return found[-1]
+        states.append(plain(self, fed, state))
+        return states[-1]
 
     monkeypatch.setattr(method, "round", noted)
-    return found
+    return states
 
 
 # --- a federation whose numbers can be worked by hand -----------------------------------------------------------------
@@ -173,15 +173,15 @@ def worked(method: type, folder: Path, monkeypatch: pytest.MonkeyPatch, **settin
     return [{name: float(tensors["w"]) for name, tensors in vars(state).items()} for state in states]
 
 
-def naive_accuracy(scores: list[float], same: list[bool], fold: list[int]) -> float:
+def naive_accuracy(scores: list[float], is_genuine: list[bool], fold: list[int]) -> float:
     """Ten-fold accuracy by trying every score as the threshold; of equally good ones the lower middle."""
     right = []
     for f in sorted(set(fold)):
-        train = [(s, g) for s, g, k in zip(scores, same, fold, strict=True) if k != f]
+        train = [(s, g) for s, g, k in zip(scores, is_genuine, fold, strict=True) if k != f]
         rightly = {cut: sum((s >= cut) == g for s, g in train) for cut in sorted({s for s, _ in train} | {2.0})}
         equal = [cut for cut, count in rightly.items() if count == max(rightly.values())]
         best = equal[(len(equal) - 1) // 2]
-        test = [(s >= best) == g for s, g, k in zip(scores, same, fold, strict=True) if k == f]
+        test = [(s >= best) == g for s, g, k in zip(scores, is_genuine, fold, strict=True) if k == f]
         right.append(sum(test) / len(test))
     return 100 * sum(right) / len(right)
 

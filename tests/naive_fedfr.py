@@ -45,8 +45,8 @@ def cosines(f: Tensor, rows: Tensor) -> Tensor:
 def l_cos(f: Tensor, rows: Tensor, y: int) -> Tensor:
     """(3)"""
     powers = torch.exp(COSFACE.scale * cosines(f, rows))
-    own = powers[y] * torch.exp(torch.tensor(-COSFACE.scale * COSFACE.margin, dtype=f.dtype))
-    return -torch.log(own / (own + powers.sum() - powers[y]))
+    genuine = powers[y] * torch.exp(torch.tensor(-COSFACE.scale * COSFACE.margin, dtype=f.dtype))
+    return -torch.log(genuine / (genuine + powers.sum() - powers[y]))
 
 
 def l_con(f: Tensor, anchor: Tensor, previous: Tensor, tau: float) -> Tensor:
@@ -117,74 +117,80 @@ class Client:
         with torch.no_grad():
             return self.net.eval()(images).clone()
 
-    def images(self, theta: Tensors, known: int) -> tuple[Tensor, Tensor]:
+    def images(self, theta: Tensors, first_row: int) -> tuple[Tensor, Tensor]:
         """What it trains on, public images first, and their rows in [Φ ; W]."""
-        mine, public = self.party.data, self.party.extra_data and self.party.extra_data.faces
-        own, labels = pixels(mine), torch.from_numpy(mine.labels) + known
+        faces, public = self.party.data, self.party.extra_data and self.party.extra_data.faces
+        images, labels = pixels(faces), torch.from_numpy(faces.labels) + first_row
         if self.method.public == "none":
-            return own, labels
-        kept = list(range(len(public)))
+            return images, labels
+        chosen = list(range(len(public)))
         if self.method.public == "hard-negatives":
-            features, others = self.answers(theta, own), self.answers(theta, pixels(public))
-            kept = [p for p in kept if any(float(c) > self.method.threshold for c in cosines(others[p], features))]
-        self.near.append(len(kept))
-        return torch.cat([pixels(public)[kept], own]), torch.cat([torch.from_numpy(public.labels)[kept], labels])
+            features, public_features = self.answers(theta, images), self.answers(theta, pixels(public))
+            chosen = [
+                p
+                for p in chosen
+                if any(float(c) > self.method.threshold for c in cosines(public_features[p], features))
+            ]
+        self.near.append(len(chosen))
+        return torch.cat([pixels(public)[chosen], images]), torch.cat([torch.from_numpy(public.labels)[chosen], labels])
 
     def order(self, count: int, epoch: int) -> list[list[int]]:
         """The batches of an epoch: one image that is left over joins the last, or goes where the last must be full."""
         batch, whole = self.method.local.batch_size, self.stream(epoch).permutation(count).tolist()
         if self.method.detail("drop_last") and count >= batch:
             return [whole[at : at + batch] for at in range(0, count - batch + 1, batch)]
-        found = [whole[at : at + batch] for at in range(0, count, batch)]
-        return [*found[:-2], found[-2] + found[-1]] if len(found) > 1 and len(found[-1]) == 1 else found
+        batches = [whole[at : at + batch] for at in range(0, count, batch)]
+        return [*batches[:-2], batches[-2] + batches[-1]] if len(batches) > 1 and len(batches[-1]) == 1 else batches
 
     def stream(self, epoch: int) -> np.random.Generator:
         return self.party.stream(self.party.stage, "epoch", epoch)
 
     def train(self, round_: int, theta: Tensors, phi: Tensor) -> tuple[Tensors, Tensor, int]:
         """A round: Θ_l, Φ_l and the client's weight; `loss` is then the mean of the images'."""
-        method, known = self.method, len(phi)
+        method, public_count = self.method, len(phi)
         if self.classes is None:
             self.begin(theta)
         assert self.classes is not None
-        images, labels = self.images(theta, known)
+        images, labels = self.images(theta, public_count)
         anchor, previous = self.answers(theta, images), self.answers(self.model, images)
-        held = {f"net.{n}": t for n, t in {**theta, **self.kept}.items()} | {"rows": torch.cat([phi, self.classes])}
-        held |= {f"branch.{n}": t for n, t in self.branch.items()}
-        teacher, velocity, losses = held["rows"].clone(), dict[str, Tensor](), list[float]()
+        tensors = {f"net.{n}": t for n, t in {**theta, **self.kept}.items()} | {"rows": torch.cat([phi, self.classes])}
+        tensors |= {f"branch.{n}": t for n, t in self.branch.items()}
+        teacher, velocity, losses = tensors["rows"].clone(), dict[str, Tensor](), list[float]()
         epochs, after = method.detail("epochs"), method.detail("decay_after")
         place = min(round_, len(epochs)) - 1
         for number in range(epochs[place] if epochs else method.local.epochs):
             lr = method.local.lr_at(round_, method.rounds) / (10 if after and number >= after[place] else 1)
             for batch in self.order(len(images), self.epoch):
-                self.net.load_state_dict({**self.net.state_dict(), **part(held, "net.")})
-                leaves = {n: t.clone().requires_grad_() for n, t in held.items() if not n.startswith("net.")}
+                self.net.load_state_dict({**self.net.state_dict(), **part(tensors, "net.")})
+                leaves = {n: t.clone().requires_grad_() for n, t in tensors.items() if not n.startswith("net.")}
                 leaves |= {f"net.{n}": p for n, p in self.net.named_parameters()}
                 features, total = self.net.train()(images[batch]), torch.zeros((), dtype=torch.float64)
                 for f, i in zip(features, batch, strict=True):
-                    total = total + self.of_one(f, leaves, int(labels[i]), known, anchor[i], previous[i], teacher)
+                    total = total + self.of_one(
+                        f, leaves, int(labels[i]), public_count, anchor[i], previous[i], teacher
+                    )
                 total = total / len(batch)
                 slopes = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
-                held |= {f"net.{n}": b.clone() for n, b in self.net.named_buffers() if b.is_floating_point()}
+                tensors |= {f"net.{n}": b.clone() for n, b in self.net.named_buffers() if b.is_floating_point()}
                 for (name, _), slope in zip(leaves.items(), slopes, strict=True):
-                    g = torch.zeros_like(held[name]) if slope is None else slope
-                    step = g + method.local.weight_decay * held[name]
+                    g = torch.zeros_like(tensors[name]) if slope is None else slope
+                    step = g + method.local.weight_decay * tensors[name]
                     velocity[name] = method.local.momentum * velocity.get(name, torch.zeros_like(step)) + step
-                    held[name] = held[name] - lr * velocity[name]
+                    tensors[name] = tensors[name] - lr * velocity[name]
                 losses += [total.item()] * len(batch)
             self.epoch += 1
-        self.classes, self.branch, net = held["rows"][known:], part(held, "branch."), part(held, "net.")
+        self.classes, self.branch, net = tensors["rows"][public_count:], part(tensors, "branch."), part(tensors, "net.")
         self.model, self.kept = {n: net[n] for n in theta}, {n: net[n] for n in self.kept}
         self.loss = sum(losses) / len(losses)
         weight = len(images) if method.detail("weights") == "trained" else len(self.party.data)
-        return self.model, held["rows"][:known], weight
+        return self.model, tensors["rows"][:public_count], weight
 
     def of_one(
         self,
         f: Tensor,
         leaves: Tensors,
         label: int,
-        known: int,
+        public_count: int,
         anchor: Tensor,
         previous: Tensor,
         teacher: Tensor,
@@ -197,12 +203,12 @@ class Client:
         if method.contrastive:
             total = total + method.contrastive * l_con(f, anchor, previous, method.temperature)
         if method.branch != "none":
-            own = leaves["branch.own"]
+            rows = leaves["branch.own"]
             turned = leaves["branch.turn"] @ (f if method.through else f.detach()) + leaves["branch.shift"]
             if method.branch == "binary":
-                total = total + method.branch_weight * l_bce(turned, own, label - known, leaves["branch.bias"])
-            elif label >= known:
-                total = total + method.branch_weight * l_cos(turned, own, label - known)
+                total = total + method.branch_weight * l_bce(turned, rows, label - public_count, leaves["branch.bias"])
+            elif label >= public_count:
+                total = total + method.branch_weight * l_cos(turned, rows, label - public_count)
         return total
 
 
@@ -250,12 +256,12 @@ def followed(
     return ran, members, theta, phi
 
 
-def same_as_kept(client: Client, own: Own) -> None:
+def same_as_kept(client: Client, private: Own) -> None:
     """What a client keeps is what the loop says."""
     assert client.classes is not None
-    assert naive.furthest({"W": own.classes, **own.branch}, {"W": client.classes, **client.branch}) < 1e-10
-    assert naive.furthest({**own.model, **own.kept}, {**client.model, **client.kept}) < 1e-10
-    assert own.kept.keys() == client.kept.keys()
+    assert naive.furthest({"W": private.classes, **private.branch}, {"W": client.classes, **client.branch}) < 1e-10
+    assert naive.furthest({**private.model, **private.kept}, {**client.model, **client.kept}) < 1e-10
+    assert private.kept.keys() == client.kept.keys()
 
 
 def own_model(client: Client) -> Tensors:

@@ -37,7 +37,7 @@ def recipe(**changes: Any) -> Recipe:
     return loader.parse(loader.merged(TREE, changes))
 
 
-def written(folder: Path, **changes: Any) -> Path:
+def write_recipe(folder: Path, **changes: Any) -> Path:
     (folder / "recipe.yaml").write_text(yaml.safe_dump(loader.merged(TREE, changes)))
     return folder / "recipe.yaml"
 
@@ -47,24 +47,26 @@ def write_parties(root: Path) -> Path:
     for number, (party, names) in enumerate(PEOPLE.items()):
         picture_folders(root / party / "faces", names, images=4, seed=number)
         role = "validator" if party == "clinic" else "trainer"
-        own = {"name": party, "role": role, "data": {"kind": "folder", "path": "faces"}}
-        (root / party / "party.yaml").write_text(yaml.safe_dump(own))
+        content = {"name": party, "role": role, "data": {"kind": "folder", "path": "faces"}}
+        (root / party / "party.yaml").write_text(yaml.safe_dump(content))
     (root / "own.yaml").write_text(yaml.safe_dump({party: f"{party}/party.yaml" for party in PEOPLE}))
     return root
 
 
 def over_flower(
-    path: Path, folders: Path, home: Path, out: Path, *, recipes: Mapping[str, Path] = {}, **named: Path
+    path: Path, folders: Path, home: Path, out: Path, *, recipes: Mapping[str, Path] = {}, **own_files: Path
 ) -> InProcessGrid:
     """The server's side to its end, over a node for each party that is given its own file alone.
 
-    `named` are files in place of those in `folders`, and `recipes` those of parties that have another.
+    `own_files` are files in place of those in `folders`, and `recipes` those of parties that have another.
     """
-    files = {party: folders / party / "party.yaml" for party in PEOPLE} | named
+    files = {party: folders / party / "party.yaml" for party in PEOPLE} | own_files
     grid = InProcessGrid([played_here(recipes.get(party, path)) for party in files])
     for node, (party, file) in zip(grid.apps, files.items(), strict=True):
-        told = {"party": party, "home": str(home / party), "data": str(file)}
-        grid.contexts[node] = Context(run_id=1, node_id=node, node_config=told, state=RecordDict(), run_config={})
+        node_config = {"party": party, "home": str(home / party), "data": str(file)}
+        grid.contexts[node] = Context(
+            run_id=1, node_id=node, node_config=node_config, state=RecordDict(), run_config={}
+        )
     run_config = {"out": str(out), "join-seconds": 0.01}
     server.server(path)(grid, Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config))
     return grid

@@ -48,11 +48,11 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", OVERVIEW, ids=lambda page: page.name)
 def test_modules_that_the_architecture_names_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    named = re.findall(NAMED, text)
+    paths = re.findall(NAMED, text)
     for package, files in re.findall(r"^\| `([\w/]+)` \| (`[^|]*`) \|", text, flags=re.MULTILINE):
-        named += [f"{package}/{name}" for name in re.findall(r"`([\w/.]+)`", files) if (PACKAGE / package).is_dir()]
-    assert named or page.parent.name == "spec", "the page names no module any more, or in another form"
-    assert not [name for name in named if not (PACKAGE / name).exists()]
+        paths += [f"{package}/{name}" for name in re.findall(r"`([\w/.]+)`", files) if (PACKAGE / package).is_dir()]
+    assert paths or page.parent.name == "spec", "the page names no module any more, or in another form"
+    assert not [name for name in paths if not (PACKAGE / name).exists()]
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:

@@ -27,8 +27,8 @@ def test_a_run_has_one_fingerprint_whatever_the_workers_and_another_is_told(tmp_
         command = [sys.executable, str(SCRIPT), "--methods", "fedavg", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
-    made = run("--out", str(table := tmp_path / "table.md"))
-    assert made.returncode == 0, made.stderr
+    first = run("--out", str(table := tmp_path / "table.md"))
+    assert first.returncode == 0, first.stderr
     rows = TOOLS["read_rows"](table.read_text(encoding="utf-8"))
     assert rows.keys() == {("fedavg", "1"), ("fedavg", "2")}
     model, figures, sent, records, chains = rows["fedavg", "1"]

@@ -77,17 +77,17 @@ PACKAGES = {name_of(path) for path in FILES if path.name == "__init__.py"}
 @functools.cache
 def imported(path: Path) -> set[str]:
     """The modules that a file imports, wherever in it, be it for types alone; ours by their names below `coalface`."""
-    found = set()
+    names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"{path}: write imports from the root of the package"
             for alias in node.names:
                 below = f"{node.module}.{alias.name}".partition(".")[2]
                 ours = node.module.split(".")[0] == "coalface" and below in MODULES
-                found.add(f"coalface.{below}" if ours else node.module)
-    return {name if not name.startswith("coalface.") else name.partition(".")[2] for name in found}
+                names.add(f"coalface.{below}" if ours else node.module)
+    return {name if not name.startswith("coalface.") else name.partition(".")[2] for name in names}
 
 
 @functools.cache
@@ -100,14 +100,20 @@ def package_of(module: str) -> str:
     return module if module in PACKAGES else module.rpartition(".")[0]
 
 
-def may(module: str, other: str) -> bool:
+def may(module: str, imported_module: str) -> bool:
     """Whether a module may import another; every one may ask the root for the version."""
-    here, there = package_of(module), package_of(other)
-    return here == there or {there, other} & (RULES[here] | {""}) != set()
+    package, target = package_of(module), package_of(imported_module)
+    return package == target or {target, imported_module} & (RULES[package] | {""}) != set()
 
 
 def breaches() -> set[tuple[str, str]]:
-    return {(one, other) for one, others in edges().items() if one for other in others if not may(one, other)}
+    return {
+        (module, target)
+        for module, targets in edges().items()
+        if module
+        for target in targets
+        if not may(module, target)
+    }
 
 
 def test_every_package_has_a_rule_and_every_rule_a_package() -> None:
@@ -118,7 +124,7 @@ def test_every_package_has_a_rule_and_every_rule_a_package() -> None:
 
 def test_imports_go_one_way() -> None:
     bad = sorted(breaches())
-    assert not bad, "\n".join(f"{one} imports {other}, which its package may not" for one, other in bad)
+    assert not bad, "\n".join(f"{module} imports {target}, which its package may not" for module, target in bad)
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
@@ -145,8 +151,10 @@ def test_the_root_and_the_folders_stay_small() -> None:
     entries = {path.name for path in ROOT.iterdir()} - {"__pycache__", "py.typed"}
     assert len(entries) <= MOST_ENTRIES and {name for name in entries if name.endswith(".py")} == {"__init__.py"}
     for package in PACKAGES - {"methods"}:
-        held = [name for name in MODULES.keys() - PACKAGES if package_of(name) == package]
-        assert len(held) <= MOST_MODULES, f"{package} holds {len(held)} modules: give a subject a folder of its own"
+        modules = [name for name in MODULES.keys() - PACKAGES if package_of(name) == package]
+        assert len(modules) <= MOST_MODULES, (
+            f"{package} holds {len(modules)} modules: give a subject a folder of its own"
+        )
 
 
 def test_flower_is_imported_in_one_folder() -> None:
@@ -157,8 +165,8 @@ def test_flower_is_imported_in_one_folder() -> None:
 def test_what_a_node_imports_for_every_message_is_light() -> None:
     """Flower starts a process for each message: torch alone would take longer than all else that it does."""
     code = "import sys, coalface.flower.party.client; print(*{'torch', 'pydantic', 'cv2', 'flwr'} & sys.modules.keys())"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["flwr"]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["flwr"]
 
 
 def test_the_rule_can_be_broken(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ TORCH = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.
 LOCK = (ROOT / "requirements.lock").read_text()
 LOCKED = dict(re.findall(r"^([a-z0-9-]+)==(\S+) \\$", LOCK, re.MULTILINE))
 tool = runpy.run_path(str(ROOT / "tools" / "lock.py"))
-ASKED: list[Requirement] = [one for part in tool["read_requirements"]().values() for one in part]
+ASKED: list[Requirement] = [requirement for part in tool["read_requirements"]().values() for requirement in part]
 made_by_make = pytest.mark.skipif(
     Path(sys.prefix) != ROOT / ".venv" or not (ROOT / ".venv" / "installed").exists(),
     reason="this environment is not the one that `make` installs",
@@ -26,8 +26,10 @@ made_by_make = pytest.mark.skipif(
 @made_by_make
 def test_what_is_installed_is_what_is_locked() -> None:
     installed = dict(pin.split("==") for pin in tool["list_pins"]())
-    other = {name: (version, LOCKED.get(name)) for name, version in installed.items() if LOCKED.get(name) != version}
-    assert not other, f"installed and locked (run `make`, or `make lock` after an upgrade): {other}"
+    differing = {
+        name: (version, LOCKED.get(name)) for name, version in installed.items() if LOCKED.get(name) != version
+    }
+    assert not differing, f"installed and locked (run `make`, or `make lock` after an upgrade): {differing}"
     assert tool["version_of"]("torch") == TORCH, "constraints.txt names another torch: run `make`"
 
 
@@ -39,7 +41,11 @@ def test_the_lock_is_versions_with_hashes_and_nothing_else() -> None:
 
 def test_the_lock_has_a_version_that_fits_for_all_that_is_asked_for() -> None:
     versions = {**LOCKED, "torch": TORCH}
-    assert not [str(one) for one in ASKED if versions.get(canonicalize_name(one.name), "") not in one.specifier]
+    assert not [
+        str(requirement)
+        for requirement in ASKED
+        if versions.get(canonicalize_name(requirement.name), "") not in requirement.specifier
+    ]
 
 
 @pytest.mark.parametrize(
@@ -55,12 +61,14 @@ def test_the_lock_has_a_version_that_fits_for_all_that_is_asked_for() -> None:
     ],
 )
 def test_a_version_with_a_known_hole_is_not_taken(name: str, holed: str) -> None:
-    assert not [str(one) for one in ASKED if one.name == name and holed in one.specifier]
-    assert [one for one in ASKED if one.name == name], f"nothing asks for {name}"
+    assert not [
+        str(requirement) for requirement in ASKED if requirement.name == name and holed in requirement.specifier
+    ]
+    assert [requirement for requirement in ASKED if requirement.name == name], f"nothing asks for {name}"
 
 
 def test_the_licences_are_of_the_versions_that_are_locked() -> None:
     page = (ROOT / "docs" / "licences.md").read_text()
     rows = re.findall(r"^\| ([a-z0-9-]+) \| (\S+) \| ([^|]*[^| ]) \| ([^|]*[^| ]) \|$", page, re.MULTILINE)
-    told = {name: version for name, version, _, _ in rows if name != "package"}
-    assert told == {**LOCKED, "torch": TORCH}
+    versions = {name: version for name, version, _, _ in rows if name != "package"}
+    assert versions == {**LOCKED, "torch": TORCH}

@@ -54,8 +54,8 @@ def write(path: Path, **changes: Any) -> Path:
 
 def model_bytes(out: Path) -> dict[str, str]:
     """Every file of weights that a run left, by name, as SHA-256."""
-    found = sorted((out / "model").rglob("*.safetensors"))
-    return {str(p.relative_to(out / "model")): hashlib.sha256(p.read_bytes()).hexdigest() for p in found}
+    paths = sorted((out / "model").rglob("*.safetensors"))
+    return {str(p.relative_to(out / "model")): hashlib.sha256(p.read_bytes()).hexdigest() for p in paths}
 
 
 def centred_model(run: Path, out: Path) -> Path:

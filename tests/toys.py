@@ -142,8 +142,8 @@ class Moves(Method):
         delta = {name: torch.full_like(t, by) for name, t in common.values.items()}
         values = {name: t + by for name, t in common.values.items()}
         total = {name: t + (own.total[name] if own else 0) for name, t in delta.items()}
-        kept = Control(total=total, rounds=own.rounds + 1 if own else 1)
-        return Moved(values=values, delta=delta, images=len(party.data), loss=by), kept
+        control = Control(total=total, rounds=own.rounds + 1 if own else 1)
+        return Moved(values=values, delta=delta, images=len(party.data), loss=by), control
 
     @step(role="trainer")
     def remember(self, party: Party, own: Memory | None, each: Nudge) -> tuple[Note, Memory]:
@@ -203,8 +203,8 @@ class Validation(Component):
     @step(role="validator")
     def score(self, party: Party, own: Seen | None, common: Candidate) -> tuple[Score, Seen]:
         _begin(party, "score")
-        seen = own.candidates + 1 if own else 1
-        return Score(score=self.weight * float(common.values["a"].sum()) + seen), Seen(candidates=seen)
+        count = own.candidates + 1 if own else 1
+        return Score(score=self.weight * float(common.values["a"].sum()) + count), Seen(candidates=count)
 
 
 @state
@@ -282,9 +282,9 @@ class Timed(Lagged):
         return super().move(party, common)
 
 
-def tell(folder: str, what: str) -> None:
+def tell(folder: str, name: str) -> None:
     """Leave the time in a file; processes of one machine have the same clock."""
-    (Path(folder) / what).write_text(str(time.monotonic()))
+    (Path(folder) / name).write_text(str(time.monotonic()))
 
 
 @state

@@ -109,27 +109,27 @@ class Tiny:
 
     def validating(self) -> dict[str, tuple[FaceSet, PairList]]:
         """Each validator's images and pairs."""
-        whole, found = faces(2 * self.parties + 4 * self.validators, self.each), {}
+        whole, parties = faces(2 * self.parties + 4 * self.validators, self.each), {}
         for i in range(self.validators):
             first = 2 * self.parties + 4 * i
             view = whole.only(list(range(first, first + 4)))
-            found[f"judge-{i}"] = view, balanced_pairs(view, pairs=20, rng=np.random.default_rng(i))
-        return found
+            parties[f"judge-{i}"] = view, balanced_pairs(view, pairs=20, rng=np.random.default_rng(i))
+        return parties
 
     def data(self) -> dict[str, FaceSet]:
         """Each party's images."""
         whole = faces(2 * self.parties, self.each)
         if self.pooled:
             return {"all": self.hidden(whole) if self.domains else whole}
-        found = {}
+        parties = {}
         for i in range(self.parties):
             view = whole.only([2 * i] if self.one_identity else [2 * i, 2 * i + 1])
-            found[f"silo-{i}"] = view.select(np.arange(len(view) - i % 3))
+            parties[f"silo-{i}"] = view.select(np.arange(len(view) - i % 3))
         if self.domains:
-            known = {name: name == "silo-0" for name in found if (name == "silo-0") in self.sides()}
+            known = {name: name == "silo-0" for name in parties if (name == "silo-0") in self.sides()}
             tells = {name: source or self.uses_target_labels for name, source in known.items()}
-            found = {name: found[name] if told else unlabelled(found[name], None) for name, told in tells.items()}
-        return dict(reversed(found.items())) if self.reverse else found
+            parties = {name: parties[name] if told else unlabelled(parties[name], None) for name, told in tells.items()}
+        return dict(reversed(parties.items())) if self.reverse else parties
 
     def sides(self) -> set[bool]:
         """Whether the source takes part, and whether the targets do."""
@@ -137,12 +137,15 @@ class Tiny:
 
     def hidden(self, whole: FaceSet) -> FaceSet:
         """All images of the domains at one party: the first two identities are the source's."""
-        mine = whole.only([i for i in range(len(whole.names)) if (i < 2) in self.sides()])
+        images = whole.only([i for i in range(len(whole.names)) if (i < 2) in self.sides()])
         if self.uses_target_labels:
-            return mine
-        known = len(self.sides()) == 2
+            return images
+        both_sides = len(self.sides()) == 2
         return replace(
-            mine, labels=np.where(mine.labels < 2 * known, mine.labels, -1), names=mine.names[: 2 * known], files=None
+            images,
+            labels=np.where(images.labels < 2 * both_sides, images.labels, -1),
+            names=images.names[: 2 * both_sides],
+            files=None,
         )
 
     def trained(self) -> FaceSet:
@@ -164,15 +167,15 @@ class Tiny:
             net = Net(norm=self.norm)
         backbone = Backbone(net.double() if self.double else net, self.policy)
         dtype = torch.float64 if self.double else torch.float32
-        held, mine = self.validating(), self.data()
-        kinds = {n: f"trainer/{'source' if n == 'silo-0' else 'target'}" for n in mine} if self.domains else {}
+        validators, trainers = self.validating(), self.data()
+        kinds = {n: f"trainer/{'source' if n == 'silo-0' else 'target'}" for n in trainers} if self.domains else {}
         return FederatedData(
-            mine | {name: faces for name, (faces, _) in held.items()},
+            trainers | {name: faces for name, (faces, _) in validators.items()},
             backbone,
             Compute(augment=Augment(flip=self.flip), dtype=dtype),
             public=self.everybodys(),
-            roles=dict(self.roles) | dict.fromkeys(held, "validator") | ({} if self.pooled else kinds),
-            pairs={name: pairs for name, (_, pairs) in held.items()},
+            roles=dict(self.roles) | dict.fromkeys(validators, "validator") | ({} if self.pooled else kinds),
+            pairs={name: pairs for name, (_, pairs) in validators.items()},
         )
 
 
@@ -191,11 +194,11 @@ class Ran:
 
     def bytes(self) -> dict[str, bytes]:
         """Everything whose bits are promised: the state, the metrics, the parties' private state and ledgers."""
-        found = {"state": bytes(codec.pack(self.state).data), "metrics": (self.folder / "metrics.jsonl").read_bytes()}
+        parts = {"state": bytes(codec.pack(self.state).data), "metrics": (self.folder / "metrics.jsonl").read_bytes()}
         if (cohorts := self.folder / "cohorts.jsonl").exists():
-            found["cohorts"] = cohorts.read_bytes()
+            parts["cohorts"] = cohorts.read_bytes()
         for path in sorted((self.folder / "ledger").glob("*.jsonl")):
-            found[f"ledger {path.stem}"] = path.read_bytes()
+            parts[f"ledger {path.stem}"] = path.read_bytes()
         for path in sorted((self.folder / "parties").rglob("*.commit")):
             size = len(Commit.open(path).shards) + 1
             for rank in range(size):
@@ -204,8 +207,8 @@ class Ran:
                     data = commit.read(name)
                     assert data is not None
                     if name != REPLY:  # replies may be saved or not
-                        found[f"{path.parent.name} {path.stem} {name}{f' of shard {rank}' * (rank > 0)}"] = bytes(data)
-        return found
+                        parts[f"{path.parent.name} {path.stem} {name}{f' of shard {rank}' * (rank > 0)}"] = bytes(data)
+        return parts
 
 
 def setup(method: Method, folder: Path, build: Callable[[], FederatedData], *, seed: int = 0, **changes: Any) -> Setup:
@@ -228,8 +231,8 @@ def run(
     """Run, or resume, a method over a tiny world to its end."""
     world = build()
     conduct = RoundPolicy("test", **rules)
-    made = setup(method, folder, build, seed=conduct.seed, numerics=numerics, save_replies=save_replies)
-    carrier = transport(made, world)
+    party_setup = setup(method, folder, build, seed=conduct.seed, numerics=numerics, save_replies=save_replies)
+    carrier = transport(party_setup, world)
     try:
         server = Server(
             method,
@@ -254,14 +257,14 @@ def cosines(model: Tensors, build: Tiny, faces: FaceSet) -> tuple[Tensor, Tensor
     backbone.module.load_state_dict({**backbone.module.state_dict(), **model})
     with torch.no_grad():
         images = to_tensor(faces.take(np.arange(len(faces))))
-        found = backbone.module.eval()(images.double() if build.double else images)
-    found = torch.nn.functional.normalize(found)
-    return found @ found.T, torch.from_numpy(faces.labels)
+        embeddings = backbone.module.eval()(images.double() if build.double else images)
+    embeddings = torch.nn.functional.normalize(embeddings)
+    return embeddings @ embeddings.T, torch.from_numpy(faces.labels)
 
 
 def workers(n: int, window: int = 4) -> Callable[[Setup, FederatedData], Workers]:
     """A transport of n worker processes."""
-    return lambda made, world: Workers(made, world, n, window)
+    return lambda setup, world: Workers(setup, world, n, window)
 
 
 def raw(tensors: Tensors) -> dict[str, bytes]:
@@ -278,22 +281,22 @@ def stopping(after: int) -> type[InProcess]:
 
     A cohort counts as one.
     """
-    left = [after]
+    remaining = [after]
 
     class Stopping(InProcess):
         def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
             for answered in super().exchange(requests):
-                if left[0] == 0:
+                if remaining[0] == 0:
                     raise Stop
-                left[0] -= 1
+                remaining[0] -= 1
                 yield answered
 
         def batched(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | ClientBatch]:
             for item in super().batched(requests, images):
                 if isinstance(item, ClientBatch):
-                    if left[0] == 0:
+                    if remaining[0] == 0:
                         raise Stop
-                    left[0] -= 1
+                    remaining[0] -= 1
                 yield item
 
     return Stopping
@@ -302,9 +305,9 @@ def stopping(after: int) -> type[InProcess]:
 def recipe(name: str, **changes: Any) -> tuple[Method, Tiny]:
     """A registered method with tiny settings, and the world it is run in."""
     cls = METHODS[name]
-    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     common = {"rounds": 3, "local": WORK, "loss": LOSS}
-    settings = {k: v for k, v in common.items() if k in known} | OWN.get(name, {}) | changes
+    settings = {k: v for k, v in common.items() if k in fields} | OWN.get(name, {}) | changes
     method = cls(**settings)
     validated = any(declared.role == "validator" for _, declared in method.steps.values())
     build = Tiny(

@@ -22,8 +22,8 @@ def method(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str = "", new: st
     path.write_text(SOURCE.replace(old, new), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("damped", path)
     assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "damped", made)
-    spec.loader.exec_module(made)
-    monkeypatch.setitem(METHODS, "damped", made.Damped)
-    return made
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "damped", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(METHODS, "damped", module.Damped)
+    return module

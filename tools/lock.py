@@ -72,11 +72,13 @@ WHY = {
 def read_requirements() -> dict[str, list[Requirement]]:
     """What `pyproject.toml` asks for, by what a person installs: `coalface`, an extra of it, or what builds it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    asked = {"coalface": project["project"]["dependencies"], **project["project"]["optional-dependencies"]}
-    asked["dev"] = asked["dev"] + project["build-system"]["requires"]
+    lines_by_part = {"coalface": project["project"]["dependencies"], **project["project"]["optional-dependencies"]}
+    lines_by_part["dev"] = lines_by_part["dev"] + project["build-system"]["requires"]
     return {
-        name: [one for one in map(Requirement, lines) if one.name != "coalface"]  # "dev" names the other extras
-        for name, lines in asked.items()
+        name: [
+            requirement for requirement in map(Requirement, lines) if requirement.name != "coalface"
+        ]  # "dev" names the other extras
+        for name, lines in lines_by_part.items()
     }
 
 
@@ -91,22 +93,22 @@ def find(name: str) -> Distribution:
 def find_closure(roots: list[Requirement]) -> dict[str, set[str]]:
     """The names of what is asked for, directly or by another, each with those who ask for it."""
     askers: dict[str, set[str]] = {}
-    seen, waiting = set(), [("", root) for root in roots]
+    visited, waiting = set(), [("", root) for root in roots]
     while waiting:
-        asker, wanted = waiting.pop()
-        name = canonicalize_name(wanted.name)
+        asker, requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
         askers.setdefault(name, set()).update({asker} - {""})
-        for extra in ("", *wanted.extras):
-            if (name, extra) in seen:
+        for extra in ("", *requirement.extras):
+            if (name, extra) in visited:
                 continue
-            seen.add((name, extra))
+            visited.add((name, extra))
             lines = find(name).requires or []
-            waiting += [(name, one) for one in map(Requirement, lines) if applies(one, extra)]
+            waiting += [(name, needed) for needed in map(Requirement, lines) if applies(needed, extra)]
     return askers
 
 
-def applies(wanted: Requirement, extra: str) -> bool:
-    return wanted.marker is None or wanted.marker.evaluate({"extra": extra})
+def applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def version_of(name: str) -> str:
@@ -131,7 +133,7 @@ def licence_of(package: Distribution) -> str:
 
 def write_page() -> str:
     """The text of `docs/licences.md`."""
-    lines, told = [LICENCES_HEAD], set()
+    lines, listed = [LICENCES_HEAD], set()
     for part, roots in read_requirements().items():
         askers = find_closure(roots)
         direct = {canonicalize_name(root.name) for root in roots}
@@ -139,11 +141,11 @@ def write_page() -> str:
             part, f"With `coalface[{part}]`"
         )
         lines += [f"## {title}\n", "| package | version | licence | why |", "|---|---|---|---|"]
-        for name in sorted(askers.keys() - told):
+        for name in sorted(askers.keys() - listed):
             why = WHY[name] if name in direct else f"for {', '.join(sorted(askers[name]))}"
             lines.append(f"| {name} | {version_of(name)} | {licence_of(find(name))} | {why} |")
         lines.append("")
-        told |= askers.keys()
+        listed |= askers.keys()
     return "\n".join(lines)
 
 
@@ -157,10 +159,10 @@ def write_lock() -> str:
     """The text of `requirements.lock`; asks the package index for the hashes."""
     command = [sys.executable, "-m", "uv", "pip", "compile", "-", "--no-config", "--quiet"]
     command += ["--no-deps", "--generate-hashes", "--no-header", "--no-annotate"]
-    asked = subprocess.run(command, input="\n".join(list_pins()), capture_output=True, text=True)
-    if asked.returncode:
-        raise SystemExit(f"uv did not give the hashes:\n{asked.stderr}")
-    return LOCK_HEAD + asked.stdout
+    process = subprocess.run(command, input="\n".join(list_pins()), capture_output=True, text=True)
+    if process.returncode:
+        raise SystemExit(f"uv did not give the hashes:\n{process.stderr}")
+    return LOCK_HEAD + process.stdout
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import shlex
@@ -40,7 +41,7 @@ def up(
             typer.echo(text)
 
     if is_open := network.enter(kits):
-        _consent(is_open, network.others(), yes)
+        _consent(is_open, network.other_users(), yes)
     else:
         tell("the federation has its own network, which no other user of this machine can reach")
 
@@ -51,21 +52,22 @@ def up(
     typed = quote(str(kits))
     loopback = launcher.Loopback(kits, tell, timeout)
     runconfig.check(kits / "operator" / "project", run_config)
-    monitor.say_faults(verify.check(kits, monitor.now()), tell)
+    for fault in verify.check(kits, datetime.datetime.now(datetime.UTC)):
+        tell(f"kits: {fault}")  # it stops nothing: TLS or the SuperLink refuses what matters
     following = False
     try:
         loopback.start(out)
         if not run:
-            by_hand = shlex.join([*([] if is_open else network.entering(kits)), str(kits / "operator" / "run.sh")])
+            by_hand = shlex.join([*([] if is_open else network.nsenter(kits)), str(kits / "operator" / "run.sh")])
             tell(f"`{by_hand}` starts a run, `coalface down {typed}` ends everything")
             return
-        number, folder = loopback.run(run_config), loopback.folder(run_config)
+        number, following = loopback.run(run_config), True
+        folder = loopback.folder(run_config)
         tell(f"run {number}, in {folder}; logs in {kits / 'logs'}")
         tell("its first round begins once the server and the parties have loaded the recipe")
         if detach:
             tell(f"`coalface status {typed}` says how it goes, `coalface down {typed}` ends everything")
             return
-        following = True
         monitor.follow(loopback, number, folder, quiet=quiet)
     except KeyboardInterrupt:
         went = "the federation and its run continue" if following else "stopped; what was started still runs"
@@ -142,14 +144,14 @@ def status(
     from coalface.flower.poc import monitor
 
     if as_json:
-        typer.echo(json.dumps(monitor.told(run), indent=1))
+        typer.echo(json.dumps(monitor.read_status(run), indent=1))
     elif watch:
         with contextlib.suppress(KeyboardInterrupt):
             monitor.watch(run)
     else:
         from coalface.cli.console import print_wide
 
-        print_wide(monitor.shown(monitor.told(run), time.time()))
+        print_wide(monitor.render(monitor.read_status(run), time.time()))
 
 
 def logs(

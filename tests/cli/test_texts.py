@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import tinyruns
 import typer
-from federations import NOW, written
+from federations import NOW, write_federation
 
 from coalface.cli import main
 from coalface.flower.provision import kits
@@ -35,7 +35,7 @@ def desk(fedavg_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("desk")
     tinyruns.write(folder / "tiny.yaml")
     shutil.copytree(fedavg_run, folder / "run")
-    kits.make(written(folder / "federation"), folder / "kits", NOW)
+    kits.make(write_federation(folder / "federation"), folder / "kits", NOW)
     tinyruns.picture_folders(folder / "faces", ["Ann", "Bob"])
     (folder / "party.yaml").write_text("{name: silo-00, dta: {}}")
     (folder / "notes.txt").write_text("no recipe")

@@ -15,7 +15,7 @@ import psutil
 import pytest
 import tinyruns
 import torch
-from federations import NOW, written
+from federations import NOW, write_federation
 
 from coalface.cli import main
 from coalface.core import disk
@@ -103,7 +103,7 @@ WRITERS: list[tuple[Callable[[Path], object], str]] = [
 
 @pytest.mark.parametrize(("write", "name"), WRITERS, ids=[name for _, name in WRITERS])
 def test_the_error_of_a_write_names_its_file(tmp_path: Path, write: Callable[[Path], object], name: str) -> None:
-    written(tmp_path)
+    write_federation(tmp_path)
     for person in "ABC":
         (tmp_path / "faces" / person).mkdir(parents=True)
         for number in range(4):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from federations import left
+from federations import digests
 from ownparties import PEOPLE, TREE, over_flower, write_parties
 from safetensors.torch import load_file
 from tinyruns import Silent, picture_folders
@@ -93,7 +93,7 @@ def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_th
     local = party_file.fill(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, alone, Silent(), report=False)
     homes = {party: tmp_path / "homes" / party / "own" for party in TRAINERS}
-    assert left(over_network, homes) == left(alone, dict.fromkeys(TRAINERS, alone))
+    assert digests(over_network, homes) == digests(alone, dict.fromkeys(TRAINERS, alone))
     used = [json.loads((folder / "summary.json").read_text()).get("public_images") for folder in (over_network, alone)]
     assert used[0] is None and used[1]["held"] == 20  # which are near a client's people stays with it
     assert sum(map(sum, used[1]["used"].values())) > 0, "no client trained on a public image, so this shows nothing"

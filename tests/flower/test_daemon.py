@@ -46,9 +46,9 @@ def serving() -> Iterator[subprocess.Popen[bytes]]:
 def ask(tmp_path: Path, serving: subprocess.Popen[bytes]) -> Callable[..., tuple[dict[str, Any], dict[str, bytes]]]:
     place = tmp_path / "home" / "processes" / "one.json"
 
-    def asks(about: str = "works", said: Any = None, data: Any = None, idle: float = 30) -> Any:
+    def asks(about: str = "works", values: Any = None, data: Any = None, idle: float = 30) -> Any:
         start = [sys.executable, "-c", SERVER, str(place), str(serving.pid), str(idle)]
-        return daemon.ask(place, start, about, said or {}, data or {})
+        return daemon.ask(place, start, about, values or {}, data or {})
 
     return asks
 
@@ -64,25 +64,25 @@ def gone(process: int) -> bool:
 
 
 def test_one_process_answers_message_after_message_with_their_bytes(ask: Any, tmp_path: Path) -> None:
-    said, data = ask(said={"name": "silo-0"}, data={"common": b"abc", "each": bytes(5_000_000), "none": b""})
+    values, data = ask(values={"name": "silo-0"}, data={"common": b"abc", "each": bytes(5_000_000), "none": b""})
     assert data == {"common": b"cba", "each": bytes(5_000_000), "none": b""}
     again, _ = ask()
-    assert said["name"] == "silo-0" and again["process"] == said["process"] and again["calls"] == 2
-    kept = json.loads((tmp_path / "home" / "processes" / "one.json").read_text())
-    socket = Path(kept["socket"])
+    assert values["name"] == "silo-0" and again["process"] == values["process"] and again["calls"] == 2
+    about = json.loads((tmp_path / "home" / "processes" / "one.json").read_text())
+    socket = Path(about["socket"])
     assert (
         socket.parent.stat().st_mode & 0o777 == 0o700 and (tmp_path / "home" / "processes").stat().st_mode & 0o77 == 0
     )
 
 
 def test_several_that_come_at_once_start_one(ask: Any) -> None:
-    found: list[int] = []
-    threads = [threading.Thread(target=lambda: found.append(ask()[0]["process"])) for _ in range(4)]
+    processes: list[int] = []
+    threads = [threading.Thread(target=lambda: processes.append(ask()[0]["process"])) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4 and len(set(found)) == 1
+    assert len(processes) == 4 and len(set(processes)) == 1
 
 
 def test_it_ends_with_whom_it_serves_in_the_midst_of_its_work_and_leaves_nothing(
@@ -110,14 +110,14 @@ def test_it_ends_with_whom_it_serves_in_the_midst_of_its_work_and_leaves_nothing
 
 
 def test_asked_to_end_it_leaves_nothing_either(ask: Any, tmp_path: Path) -> None:
-    said, _ = ask()
+    values, _ = ask()
     folder = tmp_path / "home" / "processes"
     socket = Path(json.loads((folder / "one.json").read_text())["socket"])
     assert socket.exists()
-    os.kill(said["process"], signal.SIGTERM)
-    assert gone(said["process"])
+    os.kill(values["process"], signal.SIGTERM)
+    assert gone(values["process"])
     assert not socket.parent.exists() and not (folder / "one.json").exists()
-    assert ask()[0]["process"] != said["process"]
+    assert ask()[0]["process"] != values["process"]
 
 
 def test_one_that_was_killed_is_started_again(ask: Any) -> None:

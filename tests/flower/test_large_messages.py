@@ -18,21 +18,17 @@ LARGE |= {"model": {"name": "ir50"}, "data": {**FACES["data"], "size": 112}, "ev
 
 @pytest.mark.slow
 def test_a_large_model_goes_through_with_the_bits_of_a_local_run(tmp_path: Path) -> None:
-    made = Standing.made(tmp_path, recipe=LARGE)
-    here, there = tmp_path / "local", made.run("large")
-    try:
-        code, text = made.ended(made.up(), within=1500)
-        assert code == 0, text
-    finally:
-        made.leave()
-        made.ended(made.coalface("down", str(made.kits)))
+    federation = Standing.build(tmp_path, recipe=LARGE)
+    with federation.taken_down():
+        code, printed = federation.finish(federation.up(), within=1500)
+        assert code == 0, printed
     recipe = loader.load(tmp_path / "recipe.yaml", ["engine.on_error=exclude"])
-    experiment.run(recipe, here, Silent(), report=False)
-    model = (there / "model" / "backbone.safetensors").read_bytes()
-    assert len(model) > 174e6 and model == (here / "model" / "backbone.safetensors").read_bytes()
-    (record,) = made.metrics("large")
-    assert record == json.loads((here / "metrics.jsonl").read_text()) and record["failed"] == {}
-    for party in ("silo-00", "silo-01", "silo-02"):
-        ledger = made.home(party, "large") / "ledger" / f"{party}.jsonl"
+    local = experiment.run(recipe, tmp_path / "local", Silent(), report=False)
+    model = (federation.run("large") / "model" / "backbone.safetensors").read_bytes()
+    assert len(model) > 174e6 and model == (local / "model" / "backbone.safetensors").read_bytes()
+    (record,) = federation.metrics("large")
+    assert record == json.loads((local / "metrics.jsonl").read_text()) and record["failed"] == {}
+    for party in federation.parties:
+        ledger = federation.home(party, "large") / "ledger" / f"{party}.jsonl"
         lines = [json.loads(line) for line in ledger.read_text().splitlines()]
         assert sum(line["bytes"] for line in lines) * 3 == record["bytes_up"] > 3 * 174e6

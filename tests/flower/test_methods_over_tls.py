@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import tinydomains
 import yaml
-from federations import Standing, left
+from federations import TWO_SILOS, Standing, digests
 from tinyruns import Silent
 
 from coalface.experiments import run as experiment
@@ -26,18 +26,10 @@ ROLES = {"source": "trainer", "target-00": "trainer", "pooled": "trainer", "clin
 """All parties of all methods."""
 
 SILOS: dict[str, Any] = {
+    **TWO_SILOS,
     "name": "silos",
-    "method": "fedavg",
-    "rounds": 2,
-    "local": {"epochs": 1, "batch_size": 8, "lr": 0.02},
-    "data": {
-        "size": 32,
-        "faces": {"kind": "synthetic", "identities": 12, "images": 4},
-        "partition": {"kind": "shares", "shares": {"source": 1, "target-00": 1}},
-        "hold_out": 4,
-    },
+    "data": {**TWO_SILOS["data"], "partition": {"kind": "shares", "shares": {"source": 1, "target-00": 1}}},
     "validators": {"clinic": {"identities": 4, "pairs": 10}},
-    "evaluation": {"fars": [0.1], "pairs": {"unseen": {"kind": "balanced", "pairs": 10}}},
     "engine": {"threads": 1},
 }
 """Two silos of two identities each, whom a validator evaluates."""
@@ -109,8 +101,8 @@ def test_every_method_is_run() -> None:
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
     """Four nodes that stand ready for any of the recipes."""
-    with Standing.made(tmp_path_factory.mktemp("standing"), recipe=SILOS, roles=ROLES).taken_down() as federation:
-        code, printed = federation.ended(federation.up("--no-run"))
+    with Standing.build(tmp_path_factory.mktemp("standing"), recipe=SILOS, roles=ROLES).taken_down() as federation:
+        code, printed = federation.finish(federation.up("--no-run"))
         assert code == 0, printed
         yield federation
 
@@ -119,30 +111,34 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
 @pytest.mark.parametrize("method", list(METHODS))
 def test_a_run_over_tls_leaves_the_bytes_of_a_run_here(method: str, standing: Standing, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPES[method]))
-    recipe = standing.takes(tmp_path / "recipe.yaml")
+    recipe = standing.use_recipe(tmp_path / "recipe.yaml")
     running = standing.up("--run-config", f'name="{method}" method="{method}"')
     changes = ["engine.on_error=exclude", f"name={method}", f"method={method}"]
-    here = experiment.run(loader.load(recipe, changes), tmp_path / "here", Silent(), report=False)
-    code, said = standing.ended(running)
-    assert code == 0, said
-    there, homes = standing.run(method), {party: standing.home(party, method) for party in ROLES}
-    assert (there / "config.yaml").read_bytes() == (here / "config.yaml").read_bytes()
-    ours, theirs = left(here, dict.fromkeys(ROLES, here)), left(there, homes)
-    asked = {party["name"] for party in summary(here)["parties"] if party["rounds"]}  # a method may sample them
-    assert asked and {name.split("/")[1] for name in ours if name.startswith("parties/")} == asked
-    assert all(f"ledger/{party}.jsonl" in ours for party in asked)
+    local = experiment.run(loader.load(recipe, changes), tmp_path / "here", Silent(), report=False)
+    code, printed = standing.finish(running)
+    assert code == 0, printed
+    served = standing.run(method)
+    assert (served / "config.yaml").read_bytes() == (local / "config.yaml").read_bytes()
+    local_files, served_files = digests(local, dict.fromkeys(ROLES, local)), standing.digests(method)
+    trained = {party["name"] for party in summary(local)["parties"] if party["rounds"]}  # a method may sample them
+    assert trained and {name.split("/")[1] for name in local_files if name.startswith("parties/")} == trained
+    assert all(f"ledger/{party}.jsonl" in local_files for party in trained)
     if method in STAYS:  # what is evaluated and given on
-        assert not [name for name in theirs if name.endswith(".safetensors")]
-        of_models = {name for name in ours if name.startswith("model/")} | {"evidence.json"}
-        ours, theirs = ({name: found[name] for name in found.keys() - of_models} for found in (ours, theirs))
-    assert theirs == ours
-    assert summary(there)["ledger"]["checked"] == summary(here)["ledger"]["checked"]
+        assert not [name for name in served_files if name.endswith(".safetensors")]
+        of_models = {name for name in local_files if name.startswith("model/")} | {"evidence.json"}
+        local_files, served_files = (
+            {name: files[name] for name in files.keys() - of_models} for files in (local_files, served_files)
+        )
+    assert served_files == local_files
+    assert summary(served)["ledger"]["checked"] == summary(local)["ledger"]["checked"]
     if "personalised" in RECIPES[method]["evaluation"]:  # by everybody's models; of a client's own nothing leaves it
-        ours, theirs = summary(here)["personalised"], summary(there)["personalised"]
-        assert theirs["start"] and theirs["shared"] and theirs.keys().isdisjoint({"own", "branch"})
-        assert all(theirs[kind] == ours[kind] for kind in ("start", "shared"))
+        local_figures, served_figures = summary(local)["personalised"], summary(served)["personalised"]
+        assert (
+            served_figures["start"] and served_figures["shared"] and served_figures.keys().isdisjoint({"own", "branch"})
+        )
+        assert all(served_figures[kind] == local_figures[kind] for kind in ("start", "shared"))
 
 
 def summary(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return content

@@ -15,29 +15,29 @@ def test_a_run_that_has_ended_is_asked_for_at_once_and_its_end_is_not_silent(
 ) -> None:
     """Without this the SuperLink is asked every ten seconds, each time by a process of its own."""
     folder = shutil.copytree(fedavg_run, tmp_path / "run")
-    held = experiment.alone(folder)
-    held.__enter__()
-    asked: list[int] = []
+    lock = experiment.alone(folder)
+    lock.__enter__()
+    asked_after: list[int] = []
     looks: list[float] = []
 
     class Here:
         def state_of(self, number: int) -> tuple[str, str]:
-            asked.append(len(looks))
-            return ("running" if len(asked) < 3 else "finished:completed"), ""
+            asked_after.append(len(looks))
+            return ("running" if len(asked_after) < 3 else "finished:completed"), ""
 
     def sleep(seconds: float) -> None:
         looks.append(seconds)
         assert len(looks) < 9, "nobody asks whether the run has ended"
         if len(looks) == 3:
-            held.__exit__(None, None, None)
+            lock.__exit__(None, None, None)
 
     monkeypatch.setattr(monitor.time, "sleep", sleep)
-    here: Any = Here()
-    monitor.follow(here, 7, folder)
-    assert asked == [0, 3, 4]
-    said = capsys.readouterr().out.splitlines()
-    assert said[1:3] == [
+    federation: Any = Here()
+    monitor.follow(federation, 7, folder)
+    assert asked_after == [0, 3, 4]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == [
         "the server evaluates the model, and the parties check their ledgers",
         "the SuperLink ends the run",
     ]
-    assert said[-1].startswith("tiny-fedavg  done")
+    assert lines[-1].startswith("tiny-fedavg  done")

@@ -45,7 +45,7 @@ cli.main()
 @pytest.fixture
 def allowed() -> None:
     """Passes over a test where this system lets this user make no network."""
-    if failed := network._tried():
+    if failed := network.find_fault():
         pytest.skip(f"this system gives no network namespace: {os.strerror(failed)}")
 
 
@@ -59,7 +59,7 @@ def test_what_listens_in_it_is_reached_from_there_and_not_from_without(tmp_path:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=20)
         subprocess.run([sys.executable, "-c", DIALS, str(tmp_path), str(port)], check=True, timeout=60)
-        assert network.entering(tmp_path)[:3] == ["nsenter", "--target", str(listening.pid)]
+        assert network.nsenter(tmp_path)[:3] == ["nsenter", "--target", str(listening.pid)]
         listening.stdin.close()
 
 
@@ -92,33 +92,33 @@ def test_a_system_that_gives_none_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_up_enters_it_while_it_has_one_thread() -> None:
     """With more, no system lets a user other than root enter."""
-    told = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, text=True, check=True, timeout=60)
-    assert told.stdout == "1\n", told.stderr
+    command = subprocess.run([sys.executable, "-c", COMMAND], capture_output=True, text=True, check=True, timeout=60)
+    assert command.stdout == "1\n", command.stderr
 
 
 def test_others_are_the_people_who_can_log_in(monkeypatch: pytest.MonkeyPatch) -> None:
     def account(name: str, number: int, shell: str) -> pwd.struct_passwd:
         return pwd.struct_passwd((name, "x", number, number, "", "/", shell))
 
-    mine = os.geteuid()
-    known = [account("ann", 1001 + mine, "/bin/bash"), account("web", 33, "/bin/sh"), account("me", mine, "/bin/sh")]
-    known += [account("out", 1002 + mine, "/usr/sbin/nologin"), account("nobody", 65534, "/bin/sh")]
-    known += [account("bob", 1003 + mine, "")]
-    monkeypatch.setattr(pwd, "getpwall", lambda: known)
+    user = os.geteuid()
+    accounts = [account("ann", 1001 + user, "/bin/bash"), account("web", 33, "/bin/sh"), account("me", user, "/bin/sh")]
+    accounts += [account("out", 1002 + user, "/usr/sbin/nologin"), account("nobody", 65534, "/bin/sh")]
+    accounts += [account("bob", 1003 + user, "")]
+    monkeypatch.setattr(pwd, "getpwall", lambda: accounts)
     monkeypatch.setattr(network.psutil, "process_iter", lambda: iter(()))
-    assert network.others() == ["ann", "bob"]
+    assert network.other_users() == ["ann", "bob"]
 
 
 ASK = """
 import ssl, sys, urllib.error, urllib.request
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 url, root = sys.argv[1:]
-wanted = AcquireTaskRequest(supported_task_types=["flwr-clientapp", "flwr-serverapp"]).SerializeToString()
-request = urllib.request.Request(url + "/v1/runtime/acquire-task", wanted, {"Content-Type": "application/protobuf"})
+content = AcquireTaskRequest(supported_task_types=["flwr-clientapp", "flwr-serverapp"]).SerializeToString()
+request = urllib.request.Request(url + "/v1/runtime/acquire-task", content, {"Content-Type": "application/protobuf"})
 context = ssl.create_default_context(cafile=root) if url.startswith("https") else None
 try:
-    with urllib.request.urlopen(request, context=context, timeout=20) as found:
-        print(found.status)
+    with urllib.request.urlopen(request, context=context, timeout=20) as reply:
+        print(reply.status)
 except urllib.error.HTTPError as error:
     print(error.code)
 """
@@ -127,23 +127,18 @@ except urllib.error.HTTPError as error:
 @pytest.mark.slow
 @pytest.mark.ci
 def test_who_reaches_the_ports_is_given_no_task_and_no_command_line_has_a_token(tmp_path: Path) -> None:
-    made = Standing.made(tmp_path)
-    try:
-        code, said = made.ended(made.up("--detach", "--run-config", "rounds=400"))
-        assert code == 0, said
-        made.asked("faces", 2)
-        kinds = {"flwr-serverapp": False, "flwr-clientapp": False}
-        while not all(kinds.values()):  # a client's is there while it answers
-            for one in made.processes():
-                assert "--token " not in one.command
-                kinds |= {kind: True for kind in kinds if kind in one.command and "--token-file" in one.command}
-        (node,) = [one.command for one in made.processes("silo-01") if "flower-supernode" in one.command]
+    with Standing.build(tmp_path).taken_down() as federation:
+        code, printed = federation.finish(federation.up("--detach", "--run-config", "rounds=400"))
+        assert code == 0, printed
+        federation.wait_for_round("faces", 2)
+        kinds = {"flwr-serverapp", "flwr-clientapp"}
+        while kinds:  # a client's is there while it answers
+            commands = [process.command for process in federation.processes()]
+            assert not [command for command in commands if "--token " in command]
+            kinds -= {kind for kind in kinds for command in commands if kind in command and "--token-file" in command}
+        (node,) = [one.command for one in federation.processes("silo-01") if "flower-supernode" in one.command]
         near = f"http://127.0.0.1:{node.split('--port ')[-1].split()[0]}"
-        for url in (near, f"https://{project.read_kits(made.kits).superlink.own_address}"):
-            words = [sys.executable, "-c", ASK, url, str(made.kits / "operator" / "ca.crt")]
-            told = subprocess.run(made.inside(words), capture_output=True, text=True, check=True, timeout=60)
-            assert told.stdout == "401\n", (url, told.stdout, told.stderr)
-    finally:
-        made.leave()
-        code, said = made.ended(made.coalface("down", str(made.kits)))
-    assert code == 0 and not made.processes(), said
+        for url in (near, f"https://{project.read_kits(federation.kits).superlink.own_address}"):
+            words = [sys.executable, "-c", ASK, url, str(federation.kits / "operator" / "ca.crt")]
+            asking = subprocess.run(federation.inside(words), capture_output=True, text=True, check=True, timeout=60)
+            assert asking.stdout == "401\n", (url, asking.stdout, asking.stderr)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from federations import NOW
-from ownparties import PEOPLE, write_parties, written
+from ownparties import PEOPLE, write_parties, write_recipe
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
@@ -27,14 +27,14 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_parties(tmp_path_factory.mktemp("parties"))
 
 
-def check_party(file: Path, *more: str) -> tuple[int, str]:
+def check_party(file: Path, *options: str) -> tuple[int, str]:
     """Exit status and lines of `coalface party check`."""
-    result = CliRunner().invoke(app, ["party", "check", str(file), *more])
+    result = CliRunner().invoke(app, ["party", "check", str(file), *options])
     return result.exit_code, result.output
 
 
 def test_a_party_is_told_what_is_found_before_it_starts(parties: Path, tmp_path: Path) -> None:
-    path = written(tmp_path, data={"size": 48, "min_images": 3})
+    path = write_recipe(tmp_path, data={"size": 48, "min_images": 3})
     shutil.copytree(parties / "silo-00", tmp_path / "silo-00")
     faces, file = tmp_path / "silo-00" / "faces", tmp_path / "silo-00" / "party.yaml"
     for number in (2, 3):
@@ -59,12 +59,12 @@ def test_a_party_is_told_what_of_its_folder_is_not_read(
     file, unread = tmp_path / "silo-00" / "party.yaml", "(.heic 1): Adalind/1.heic"
     status, lines = check_party(file)
     assert status == 0 and unread in lines
-    process.take(written(tmp_path), {"party": "silo-00", "home": str(tmp_path / "home"), "data": str(file)}, {})
+    process.take(write_recipe(tmp_path), {"party": "silo-00", "home": str(tmp_path / "home"), "data": str(file)}, {})
     assert [unread in record.getMessage() for record in caplog.records] == [True]
 
 
 def test_what_keeps_a_party_from_taking_part_is_told_to_it(parties: Path, tmp_path: Path) -> None:
-    path, file = written(tmp_path), tmp_path / "party.yaml"
+    path, file = write_recipe(tmp_path), tmp_path / "party.yaml"
     status, lines = check_party(parties / "clinic" / "party.yaml", "--recipe", str(path))
     assert status == 0 and "20 pairs of 16 images" in lines, lines
     for text in (
@@ -98,7 +98,7 @@ def test_images_that_everybody_can_read_are_a_fault(parties: Path, monkeypatch: 
 
 def federation(folder: Path, **changes: Any) -> Path:
     """A federation's file with a recipe of parties that bring their own images beside it."""
-    written(folder)
+    write_recipe(folder)
     parties: dict[str, Any] = {
         "silo-00": {"role": "trainer", "faces": "/srv/hospital's faces"},
         "silo-01": {"role": "trainer"},

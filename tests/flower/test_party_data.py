@@ -11,9 +11,9 @@ import commands
 import numpy as np
 import pytest
 import yaml
-from federations import left
+from federations import digests
 from flwr.app import RecordDict
-from ownparties import PEOPLE, UNSEEN, over_flower, recipe, write_parties, written
+from ownparties import PEOPLE, UNSEEN, over_flower, recipe, write_parties, write_recipe
 from tinyruns import Silent
 
 from coalface.core.errors import CoalfaceError, RecipeError
@@ -39,21 +39,23 @@ def test_a_run_whose_nodes_each_see_their_own_folder_leaves_the_bytes_of_a_local
     parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("COALFACE_DATA", raising=False)
-    there, here = tmp_path / "there", tmp_path / "here"
-    path = written(tmp_path)
-    grid = over_flower(path, parties, tmp_path / "homes", there)
+    over_flower_out, local_out = tmp_path / "there", tmp_path / "here"
+    path = write_recipe(tmp_path)
+    grid = over_flower(path, parties, tmp_path / "homes", over_flower_out)
     local = party_file.fill(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
-    experiment.run(local, here, Silent(), report=False)
-    whole = left(here, dict.fromkeys(PEOPLE, here))
+    experiment.run(local, local_out, Silent(), report=False)
+    whole = digests(local_out, dict.fromkeys(PEOPLE, local_out))
     assert all(any(name.startswith(f"parties/{party}/") for name in whole) for party in PEOPLE)
-    assert left(there, {party: tmp_path / "homes" / party / "own" for party in PEOPLE}) == whole
-    summary = json.loads((there / "summary.json").read_text())
-    told = {one["name"]: (one["role"], one["images"], one["identities"]) for one in summary["parties"]}
-    assert told["silo-00"] == ("trainer", 12, 3) and told["silo-01"] == ("trainer", 8, 2)
-    assert told["clinic"][0] == "validator"
-    names = [name.encode() for each in PEOPLE.values() for name in each]
-    assert not list(there.rglob("trained_on*")) and not list(here.rglob("trained_on*"))  # the server knows no names
-    files = [path for path in there.rglob("*") if path.is_file()]
+    assert digests(over_flower_out, {party: tmp_path / "homes" / party / "own" for party in PEOPLE}) == whole
+    summary = json.loads((over_flower_out / "summary.json").read_text())
+    counts = {party["name"]: (party["role"], party["images"], party["identities"]) for party in summary["parties"]}
+    assert counts["silo-00"] == ("trainer", 12, 3) and counts["silo-01"] == ("trainer", 8, 2)
+    assert counts["clinic"][0] == "validator"
+    names = [name.encode() for people in PEOPLE.values() for name in people]
+    assert not list(over_flower_out.rglob("trained_on*")) and not list(
+        local_out.rglob("trained_on*")
+    )  # the server knows no names
+    files = [path for path in over_flower_out.rglob("*") if path.is_file()]
     assert len(files) > 8 and not [p for p in files if any(name in p.read_bytes() for name in names)]
     assert str(parties).encode() not in b"".join(path.read_bytes() for path in files)
     sent = b"".join(value for reply in grid.answered for value in _bytes(reply.content))
@@ -75,21 +77,21 @@ OVER_OWN = [n for n, m in METHODS.items() if not (m.pools or m.scenario == "doma
 def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
     method: str, parties: Path, tmp_path: Path
 ) -> None:
-    one = METHODS[method].scenario == "devices"
+    has_one_identity = METHODS[method].scenario == "devices"
     for party, names in PEOPLE.items():
         shutil.copytree(parties / party, tmp_path / party)
-        for name in names[1:] if one else ():
+        for name in names[1:] if has_one_identity else ():
             shutil.rmtree(tmp_path / party / "faces" / name)
-        said = yaml.safe_load((tmp_path / party / "party.yaml").read_text())
-        (tmp_path / party / "party.yaml").write_text(yaml.safe_dump({**said, "role": "trainer"}))
+        content = yaml.safe_load((tmp_path / party / "party.yaml").read_text())
+        (tmp_path / party / "party.yaml").write_text(yaml.safe_dump({**content, "role": "trainer"}))
     (tmp_path / "own.yaml").write_text(yaml.safe_dump({party: f"{party}/party.yaml" for party in PEOPLE}))
-    path = written(tmp_path, method=method, data={"parties": list(PEOPLE)})
+    path = write_recipe(tmp_path, method=method, data={"parties": list(PEOPLE)})
     tree = yaml.safe_load(path.read_text())
     del tree["validators"]
     if METHODS[method].scenario == "private-public":
         tree["data"]["public"] = UNSEEN | {"first": 500}
         tree["pretrain"] = {"method": "centralized", "rounds": 1}
-    if one and "sample" in METHODS[method].__dataclass_fields__:
+    if has_one_identity and "sample" in METHODS[method].__dataclass_fields__:
         tree["methods"] = {method: {"sample": 1}}
     path.write_text(yaml.safe_dump(tree))
     over_flower(path, tmp_path, tmp_path / "homes", tmp_path / "there")
@@ -99,8 +101,8 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
     files = [path for path in (tmp_path / "here" / "parties").rglob("*") if path.is_file()]
     assert files  # of methods that sample, not of all parties
     for file in files:
-        mine = tmp_path / "homes" / file.parent.name / "own" / "parties" / file.parent.name / file.name
-        assert mine.read_bytes() == file.read_bytes()
+        at_party = tmp_path / "homes" / file.parent.name / "own" / "parties" / file.parent.name / file.name
+        assert at_party.read_bytes() == file.read_bytes()
 
 
 def test_a_stopped_local_run_goes_on_and_its_folders_may_have_moved(parties: Path, tmp_path: Path) -> None:
@@ -128,8 +130,8 @@ def test_a_partys_images_may_be_in_each_of_the_forms(kind: str, parties: Path, t
     from coalface.data.stores import open_store
     from coalface.data.tools import convert
 
-    made = recipe(method="fedavg")
-    one = party_file.read(parties / "silo-00" / "party.yaml")
+    federated = recipe(method="fedavg")
+    silo = party_file.read(parties / "silo-00" / "party.yaml")
     faces, at = open_store(parties / "silo-00" / "faces"), tmp_path / "held"
     if kind == "pack":
         write_pack(faces, at, size=32, grey=True)
@@ -138,11 +140,11 @@ def test_a_partys_images_may_be_in_each_of_the_forms(kind: str, parties: Path, t
     else:
         at = parties / "silo-00" / "faces"
     (tmp_path / "party.yaml").write_text(yaml.safe_dump({"data": {"kind": kind, "path": str(at)}}))
-    alone = party_data.party_data(made, "silo-00", tmp_path / "party.yaml")
-    others = {"silo-00": party_file.read(tmp_path / "party.yaml"), "silo-01": one}
-    both = sources.open_own(made, party_file.fill(made, others).data.parts)
-    assert len(alone.data["silo-00"]) == 12 and len(alone.data["silo-01"]) == 0 and len(both) == 24
-    np.testing.assert_array_equal(both.take(np.arange(12, 24)), alone.data["silo-00"].take(np.arange(12)))
+    alone = party_data.party_data(federated, "silo-00", tmp_path / "party.yaml")
+    files = {"silo-00": party_file.read(tmp_path / "party.yaml"), "silo-01": silo}
+    joined = sources.open_own(federated, party_file.fill(federated, files).data.parts)
+    assert len(alone.data["silo-00"]) == 12 and len(alone.data["silo-01"]) == 0 and len(joined) == 24
+    np.testing.assert_array_equal(joined.take(np.arange(12, 24)), alone.data["silo-00"].take(np.arange(12)))
 
 
 # --- what holds at each party by itself -------------------------------------------------------------------------------
@@ -153,14 +155,14 @@ def test_rules_of_the_recipe_hold_at_each_party_alike_here_and_there(parties: Pa
     for number in (2, 3, 4):
         (tmp_path / "silo-00" / "faces" / "Cydonia" / f"Cydonia_{number:04d}.png").unlink()
     rules = {"min_images": 2, "test": {"images": 1}, "exclude": [str(_pairs(tmp_path))]}
-    made = recipe(method="fedavg", data=rules)
-    alone = party_data.party_data(made, "silo-00", tmp_path / "silo-00" / "party.yaml")
+    federated = recipe(method="fedavg", data=rules)
+    alone = party_data.party_data(federated, "silo-00", tmp_path / "silo-00" / "party.yaml")
     assert alone.members()["silo-00"].images == 3 and alone.data["silo-00"].names == (
         "silo-00/Adalind",
     )  # one is a test
     files = {"silo-00": party_file.read(tmp_path / "silo-00" / "party.yaml")}
     files["silo-01"] = party_file.read(parties / "silo-01" / "party.yaml")
-    local = party_file.fill(made, files)
+    local = party_file.fill(federated, files)
     train = splits.split(local).train
     of_it = train.only([train.names.index("silo-00/Adalind")])
     np.testing.assert_array_equal(of_it.take(np.arange(3)), alone.data["silo-00"].take(np.arange(3)))
@@ -183,27 +185,27 @@ def test_a_validator_may_hold_a_list_of_its_own(parties: Path, tmp_path: Path) -
     (tmp_path / "pairs.txt").write_text(
         "1\t2\nEvelina\t1\t2\nFayette\t2\t3\nEvelina\t1\tFayette\t1\nEvelina\t2\tFayette\t4\n"
     )
-    own = {"data": {"kind": "folder", "path": str(parties / "clinic" / "faces")}}
-    own["pairs"] = {"kind": "lfw", "path": "pairs.txt"}
-    (tmp_path / "party.yaml").write_text(yaml.safe_dump(own))
-    here = party_data.party_data(recipe(), "clinic", tmp_path / "party.yaml")
-    assert len(here.pairs["clinic"]) == 4 and here.members()["clinic"].identities == 2
-    assert not here.pairs.keys() - {"clinic"} and not len(here.data["silo-00"])
+    content = {"data": {"kind": "folder", "path": str(parties / "clinic" / "faces")}}
+    content["pairs"] = {"kind": "lfw", "path": "pairs.txt"}
+    (tmp_path / "party.yaml").write_text(yaml.safe_dump(content))
+    clinic = party_data.party_data(recipe(), "clinic", tmp_path / "party.yaml")
+    assert len(clinic.pairs["clinic"]) == 4 and clinic.members()["clinic"].identities == 2
+    assert not clinic.pairs.keys() - {"clinic"} and not len(clinic.data["silo-00"])
 
 
 def test_who_is_evaluated_is_not_trained_on_where_both_lie_in_one_folder(parties: Path) -> None:
-    same = {"kind": "folder", "path": str(parties / "silo-00" / "faces")}
-    made = recipe(
-        method="fedavg", validators={"clinic": {}}, evaluation={"pairs": {"unseen": {"source": same, "pairs": 10}}}
+    folder = {"kind": "folder", "path": str(parties / "silo-00" / "faces")}
+    federated = recipe(
+        method="fedavg", validators={"clinic": {}}, evaluation={"pairs": {"unseen": {"source": folder, "pairs": 10}}}
     )
-    local = party_file.fill(made, party_file.read_all(parties / "own.yaml"))
+    local = party_file.fill(federated, party_file.read_all(parties / "own.yaml"))
     with pytest.raises(RecipeError, match=r"evaluation.pairs.unseen: .* 3 identities \(silo-00/Adalind"):
         preflight.check(local)
 
 
 def test_a_pre_training_is_on_people_that_the_recipe_names(parties: Path, tmp_path: Path) -> None:
     before = {"method": "centralized", "rounds": 1, "data": {"faces": {**UNSEEN, "first": 500}}}
-    path = written(tmp_path, method="fedavg", pretrain=before, rounds=1)
+    path = write_recipe(tmp_path, method="fedavg", pretrain=before, rounds=1)
     inner = loader.pretraining(loader.load(path))
     assert (inner.data.size, inner.own, inner.validators) == (32, None, {})
     over_flower(path, parties, tmp_path / "homes", tmp_path / "there")
@@ -211,7 +213,7 @@ def test_a_pre_training_is_on_people_that_the_recipe_names(parties: Path, tmp_pa
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     model = "model/backbone.safetensors"
     assert (tmp_path / "there" / model).read_bytes() == (tmp_path / "here" / model).read_bytes()
-    solo = written(tmp_path, method="solo", pretrain=before)
+    solo = write_recipe(tmp_path, method="solo", pretrain=before)
     with pytest.raises(RecipeError) as error:
         over_flower(solo, parties, tmp_path / "homes", tmp_path / "solo")
     assert error.value.where == "pretrain"
@@ -226,7 +228,11 @@ def test_a_node_of_another_role_is_left_alone_and_the_servers_log_says_why(
     (tmp_path / "party.yaml").write_text("{role: validator, data: {kind: folder, path: nowhere}}")
     with pytest.raises(RunFailed, match="silo-00 did not join"):
         over_flower(
-            written(tmp_path), parties, tmp_path / "homes", tmp_path / "run", **{"silo-00": tmp_path / "party.yaml"}
+            write_recipe(tmp_path),
+            parties,
+            tmp_path / "homes",
+            tmp_path / "run",
+            **{"silo-00": tmp_path / "party.yaml"},
         )
     assert "says that it is silo-00, a validator, who is a trainer by the recipe: it is left alone" in caplog.text
 
@@ -298,18 +304,18 @@ def test_where_images_lie_is_no_part_of_a_recipe(parties: Path, tmp_path: Path) 
 
 
 def test_a_plain_run_needs_the_parties_files_and_a_dry_one_does_not(parties: Path, tmp_path: Path) -> None:
-    path = written(tmp_path, method="fedavg")
+    path = write_recipe(tmp_path, method="fedavg")
     with pytest.raises(RecipeError, match="--party-data"):
         experiment.run(loader.load(path), tmp_path / "run", Silent())
     assert not (tmp_path / "run").exists()
     assert "2 trainers with images of their own" in commands.said("run", path, "--dry-run")
-    known = commands.said("run", path, "--dry-run", "--party-data", parties / "own.yaml")
-    assert "20 training images, 8 to 12 a party" in known
+    printed = commands.said("run", path, "--dry-run", "--party-data", parties / "own.yaml")
+    assert "20 training images, 8 to 12 a party" in printed
     assert "backbone" in commands.said("messages", "fedavg", "--recipe", path)
 
 
 def test_what_a_party_says_it_has_counts_up_to_a_bound(parties: Path, tmp_path: Path) -> None:
-    path = written(tmp_path)
+    path = write_recipe(tmp_path)
     local = party_file.fill(loader.load(path), party_file.read_all(parties / "own.yaml"))
     assert round_policy(local).max_share == MAX_SHARE
     assert round_policy(local).max_update_norm == MAX_UPDATE_NORM == 5

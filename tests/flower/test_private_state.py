@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from federations import FACES, NOW, started, written
+from federations import NOW, TWO_SILOS, read_files, run_script, write_federation
+from flwr.common.config import parse_config_args
 from grids import run_recipe
 from tinyruns import Silent
 from typer.testing import CliRunner
@@ -24,15 +25,13 @@ from coalface.flower.party import rekey
 from coalface.flower.provision import certificates, verify
 from coalface.flower.provision import kits as provisioning
 
-TREE = loader.merged(FACES, {"data": {"faces": {"identities": 12}, "partition": {"parties": 2}}})
 PARTIES = ("silo-00", "silo-01")
 
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(TREE))
-    return path
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(TWO_SILOS))
+    return tmp_path / "recipe.yaml"
 
 
 @pytest.fixture
@@ -45,10 +44,6 @@ def no_umask() -> Iterator[None]:
 
 def run(recipe: Path, home: Path, out: Path, **node_config: object) -> None:
     run_recipe(recipe, home, PARTIES, node_config, out=str(out), **{"join-seconds": 0.5})
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_nothing_below_home_is_for_group_or_others(recipe: Path, tmp_path: Path, no_umask: None) -> None:
@@ -88,14 +83,14 @@ def test_a_run_with_keys_leaves_what_one_without_leaves_and_its_private_state_do
     for name in ("model/backbone.safetensors", "metrics.jsonl", "evidence.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
     for party in PARTIES:
-        (theirs,) = (tmp_path / "here" / "parties" / party).glob("*.commit")
-        own = tmp_path / "homes" / party / "faces"
+        (local_commit,) = (tmp_path / "here" / "parties" / party).glob("*.commit")
+        home = tmp_path / "homes" / party / "faces"
         vault = rekey.vault(tmp_path / f"{party}.key", "faces", party)
-        clear, sealed = Commit.open(theirs), Commit.open(own / "parties" / party / theirs.name, vault)
+        clear, sealed = Commit.open(local_commit), Commit.open(home / "parties" / party / local_commit.name, vault)
         assert {n: bytes(d) for n, d in sealed.states().items()} == {n: bytes(d) for n, d in clear.states().items()}
-        ledgers = [folder / "ledger" / f"{party}.jsonl" for folder in (own, tmp_path / "here")]
+        ledgers = [folder / "ledger" / f"{party}.jsonl" for folder in (home, tmp_path / "here")]
         assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
-        below, plain = b"".join(files(tmp_path / "homes" / party).values()), theirs.read_bytes()
+        below, plain = b"".join(read_files(tmp_path / "homes" / party).values()), local_commit.read_bytes()
         parts = [bytes(data) for name in clear.spans if name != LINES and (data := clear.read(name)) is not None]
         canaries = [part[at : at + 32] for part in parts for at in range(0, len(part) - 32, 500)]
         canaries = [canary for canary in canaries if len(set(canary)) > 12]  # no rows of zeros
@@ -110,20 +105,20 @@ def test_a_wrong_key_is_refused_by_name_and_nothing_begins_anew(
     for key in keys:
         key.write_bytes(certificates.node().private)
     run(recipe, tmp_path / "homes", tmp_path / "run", key=keys[0])
-    before = files(tmp_path / "homes"), (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    for wrong, said in (
+    before = read_files(tmp_path / "homes"), (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    for wrong, reason in (
         ({"key": keys[1]}, "is encrypted with another key than that of silo-00's node"),
         ({}, "is encrypted with the key of the party's node: start the node with key="),
     ):
         caplog.clear()
         with pytest.raises(RunFailed, match="silo-0[01]"):
             run(recipe, tmp_path / "homes", tmp_path / "run", **wrong)
-        assert said in caplog.text
-        assert (files(tmp_path / "homes"), (tmp_path / "run" / "metrics.jsonl").read_bytes()) == before
+        assert reason in caplog.text
+        assert (read_files(tmp_path / "homes"), (tmp_path / "run" / "metrics.jsonl").read_bytes()) == before
     for party in PARTIES:  # a key that has been seen is replaced, and the run goes on
         home = tmp_path / "homes" / party
-        told = CliRunner().invoke(app, ["party", "rekey", str(home), "--from", str(keys[0]), "--to", str(keys[1])])
-        assert told.exit_code == 0 and "1 file was rewritten" in told.output, told.output
+        result = CliRunner().invoke(app, ["party", "rekey", str(home), "--from", str(keys[0]), "--to", str(keys[1])])
+        assert result.exit_code == 0 and "1 file was rewritten" in result.output, result.output
     run(recipe, tmp_path / "homes", tmp_path / "run", key=keys[1])
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before[1]
 
@@ -134,23 +129,22 @@ ROLES = {"silo-00": {"role": "trainer"}, "silo-01": {"role": "trainer"}, "clinic
 
 
 @pytest.mark.parametrize(
-    ("said", "own", "encrypting"),
+    ("federation", "encrypt_of", "encrypting"),
     [
         ({}, {"silo-01": True}, {"silo-01"}),
         ({"encrypt": True}, {"clinic": False}, {"silo-00", "silo-01"}),
     ],
 )
 def test_kits_start_the_nodes_of_parties_that_encrypt_with_their_key(
-    said: dict[str, Any], own: dict[str, bool], encrypting: set[str], tmp_path: Path
+    federation: dict[str, Any], encrypt_of: dict[str, bool], encrypting: set[str], tmp_path: Path
 ) -> None:
-
-    parties = {name: {**role, **({"encrypt": own[name]} if name in own else {})} for name, role in ROLES.items()}
-    kits = provisioning.make(written(tmp_path, parties=parties, **said), tmp_path / "kits", NOW)
+    parties = {
+        name: {**role, **({"encrypt": encrypt_of[name]} if name in encrypt_of else {})} for name, role in ROLES.items()
+    }
+    kits = provisioning.make(write_federation(tmp_path, parties=parties, **federation), tmp_path / "kits", NOW)
     assert verify.check(kits, NOW) == []
     for name in ROLES:
-        from flwr.common.config import parse_config_args
-
-        (arguments, _, _), *_ = started(kits / "parties" / name / "start.sh", tmp_path / name)
+        (arguments, _, _), *_ = run_script(kits / "parties" / name / "start.sh", tmp_path / name)
         node = parse_config_args([arguments[arguments.index("--node-config") + 1]])
         key = str(kits / "parties" / name / "node.key")
         assert node.get("key") == (key if name in encrypting else None)

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from federations import NOW, written
+from federations import NOW, read_files, write_federation
 from typer.testing import CliRunner
 
 from coalface.cli import main
@@ -19,37 +19,33 @@ from coalface.flower.provision import kits as provisioning
 
 @pytest.fixture
 def kits(tmp_path: Path) -> Path:
-    return provisioning.make(written(tmp_path / "in"), tmp_path / "kits", NOW)
-
-
-def files(kits: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(kits)): path.read_bytes() for path in kits.rglob("*") if path.is_file()}
+    return provisioning.make(write_federation(tmp_path / "in"), tmp_path / "kits", NOW)
 
 
 def test_one_party_has_a_new_key_everywhere_and_all_else_stays(kits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before, umask = files(kits), os.umask(0)
+    before, umask = read_files(kits), os.umask(0)
     try:
         result = CliRunner().invoke(main.app, ["provision", "rotate", str(kits), "silo-01"], catch_exceptions=False)
     finally:
         os.umask(umask)
     assert result.exit_code == 0 and "1. silo-01 ends its node" in result.output, result.output
-    after, mine = files(kits), "parties/silo-01"
-    changed = {f"{mine}/node.key", f"{mine}/node.pub", "operator/keys/silo-01.pub"}
+    after, kit = read_files(kits), "parties/silo-01"
+    changed = {f"{kit}/node.key", f"{kit}/node.pub", "operator/keys/silo-01.pub"}
     changed |= {"superlink/names.json", "operator/names.json"}
-    assert {name for name in after if after[name] != before.get(name)} == {*changed, f"{mine}/node.key.old"}
-    assert before.keys() < after.keys() and after[f"{mine}/node.key.old"] == before[f"{mine}/node.key"]
+    assert {name for name in after if after[name] != before.get(name)} == {*changed, f"{kit}/node.key.old"}
+    assert before.keys() < after.keys() and after[f"{kit}/node.key.old"] == before[f"{kit}/node.key"]
     assert not [p for p in kits.rglob("*") if p.is_file() and stat.S_IMODE(p.stat().st_mode) & 0o077]
     monkeypatch.setenv("COALFACE_KEYS", str(kits / "superlink" / "names.json"))
-    told = server.read_keys(["silo-00", "silo-01", "clinic"])
-    assert told is not None and len(told) == 3
-    assert told == {name: certificates.of_private(after[f"parties/{name}/node.key"]) for name in told}
+    keys = server.read_keys(["silo-00", "silo-01", "clinic"])
+    assert keys is not None and len(keys) == 3
+    assert keys == {name: certificates.public_of_private(after[f"parties/{name}/node.key"]) for name in keys}
     (fault,) = verify.check(kits, NOW)  # a reminder
     assert fault.startswith("parties/silo-01/node.key.old has a private key") and fault.endswith("delete it")
     with pytest.raises(RecipeError) as error:
         rotate.rotate(kits, "silo-01")
-    assert error.value.where == str(kits / mine / "node.key.old")
-    assert files(kits) == after
-    (kits / mine / "node.key.old").unlink()
+    assert error.value.where == str(kits / kit / "node.key.old")
+    assert read_files(kits) == after
+    (kits / kit / "node.key.old").unlink()
     assert verify.check(kits, NOW) == []
 
 
@@ -59,12 +55,12 @@ def test_a_kit_that_was_handed_over_is_not_needed(kits: Path) -> None:
     (kits / "parties" / "clinic").rmdir()
     rotate.rotate(kits, "clinic")
     assert {path.name for path in (kits / "parties" / "clinic").iterdir()} == {"node.key", "node.pub"}
-    key = certificates.of_private((kits / "parties" / "clinic" / "node.key").read_bytes())
-    assert certificates.of_public((kits / "operator" / "keys" / "clinic.pub").read_bytes()) == key
+    key = certificates.public_of_private((kits / "parties" / "clinic" / "node.key").read_bytes())
+    assert certificates.public_of_openssh((kits / "operator" / "keys" / "clinic.pub").read_bytes()) == key
 
 
 def test_a_party_that_is_none_is_refused_with_the_nearest(kits: Path) -> None:
-    before = files(kits)
+    before = read_files(kits)
     with pytest.raises(ValueError, match="silo-1.*silo-01"):
         rotate.rotate(kits, "silo-1")
-    assert files(kits) == before
+    assert read_files(kits) == before

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from federations import DAY, FEDERATION, NOW, written
+from federations import DAY, FEDERATION, NOW, write_federation
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
@@ -20,34 +20,36 @@ from coalface.flower.provision import kits as provisioning
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def new_kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
-    return provisioning.make(written(folder), folder / "kits", NOW)
+    return provisioning.make(write_federation(folder), folder / "kits", NOW)
 
 
 @pytest.fixture
-def kits(made: Path, tmp_path: Path) -> Path:
+def kits(new_kits: Path, tmp_path: Path) -> Path:
     """A copy to break."""
-    return Path(shutil.copytree(made, tmp_path / "kits"))
+    return Path(shutil.copytree(new_kits, tmp_path / "kits"))
 
 
-def test_nothing_is_wrong_with_new_kits_and_dates_are_told(made: Path) -> None:
-    assert verify.check(made, NOW) == []
-    assert verify.check(made, NOW + 334 * DAY) == []
-    soon, late = verify.check(made, NOW + 336 * DAY), verify.check(made, NOW + 366 * DAY)
+def test_nothing_is_wrong_with_new_kits_and_dates_are_told(new_kits: Path) -> None:
+    assert verify.check(new_kits, NOW) == []
+    assert verify.check(new_kits, NOW + 334 * DAY) == []
+    soon, late = verify.check(new_kits, NOW + 336 * DAY), verify.check(new_kits, NOW + 366 * DAY)
     assert len(soon) == len(late) == 2
     assert all("expires on" in line and "in 28 days: make new kits" in line for line in soon), soon
     assert all(f"expired on {NOW + 365 * DAY:%Y-%m-%d}: make new kits" in line for line in late), late
-    early = verify.check(made, NOW - DAY)
+    early = verify.check(new_kits, NOW - DAY)
     assert len(early) == 2 and all("holds only from" in line for line in early)
 
 
 def foreign(kits: Path) -> None:
     """The SuperLink's certificate by another CA of the same name, for its own key."""
-    other = certificates.authority("hospitals", NOW, 365)
-    made = certificates.server(other, "hospitals", ("fl.example.org", "10.0.0.7", "localhost", "127.0.0.1"), NOW, 365)
-    (kits / "superlink" / "superlink.crt").write_bytes(made.certificate)
-    (kits / "superlink" / "superlink.key").write_bytes(made.key)
+    authority = certificates.authority("hospitals", NOW, 365)
+    pair = certificates.server(
+        authority, "hospitals", ("fl.example.org", "10.0.0.7", "localhost", "127.0.0.1"), NOW, 365
+    )
+    (kits / "superlink" / "superlink.crt").write_bytes(pair.certificate)
+    (kits / "superlink" / "superlink.key").write_bytes(pair.key)
 
 
 def readdressed(kits: Path) -> None:

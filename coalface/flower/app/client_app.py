@@ -22,18 +22,18 @@ def client_app(player: Callable[[Context], Answer]) -> ClientApp:
     """The ClientApp of a party. `player` says from a node's configuration who answers for it, at every message."""
     app = ClientApp()
 
-    def answered(about: str) -> None:
+    def register(about: str) -> None:
         category, _, action = about.partition(".")
 
         @getattr(app, category)(action)
         def handle(message: Message, context: Context) -> Message:
             try:
-                said, data = read(message.content)
+                values, data = read(message.content)
             except Exception as error:  # the server's fault, whatever it is
                 log.error("%s: the server sent a message that is none: %r", about, error)
                 return Message(write({"failed": type(error).__name__}), reply_to=message)
-            return Message(write(*player(context)(about, said, data)), reply_to=message)
+            return Message(write(*player(context)(about, values, data)), reply_to=message)
 
     for about in (JOIN, STEP, SETTLE, CHECK):
-        answered(about)
+        register(about)
     return app

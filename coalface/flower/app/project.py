@@ -22,7 +22,7 @@ def new(folder: Path, recipe: Path) -> Path:
     loaded, text = loader.load(recipe), recipe.read_text(encoding="utf-8")
     party_data.check_elsewhere(loaded)
     name = re.sub(r"[^a-z0-9-]+", "-", loaded.name.lower()).strip("-") or "faces"
-    config = dict(leaves(parse_yaml(text)))
+    config = dict(plain_values(parse_yaml(text)))
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "recipe.yaml", text)
     for file in ("client.py", "server.py", "LICENSE", "README.md", "pyproject.toml"):
@@ -31,10 +31,10 @@ def new(folder: Path, recipe: Path) -> Path:
     return folder
 
 
-def leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, int | float | str | bool]]:
+def plain_values(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, int | float | str | bool]]:
     """The plain values of a recipe, each by its dotted key."""
     for key, value in tree.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{above}{key}.")
+            yield from plain_values(value, f"{above}{key}.")
         elif isinstance(value, int | float | str | bool):
             yield f"{above}{key}", value

@@ -14,9 +14,9 @@ JOIN, STEP, SETTLE, CHECK = "query.join", "train.step", "query.settle", "query.c
 """What a node is asked: who it is, to run a step, to forget, to look at its ledger."""
 
 
-def write(said: Mapping[str, Any], data: Mapping[str, bytes | bytearray | memoryview] | None = None) -> RecordDict:
+def write(values: Mapping[str, Any], data: Mapping[str, bytes | bytearray | memoryview] | None = None) -> RecordDict:
     """A message's content. Bytes go in pieces, and lie at the SuperLink once for all nodes to whom they are sent."""
-    content = RecordDict({"said": ConfigRecord({"json": json.dumps(said)})})
+    content = RecordDict({"said": ConfigRecord({"json": json.dumps(values)})})
     for name, value in (data or {}).items():
         array = Array(dtype="uint8", shape=(len(value),), stype="coalface", data=bytes(value))
         content[name] = ArrayRecord({"bytes": array})
@@ -25,7 +25,7 @@ def write(said: Mapping[str, Any], data: Mapping[str, bytes | bytearray | memory
 
 def read(content: RecordDict) -> tuple[dict[str, Any], dict[str, bytes]]:
     """(plain values, bytes by name) of a message. Raises KeyError or ValueError for what `write` did not make."""
-    said = parse_json(content.config_records["said"]["json"])  # type: ignore[arg-type]  # which refuses the others
-    if not isinstance(said, dict):
+    values = parse_json(content.config_records["said"]["json"])  # type: ignore[arg-type]  # which refuses the others
+    if not isinstance(values, dict):
         raise ValueError("plain values are an object of JSON")
-    return said, {name: record["bytes"].data for name, record in content.array_records.items()}
+    return values, {name: record["bytes"].data for name, record in content.array_records.items()}

@@ -12,17 +12,17 @@ from typing import Any
 from coalface.core.checks import unknown_name
 from coalface.core.errors import RecipeError
 from coalface.core.text import told
-from coalface.flower.app import project as flowerproject
+from coalface.flower.app.project import plain_values
 
 OPTION = "--run-config"
 _PAIR = re.compile(r"(\S+?)=('[^']*'|\"[^\"]*\"|\S+)")
 """As Flower takes it: `KEY=VALUE`, values without spaces, or in quotes."""
 
 
-def usual(project: Path) -> dict[str, Any]:
+def defaults(project: Path) -> dict[str, Any]:
     """The values of a project by their keys: all that a run-config can change."""
     about = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
-    return dict(flowerproject.leaves(about["tool"]["flwr"]["app"]["config"]))
+    return dict(plain_values(about["tool"]["flwr"]["app"]["config"]))
 
 
 def read(text: str | None) -> dict[str, Any]:
@@ -31,27 +31,25 @@ def read(text: str | None) -> dict[str, Any]:
         return {}
     if text.endswith(".toml"):
         try:
-            return dict(flowerproject.leaves(tomllib.loads(Path(text).expanduser().read_text(encoding="utf-8"))))
+            return dict(plain_values(tomllib.loads(Path(text).expanduser().read_text(encoding="utf-8"))))
         except (OSError, ValueError) as error:
             raise RecipeError(f"cannot read {text}: {error}", where=OPTION) from None
-    if left := _PAIR.sub("", text).split():
-        raise RecipeError(f"{left[0]!r} is not KEY=VALUE; write 'rounds=3 local.lr=0.01'", where=OPTION)
+    if unread := _PAIR.sub("", text).split():
+        raise RecipeError(f"{unread[0]!r} is not KEY=VALUE; write 'rounds=3 local.lr=0.01'", where=OPTION)
     return {key: _value(key, value) for key, value in _PAIR.findall(text)}
 
 
 def check(project: Path, text: str | None) -> None:
     """Raise RecipeError, with the nearest key, for one that the project has not."""
-    values = usual(project)
+    values = defaults(project)
     for key in read(text).keys() - values.keys():
-        unknown = unknown_name(told(key), values, OPTION)
-        raise RecipeError(
-            f"{unknown.text}. Write a key that is not among them into {project / 'recipe.yaml'}", where=OPTION
-        )
+        error = unknown_name(told(key), values, OPTION)
+        raise RecipeError(f"{error.text}. Write other keys into {project / 'recipe.yaml'}", where=OPTION)
 
 
 def changed(project: Path, run_config: Mapping[str, Any]) -> str | None:
     """What a run-config changes of the values that the project has, as `--run-config` takes it; None: nothing."""
-    before = usual(project)
+    before = defaults(project)
     words = [f"{key}={json.dumps(value)}" for key, value in run_config.items() if before.get(key) != value]
     return " ".join(words) or None
 

@@ -23,7 +23,7 @@ from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.flower.app import transport
 
-OWN = ("out", "join-seconds", "step-seconds")
+RUN_KEYS = ("out", "join-seconds", "step-seconds")
 """Keys of a run's configuration that are none of the recipe's."""
 
 
@@ -69,7 +69,7 @@ class Nodes:
     def __call__(self, setup: Setup, here: FederatedData) -> transport.FlowerTransport:
         members = here.members()  # none of those with images of their own
         roles = {name: member.role for name, member in members.items()}
-        counts = {name: (one.images, one.identities) for name, one in members.items() if one.images}
+        counts = {name: (member.images, member.identities) for name, member in members.items() if member.images}
         public = None if here.public is None else here.public.who()
         return transport.FlowerTransport(
             self.grid, roles, self.patience, keys=read_keys(list(roles)), public=public, counts=counts
@@ -104,5 +104,5 @@ def check_begun(out: Path, recipe: Recipe) -> None:
 
 def read(recipe: Path, run_config: Mapping[str, Any]) -> Recipe:
     """The recipe with what the run's configuration changes; parties that fail are left out unless it says otherwise."""
-    changes = [f"{key}={value}" for key, value in run_config.items() if key not in OWN]
+    changes = [f"{key}={value}" for key, value in run_config.items() if key not in RUN_KEYS]
     return loader.load(recipe, ["engine.on_error=exclude", *changes])

@@ -69,23 +69,24 @@ class FlowerTransport:
         keys: Mapping[str, bytes] | None = None,
         public: str | None = None,
         counts: Mapping[str, tuple[int, int]] | None = None,
-        window: int = 64,
+        max_in_flight: int = 64,
     ) -> None:
         """Wait until all of `expected` (party -> role) are there.
 
-        `counts` are the images and identities of those parties of which the recipe says them.
         `keys` are the parties' public keys as the SuperLink knows them; without them a node may say any name. `public`
-        tells whose the public images are that every party must hold as the server does; None: there are none.
+        is `FaceSet.who` of the public images that every party must hold as the server does; None: there are none.
+        `counts` are the images and identities of those parties of which the recipe says them.
+
         Raises RunFailed where they are not there in time.
         """
-        self._grid, self._patience, self._keys, self._window = grid, patience, keys, window
+        self._grid, self._patience, self._keys, self._max_in_flight = grid, patience, keys, max_in_flight
         self._roles, self._public, self._counts = expected, public, counts or {}
         self._nodes: dict[str, int] = {}
-        self._asked: dict[int, str] = {}
+        self._party_of: dict[int, str] = {}
         """Nodes that have said which party they play."""
         self._joining: dict[str, int] = {}
         """Message -> node, of those that have been asked and have not answered."""
-        self._again: dict[int, float] = {}
+        self._ask_again_at: dict[int, float] = {}
         """Nodes that could not say it, and when they are asked again."""
         self._refused: dict[str, str] = {}
         """Party -> why a node that says it is that one was left alone last; "" -> of nodes with no party's key."""
@@ -103,8 +104,8 @@ class FlowerTransport:
         self._look()
         while missing := sorted(expected.keys() - self.members.keys()):
             if time.monotonic() > ends:
-                left = [self._refused[name] for name in [*missing, ""] if name in self._refused]
-                why = "".join(f". Left alone: {each}" for each in left)
+                refusals = [self._refused[name] for name in [*missing, ""] if name in self._refused]
+                why = "".join(f". Left alone: {refusal}" for refusal in refusals)
                 raise RunFailed(
                     f"{', '.join(missing)} did not join within {patience.join:g} s: start their SuperNodes, see that "
                     f"they reach the SuperLink, or wait longer{why}"
@@ -114,12 +115,12 @@ class FlowerTransport:
         self.members = {name: self.members[name] for name in sorted(expected)}
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-        """Each request with its reply, in order; at most `window` are under way."""
+        """Each request with its reply, in order; at most `max_in_flight` are under way."""
         self._look()
         ahead: list[tuple[Request, str | StepFailed, float]] = []
         for request in requests:
             ahead.append(self._send(request))
-            if len(ahead) >= self._window:
+            if len(ahead) >= self._max_in_flight:
                 yield self._reply(*ahead.pop(0))
         while ahead:
             yield self._reply(*ahead.pop(0))
@@ -148,13 +149,16 @@ class FlowerTransport:
 
     def check(self, accepted: Mapping[str, str | None], whole: int) -> dict[str, str]:
         """What is wrong with parties' ledgers, as they say by themselves; those away are looked at when they return."""
-        asked = {
+        questions = {
             party: {"accepted": commit, "whole": place < whole}
             for place, (party, commit) in enumerate(accepted.items())
         }
-        faults = {party: said["fault"] for party, said in self._tell(CHECK, asked).items() if "fault" in said}
-        what = "does not hold, its ledger or its private state"
-        return {p: f"what {p} keeps {what} ({told(kind)}); its own log says why" for p, kind in faults.items()}
+        return {
+            party: f"what {party} keeps does not hold, its ledger or its private state ({told(values['fault'])}); its "
+            "own log says why"
+            for party, values in self._tell(CHECK, questions).items()
+            if "fault" in values
+        }
 
     def close(self) -> None:
         """Nothing of it outlives the run."""
@@ -164,35 +168,33 @@ class FlowerTransport:
     def _look(self) -> None:
         """Ask nodes that are new which parties they play, and take in what those said that were asked before."""
         keys = {node.node_id: node.public_key for node in self._retry(self._grid.get_nodes)}
-        now = time.monotonic()
         self._nodes = {party: node for party, node in self._nodes.items() if node in keys}
         self._joining = {message: node for message, node in self._joining.items() if node in keys}
-        for node in sorted(keys.keys() & self._asked.keys()):  # one that was away has come back
-            self._nodes.setdefault(self._asked[node], node)
-        known = self._asked.keys() | set(self._joining.values())
-        for node in sorted(keys.keys() - known):
+        for node in sorted(keys.keys() & self._party_of.keys()):  # one that was away has come back
+            self._nodes.setdefault(self._party_of[node], node)
+        for node in sorted(keys.keys() - self._party_of.keys() - set(self._joining.values())):
             if self._keys is not None and keys[node] not in self._keys.values():
                 if node not in self._strangers:
                     self._strangers.add(node)
                     self._refused[""] = f"node {node} has the key of no party of this run"
                     log.warning("%s: it is left alone", self._refused[""])
-            elif self._again.get(node, now) <= now:
+            elif self._ask_again_at.get(node, 0.0) <= time.monotonic():
                 self._joining[self._push(JOIN, node, write({}))] = node
-        for message, (said, _) in self._pull(list(self._joining)).items():
+        for message, (values, _) in self._pull(list(self._joining)).items():
             node = self._joining.pop(message)
-            if why := self._admit(node, said, keys[node]):
+            if why := self._admit(node, values, keys[node]):
                 log.warning("%s: it is left alone", why)
-                if (name := said.get("name")) in list(self._roles):
+                if (name := values.get("name")) in list(self._roles):
                     self._refused[name] = why
-                self._again[node] = time.monotonic() + AGAIN
+                self._ask_again_at[node] = time.monotonic() + AGAIN
 
-    def _admit(self, node: int, said: Mapping[str, Any], key: bytes) -> str:
+    def _admit(self, node: int, values: Mapping[str, Any], key: bytes) -> str:
         """Take in what a node says of itself; why not, where it cannot be."""
-        if "failed" in said:
-            return f"node {node} does not say which party it plays ({told(said['failed'])}), its own log says why"
+        if "failed" in values:
+            return f"node {node} does not say which party it plays ({told(values['failed'])}), its own log says why"
         try:
-            name = told(said["name"])
-            member = Member(told(said["role"]), _count(said["images"]), _count(said["identities"]))
+            name = told(values["name"])
+            member = Member(told(values["role"]), _count(values["images"]), _count(values["identities"]))
         except (KeyError, ValueError) as error:
             return f"node {node} does not say what a party says when it joins ({type(error).__name__})"
         claim = f"node {node} says that it is {name}"
@@ -203,13 +205,13 @@ class FlowerTransport:
             return f"{claim}, a {member.role}, who {rule}"
         counts = (member.images, member.identities)
         claimed = f"{claim}, with {member.images} images of {member.identities} identities"
-        if (known := self._counts.get(name, counts)) != counts:
-            return f"{claimed}, and by the recipe these are {known[0]} images of {known[1]} identities"
+        if (expected := self._counts.get(name, counts)) != counts:
+            return f"{claimed}, and by the recipe these are {expected[0]} images of {expected[1]} identities"
         if not (1 <= member.images <= MOST_IMAGES and 0 <= member.identities <= member.images):
             return f"{claimed}; a party has 1 to {MOST_IMAGES} images, and no more identities than images"
-        if said.get("public") != self._public:
+        if values.get("public") != self._public:
             return f"{claim} and has not the server's public images, of the same people"
-        self._asked[node] = name
+        self._party_of[node] = name
         if self._nodes.setdefault(name, node) != node:
             return f"a second node says that it is {name}"
         self.members.setdefault(name, member)
@@ -233,17 +235,17 @@ class FlowerTransport:
         if answer is None:
             self._late[sent] = request.party
             return request, Unanswered(f"{where}: {late(self._patience.step)}")
-        said, data = answer
+        values, data = answer
         if answer is _NO_ANSWER:
-            return request, Unanswered(f"{where}: {said['failed']}")
-        if "failed" in said:
-            return request, StepFailed(f"{where}: {told(said['failed'])}; the party's own log says why")
+            return request, Unanswered(f"{where}: {values['failed']}")
+        if "failed" in values:
+            return request, StepFailed(f"{where}: {told(values['failed'])}; the party's own log says why")
         reply = data.get("reply", b"")
-        if said.get("id") != request.id:
+        if values.get("id") != request.id:
             return request, StepFailed(f"{where}: a reply to another request")
-        if said.get("sha256") != hashlib.sha256(reply).hexdigest():
+        if values.get("sha256") != hashlib.sha256(reply).hexdigest():
             return request, StepFailed(f"{where}: a reply whose bytes have another SHA-256 than it says")
-        match said.get("head"):
+        match values.get("head"):
             case [int(lines), str(chain)] if lines > 0 and lines is not True and re.fullmatch("[0-9a-f]{64}", chain):
                 self.heads[request.party] = lines, chain
             case _:
@@ -253,12 +255,12 @@ class FlowerTransport:
     def _tell(self, about: str, words: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         self._look()
         sent = {
-            self._push(about, self._nodes[party], write(said)): party
-            for party, said in words.items()
+            self._push(about, self._nodes[party], write(values)): party
+            for party, values in words.items()
             if party in self._nodes
         }
         answers = self._wait(list(sent), time.monotonic() + self._patience.step)
-        return {sent[message]: said for message, (said, _) in answers.items()}
+        return {sent[message]: values for message, (values, _) in answers.items()}
 
     def _push(self, about: str, node: int, content: RecordDict) -> str:
         message = Message(content, node, about, ttl=4 * self._patience.step)

@@ -37,18 +37,18 @@ def forward(
     node_config: Mapping[str, Any],
     run_config: Mapping[str, Any],
     about: str,
-    said: Mapping[str, Any],
+    values: Mapping[str, Any],
     data: Mapping[str, bytes],
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Have the party's process answer a message; where it cannot, why is printed here and its kind told."""
     try:
         words = json.dumps([str(recipe), dict(node_config), dict(run_config)], sort_keys=True)
-        seen = hashlib.sha256(words.encode() + recipe.read_bytes()).hexdigest()[:16]
-        place = home(node_config) / "processes" / f"{seen}.json"
+        digest = hashlib.sha256(words.encode() + recipe.read_bytes()).hexdigest()[:16]
+        place = home(node_config) / "processes" / f"{digest}.json"
         start = [sys.executable, "-m", "coalface.flower.party.process", str(place), words, str(os.getppid())]
-        begun = time.monotonic()
-        answer = daemon.ask(place, start, about, said, data)
-        print(f"{about}: answered in {time.monotonic() - begun:.2f} s", flush=True)
+        began = time.monotonic()
+        answer = daemon.ask(place, start, about, values, data)
+        print(f"{about}: answered in {time.monotonic() - began:.2f} s", flush=True)
         return answer
     except (ValueError, OSError, EOFError, daemon.Absent) as error:
         print(f"{about} failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

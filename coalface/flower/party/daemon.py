@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,7 +34,7 @@ IDLE = 120.0
 STARTS = 120.0
 """Seconds that a resident may take until it listens."""
 
-Said = Mapping[str, Any]
+Values = Mapping[str, Any]
 Data = Mapping[str, bytes | bytearray | memoryview]
 
 
@@ -45,16 +46,15 @@ class Absent(RuntimeError):
 
 
 def ask(
-    place: Path, start: Sequence[str], about: str, said: Said, data: Data
+    place: Path, start: Sequence[str], about: str, values: Values, data: Data
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
-    """Hand a message to the resident of `place`, and return what it says; where none is there, start one.
+    """Hand a message to the resident of `place`, and return its answer; where none is there, start one.
 
     `start` is the command that runs one; it calls `serve` with the same `place`. Raises Absent where it does not, and
     OSError or EOFError where the resident ends while it works.
     """
-    connection = _reach(place, start)
-    with connection:
-        _send(connection, [about, dict(said)], data)
+    with _reach(place, start) as connection:
+        _send(connection, [about, dict(values)], data)
         return _receive(connection)
 
 
@@ -80,12 +80,12 @@ def _reach(place: Path, start: Sequence[str]) -> Connection[Any, Any]:
 
 
 def serving(folder: Path) -> list[int]:
-    """The processes that stay and whose places are in a folder."""
-    found = []
+    """The residents whose places are in a folder, by the numbers of their processes."""
+    numbers = []
     for place in folder.glob("*.json"):
         with suppress(OSError, ValueError, KeyError):  # it ends just now
-            found.append(int(json.loads(place.read_text())["process"]))
-    return [process for process in found if find_process(process) is not None]
+            numbers.append(int(json.loads(place.read_text())["process"]))
+    return [number for number in numbers if find_process(number) is not None]
 
 
 def _connected(place: Path) -> Connection[Any, Any] | None:
@@ -100,7 +100,7 @@ def _connected(place: Path) -> Connection[Any, Any] | None:
 
 def serve(
     place: Path,
-    answer: Callable[[str, dict[str, Any], dict[str, bytes]], tuple[Said, Data]],
+    answer: Callable[[str, dict[str, Any], dict[str, bytes]], tuple[Values, Data]],
     *,
     watched: int,
     idle: float = IDLE,
@@ -115,37 +115,41 @@ def serve(
         with open(fresh, "w", opener=permissions.opener) as file:
             json.dump({"socket": listener.address, "process": os.getpid()}, file)
         fresh.replace(place)
-        last, socket = _Last(time.monotonic()), Path(str(listener.address))
-        threading.Thread(target=_watch, args=(place, socket, watched, idle, last), daemon=True).start()
+        work, socket = _Work(time.monotonic()), Path(str(listener.address))
+        threading.Thread(target=_watch, args=(place, socket, watched, idle, work), daemon=True).start()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: _leave(place, socket))
         while True:
             with listener.accept() as connection:
                 try:
-                    (about, said), data = _received(connection)
-                    with last:
-                        _send(connection, *answer(about, said, data))
+                    (about, values), data = _receive(connection)
+                    with work:
+                        replied, encoded = answer(about, values, data)
+                        _send(connection, dict(replied), encoded)
                 except Exception as error:  # who asked is gone, or what it sent is no message: others will come
                     log.warning("a message was broken off: %r", error)
 
 
-class _Last:
-    """When a message was last worked on; `at` is None while one is."""
+@dataclass
+class _Work:
+    """When work on a message ended last; None during it."""
 
-    def __init__(self, now: float) -> None:
-        self.at: float | None = now
+    ended: float | None
 
     def __enter__(self) -> None:
-        self.at = None
+        self.ended = None
 
     def __exit__(self, *raised: object) -> None:
-        self.at = time.monotonic()
+        self.ended = time.monotonic()
 
 
-def _watch(place: Path, socket: Path, watched: int, idle: float, last: _Last) -> None:
+def _watch(place: Path, socket: Path, watched: int, idle: float, work: _Work) -> None:
     """End this process, in whatever it is, once nobody is left to serve: a commit is whole or is not there."""
     process = find_process(watched)
-    while process is not None and is_alive(process) and (last.at is None or time.monotonic() - last.at < idle):
+    while process is not None and is_alive(process):
+        ended = work.ended
+        if ended is not None and time.monotonic() - ended >= idle:
+            break
         time.sleep(min(1.0, idle / 4))
     _leave(place, socket)
 
@@ -183,17 +187,12 @@ def is_alive(process: psutil.Process) -> bool:
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
-def _send(connection: Connection[Any, Any], said: Any, data: Data) -> None:
-    connection.send_bytes(json.dumps([said if isinstance(said, list) else dict(said), list(data)]).encode())
+def _send(connection: Connection[Any, Any], content: Any, data: Data) -> None:
+    connection.send_bytes(json.dumps([content, list(data)]).encode())
     for value in data.values():
         connection.send_bytes(value)
 
 
-def _received(connection: Connection[Any, Any]) -> tuple[Any, dict[str, bytes]]:
-    said, names = json.loads(connection.recv_bytes())
-    return said, {name: connection.recv_bytes() for name in names}
-
-
-def _receive(connection: Connection[Any, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
-    said, data = _received(connection)
-    return dict(said), data
+def _receive(connection: Connection[Any, Any]) -> tuple[Any, dict[str, bytes]]:
+    content, names = json.loads(connection.recv_bytes())
+    return content, {name: connection.recv_bytes() for name in names}

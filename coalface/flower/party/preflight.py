@@ -46,7 +46,7 @@ def check(file: Path, recipe: Recipe | None = None, name: str | None = None) -> 
         except ValueError as error:
             raise RecipeError(str(error), where="--party") from None
     party, report = party_file.read(file), PartyReport()
-    paths = [Path(one.path) for one in (party.data, party.pairs) if isinstance(one, OnDisk | party_file.Pairs)]
+    paths = [Path(source.path) for source in (party.data, party.pairs) if isinstance(source, OnDisk | party_file.Pairs)]
     report.faults.extend(
         f"{shown(path)} does not exist: mend its path in {file}" for path in paths if not path.exists()
     )

@@ -53,17 +53,17 @@ def rekey(home: Path, old: Path | None, new: Path | None) -> int:
         commit, _ = _open(path, *vaults(path))
         for name in commit.spans:
             commit.read(name)
-    written = 0
+    count = 0
     for path in files:
         before, after = vaults(path)
-        commit, done = _open(path, before, after)
-        if not done:
+        commit, is_done = _open(path, before, after)
+        if not is_done:
             parts = {name: data for name in commit.spans if (data := commit.read(name)) is not None}
             write_commit(
                 path, commit.base, commit.head, parts, over=None, flush=True, shards=commit.shards, vault=after
             )
-            written += 1
-    return written
+            count += 1
+    return count
 
 
 def _open(path: Path, before: Vault | None, after: Vault | None) -> tuple[Commit, bool]:

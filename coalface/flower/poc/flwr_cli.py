@@ -47,7 +47,8 @@ def run_command(words: Sequence[str], kits: Path, timeout: float) -> str:
         try:
             output, errors = process.communicate(timeout=timeout)
         except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # all have ended: after Ctrl-C, Popen waits a moment for it
+                os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
                 raise Failed(
                     f"{command} was not done within {timeout:g} s: the SuperLink may hang. `coalface down "

@@ -80,10 +80,10 @@ class Loopback:
         self._check_kits()
         (self.kits / "logs").mkdir(mode=0o700, exist_ok=True)
         try:
-            held = lock(self.kits / "logs" / ".lock", timeout=0).acquire()
+            starting = lock(self.kits / "logs" / ".lock", timeout=0).acquire()
         except Timeout:
             raise RecipeError("another process is starting this federation; wait for it", where=self.kits) from None
-        with held:
+        with starting:
             self._check_proxy()
             operator = self.kits / "operator"  # the kits may have moved
             write_text(operator / "flower" / "config.toml", render_flower_config(self.config, str(operator / "ca.crt")))
@@ -178,7 +178,7 @@ class Loopback:
         return socket.create_connection(self.config.superlink.own, timeout=5)
 
     def _start_nodes(self) -> None:
-        running = {one.part for one in self._running(_NODE)}
+        running = {process.part for process in self._running(_NODE)}
         started, offline, retried = dict[str, subprocess.Popen[bytes]](), list[str](), set[str]()
         registered = False
         for name in self.config.parties:
@@ -230,7 +230,7 @@ class Loopback:
 
     def run(self, run_config: str | None) -> int:
         """Start a run, or find the one that is going on; returns its number at the SuperLink."""
-        active = [one for one in self._runs() if one.get("status", "").partition(":")[0] in _ACTIVE]
+        active = [run for run in self._runs() if run.get("status", "").partition(":")[0] in _ACTIVE]
         if active and self._running("flwr-serverapp"):
             if run_config is not None:
                 raise RecipeError(
@@ -243,7 +243,7 @@ class Loopback:
             script, options = str(self.kits / "operator" / "run.sh"), ["--run-config", run_config] if run_config else []
             number = int(self._ask(script, "--format", "json", *options)["run-id"])
             processes.end(self.kits, part=RUN)  # the log of an earlier run
-        if not any(one.part == RUN for one in processes.find_processes(self.kits)):
+        if not any(process.part == RUN for process in processes.find_processes(self.kits)):
             self._spawn(RUN, flwr_cli.program("flwr"), "log", str(number), self.config.name, "--stream")
         return number
 
@@ -254,9 +254,9 @@ class Loopback:
                 f"the SuperLink has ended{self._reason(SUPERLINK)}\n`coalface up {self.typed}` starts it again, and "
                 "goes on with the run from its last checkpoint"
             )
-        for one in self._runs():
-            if int(one["run-id"]) == number:
-                return str(one["status"]), str(one.get("status-details") or "")
+        for run in self._runs():
+            if int(run["run-id"]) == number:
+                return str(run["status"]), str(run.get("status-details") or "")
         return "", ""
 
     def folder(self, run_config: str | None) -> Path:
@@ -272,7 +272,7 @@ class Loopback:
     # --- processes ----------------------------------------------------------------------------------------------------
 
     def _running(self, program: str) -> list[processes.Process]:
-        return [one for one in processes.find_processes(self.kits) if program in one.command]
+        return [process for process in processes.find_processes(self.kits) if program in process.command]
 
     def _spawn(self, part: str, program: Path | str, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
         """Start a process that outlives this one and its terminal."""
@@ -303,8 +303,8 @@ class Loopback:
 
     def _check_alive(self, part: str, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
-            what = "the SuperLink" if part == SUPERLINK else f"the SuperNode of {part}"
-            raise Down(f"{what} has ended{self._reason(part)}{self._advice(part)}")
+            name = "the SuperLink" if part == SUPERLINK else f"the SuperNode of {part}"
+            raise Down(f"{name} has ended{self._reason(part)}{self._advice(part)}")
 
     def _wait(self, condition: Callable[[], bool], late: str, parts: Sequence[str]) -> None:
         ends = time.monotonic() + self.timeout

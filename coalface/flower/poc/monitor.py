@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import datetime
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -31,82 +30,69 @@ ASKS = 10.0
 """Seconds between two questions to the SuperLink, each of which starts a process."""
 
 
-def now() -> datetime.datetime:
-    """By this machine's clock."""
-    return datetime.datetime.now(datetime.UTC)
-
-
-def say_faults(faults: Iterable[str], tell: Callable[[str], None]) -> None:
-    """What is wrong with the kits. It stops nothing here: what matters is refused by TLS or by the SuperLink."""
-    for fault in faults:
-        tell(f"kits: {fault}")
-
-
 # --- a run as it goes -------------------------------------------------------------------------------------------------
 
 
-def follow(here: Loopback, number: int, folder: Path, *, quiet: bool = False) -> None:
+def follow(federation: Loopback, number: int, folder: Path, *, quiet: bool = False) -> None:
     """Show a run until it ends. Raises Down where it fails, with the reason that the SuperLink has."""
-    shown, asked, began = -1, 0.0, False
+    rounds_shown, asked_at, began = -1, 0.0, False
     with Progress(quiet=quiet, elsewhere=True) as view:
         while True:
-            at = _standing(folder)
-            held = at is not None and at.state == "running"
-            ended, began = began and not held, began or held
-            if ended or time.monotonic() - asked > ASKS:
-                state, why = here.state_of(number)
-                asked = time.monotonic()
-            else:
-                state, why = "running", ""
-            shown = _advance(view, folder, shown)
+            status = _status(folder)
+            is_running = status is not None and status.state == "running"
+            ended, began = began and not is_running, began or is_running
+            state, why = "running", ""
+            if ended or time.monotonic() - asked_at > ASKS:
+                state, why = federation.state_of(number)
+                asked_at = time.monotonic()
+            rounds_shown = _advance(view, folder, rounds_shown)
             if ended:
                 view.doing("the SuperLink ends the run")
-            elif held and at is not None and shown == at.rounds:
+            elif is_running and status is not None and rounds_shown == status.rounds:
                 view.doing("the server evaluates the model, and the parties check their ledgers")
             if state == "finished:completed":
-                found = runs.read(folder)
-                view.finish(found.summary.get("figures") or {}, folder)
+                view.finish(runs.read(folder).summary.get("figures") or {}, folder)
                 return
             if state.startswith("finished"):
-                said = why if why and why != "N/A" else state
+                reason = why if why and why != "N/A" else state
                 raise Down(
-                    f"the run has failed: {said}\nthe server's log is {launcher.log(here.kits, RUN)}; `coalface resume "
-                    f"{quote(str(folder))}` goes on from its last checkpoint, `coalface down {here.typed}` ends the "
-                    "federation"
+                    f"the run has failed: {reason}\nthe server's log is {launcher.log(federation.kits, RUN)}; "
+                    f"`coalface resume {quote(str(folder))}` goes on from its last checkpoint, "
+                    f"`coalface down {federation.typed}` ends the federation"
                 )
             time.sleep(LOOKS)
 
 
-def _standing(folder: Path) -> following.Status | None:
+def _status(folder: Path) -> following.Status | None:
     try:
         return following.status(folder)
     except (FileNotFoundError, ValueError):  # it has not begun, or is being written
         return None
 
 
-def _advance(view: Progress, folder: Path, shown: int) -> int:
+def _advance(view: Progress, folder: Path, rounds_shown: int) -> int:
     """Report the rounds that have ended since the last look; -1 before the run is there."""
     try:
         run = runs.read(folder)
     except (FileNotFoundError, ValueError):  # it has not begun, or is being written
-        return shown
-    if shown < 0:
-        status = _standing(folder)
+        return rounds_shown
+    if rounds_shown < 0:
+        status = _status(folder)
         if status is None or not any(event.get("event") == "begins" for event in run.events):
-            return shown
+            return rounds_shown
         sent = status.bytes_down, status.bytes_up
         view.start(run.name, status.rounds, len(run.metrics), sent, run.metrics)
         return len(run.metrics)
-    for record in run.metrics[shown:]:
+    for record in run.metrics[rounds_shown:]:
         view.stage(str(record.get("stage", "")))
         view.round(record)
-    return max(shown, len(run.metrics))
+    return max(rounds_shown, len(run.metrics))
 
 
-# --- where it stands --------------------------------------------------------------------------------------------------
+# --- its status -------------------------------------------------------------------------------------------------------
 
 
-def told(place: Path) -> dict[str, Any]:
+def read_status(place: Path) -> dict[str, Any]:
     """The status of a run folder or of kits: `run`, and where there are kits on this machine, `processes`."""
     kits = place if (place / "federation.yaml").is_file() else None
     folder = place if kits is None else _latest(place)
@@ -118,28 +104,31 @@ def told(place: Path) -> dict[str, Any]:
 
 def _latest(kits: Path) -> Path | None:
     """The run that was written last below the folder where a start put them."""
-    begun = [path.parent for path in launcher.read_state(kits)[0].glob("*/config.yaml")]
+    folders = [path.parent for path in launcher.read_state(kits)[0].glob("*/config.yaml")]
 
     def last_written(folder: Path) -> float:
         events = folder / "events.jsonl"
         return events.stat().st_mtime if events.exists() else 0.0
 
-    return max(begun, key=last_written, default=None)
+    return max(folders, key=last_written, default=None)
 
 
 def _processes(kits: Path) -> dict[str, int]:
     """Part -> how many processes of it there are on this machine, also of those that have none."""
-    counts = collections.Counter(one.part for one in marked.find_processes(kits) if one.part != RUN)
+    counts = collections.Counter(process.part for process in marked.find_processes(kits) if process.part != RUN)
     return {part: counts[part] for part in (SUPERLINK, *project.read_kits(kits).parties)}
 
 
-def shown(status: dict[str, Any], at: float, *, live: bool = False) -> RenderableType:
+def render(status: dict[str, Any], at: float, *, live: bool = False) -> RenderableType:
     """A status as a person reads it."""
     parts: list[RenderableType] = []
     if status["run"] is not None:
         parts.append(standing.rendered(status["run"], at, live=live))
         if status["run"]["state"] == "stopped":
-            parts.append(Text(_goes_on(status["run"])))
+            command = f"`coalface resume {quote(status['run']['folder'])}`"
+            if status["run"]["elsewhere"] and not status["run"]["kits"]:
+                command = "the operator's `run.sh` with the same run-config"
+            parts.append(Text(f"{command} goes on"))
     else:
         parts.append(Text("no run has begun"))
     if (processes := status["processes"]) is not None:
@@ -147,28 +136,22 @@ def shown(status: dict[str, Any], at: float, *, live: bool = False) -> Renderabl
         if len(away) == len(processes):
             parts.append(Text("on this machine nothing of it runs"))
         else:
-            there = [f"{part} ({count})" for part, count in processes.items() if count]
-            parts.append(Text(f"processes here: {', '.join(there)}" + (f"; gone: {', '.join(away)}" if away else "")))
+            present = [f"{part} ({count})" for part, count in processes.items() if count]
+            parts.append(Text(f"processes here: {', '.join(present)}" + (f"; gone: {', '.join(away)}" if away else "")))
     return Group(*parts)
-
-
-def _goes_on(run: dict[str, Any]) -> str:
-    if run["elsewhere"] and not run["kits"]:
-        return "the operator's `run.sh` with the same run-config goes on"
-    return f"`coalface resume {quote(run['folder'])}` goes on"
 
 
 def watch(place: Path) -> None:
     """Show a status anew every second until its run has ended, or Ctrl-C."""
     console = Console(highlight=False)
-    with Live(shown(told(place), time.time(), live=True), console=console, refresh_per_second=1) as view:
-        while (status := told(place))["run"] is None or status["run"]["state"] == "running":
-            view.update(shown(status, time.time(), live=True))
+    with Live(render(read_status(place), time.time(), live=True), console=console, refresh_per_second=1) as view:
+        while (status := read_status(place))["run"] is None or status["run"]["state"] == "running":
+            view.update(render(status, time.time(), live=True))
             time.sleep(LOOKS)
-        view.update(shown(status, time.time(), live=True))
+        view.update(render(status, time.time(), live=True))
 
 
-# --- what its parts say -----------------------------------------------------------------------------------------------
+# --- logs -------------------------------------------------------------------------------------------------------------
 
 
 def logs(place: Path, party: str | None) -> list[Path]:
@@ -178,12 +161,12 @@ def logs(place: Path, party: str | None) -> list[Path]:
         status = following.status(place)
         if not status.elsewhere:
             raise RecipeError("the run's own process played its parties, and they have no logs", where=place)
-        if not status.kits or not Path(status.kits).is_dir():
-            whose = (
-                f"{party}'s log is what its start.sh prints, on its machine" if party else "`flwr log` has the server's"
-            )
-            raise RecipeError(f"`coalface up` did not start the federation on this machine: {whose}", where=place)
         kits = Path(status.kits)
+        if not status.kits or not kits.is_dir():
+            advice = "`flwr log` has the server's"
+            if party:
+                advice = f"{party}'s log is what its start.sh prints, on its machine"
+            raise RecipeError(f"`coalface up` did not start the federation on this machine: {advice}", where=place)
     launcher.check_party(kits, party)
     paths = [launcher.log(kits, part) for part in ((party,) if party else (SUPERLINK, RUN))]
     if not (existing := [path for path in paths if path.exists()]):
@@ -203,14 +186,14 @@ def tail(path: Path, count: int) -> list[str]:
 
 def growing(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
     """Lines of several files as they come, for ever, each with its file."""
-    with contextlib.ExitStack() as held:
-        files = {path: held.enter_context(open(path, encoding="utf-8", errors="replace")) for path in paths}
+    with contextlib.ExitStack() as stack:
+        files = {path: stack.enter_context(open(path, encoding="utf-8", errors="replace")) for path in paths}
         for file in files.values():
             file.seek(0, 2)
         while True:
-            found = [(path, line) for path, file in files.items() for line in file]
-            yield from ((path, _line(line)) for path, line in found)
-            if not found:
+            lines = [(path, _line(line)) for path, file in files.items() for line in file]
+            yield from lines
+            if not lines:
                 time.sleep(0.3)
 
 

@@ -41,7 +41,7 @@ def enter(kits: Path) -> str:
     if sys.platform != "linux":
         return "networks of their own are Linux's"
     running = processes.find_processes(kits)
-    if apart := [one.pid for one in running if _name(one.pid, "net") != _name("self", "net")]:
+    if apart := [process.pid for process in running if _name(process.pid, "net") != _name("self", "net")]:
         try:
             _join(apart[0])
         except OSError as error:
@@ -55,45 +55,45 @@ def enter(kits: Path) -> str:
         return f"it was started so; `coalface down {quote(str(kits))}` ends it"
     if _is_proxied(kits):
         return "its kits have a reverse proxy before the SuperLink, which stands in this machine's network"
-    if failed := _tried():
-        return f"this system gives it no network of its own ({os.strerror(failed)})"
+    if number := find_fault():
+        return f"this system gives it no network of its own ({os.strerror(number)})"
     _make()
     return ""
 
 
-def entering(kits: Path) -> list[str]:
-    """What is put before a command that is to reach the federation of `kits`, which has a network of its own."""
-    own = ["--user", "--preserve-credentials"] if os.geteuid() != 0 else []
+def nsenter(kits: Path) -> list[str]:
+    """The words before a command that is to reach the federation of `kits`, which has a network of its own."""
+    as_user = ["--user", "--preserve-credentials"] if os.geteuid() != 0 else []
     running = processes.find_processes(kits)
-    return ["nsenter", "--target", str(running[0].pid), *own, "--net"] if running else []
+    return ["nsenter", "--target", str(running[0].pid), *as_user, "--net"] if running else []
 
 
-def others() -> list[str]:
+def other_users() -> list[str]:
     """The names of other people who can log in to this machine, or have processes on it; root is none of them."""
-    found = {one.pw_uid: one for one in pwd.getpwall()}
+    accounts = {account.pw_uid: account for account in pwd.getpwall()}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, KeyError):  # it has ended; or is of a container's user
-            if (owner := process.uids().effective) not in found:  # one whom a directory service knows
-                found[owner] = pwd.getpwuid(owner)
+            if (owner := process.uids().effective) not in accounts:  # one whom a directory service knows
+                accounts[owner] = pwd.getpwuid(owner)
     return sorted(
-        one.pw_name
-        for one in found.values()
-        if one.pw_uid >= _FIRST_PERSON
-        and one.pw_uid not in (_NOBODY, os.geteuid())
-        and Path(one.pw_shell).name not in _NO_LOGIN
+        account.pw_name
+        for account in accounts.values()
+        if account.pw_uid >= _FIRST_PERSON
+        and account.pw_uid not in (_NOBODY, os.geteuid())
+        and Path(account.pw_shell).name not in _NO_LOGIN
     )
 
 
 def _is_proxied(kits: Path) -> bool:
-    """Whether the kits are for a proxy; of a file that is wrong, what is wrong is told by those who read it whole."""
+    """Whether the kits are for a proxy; a wrong file is refused by those who read it whole."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        read: Any = parse_yaml((kits / "federation.yaml").read_text(encoding="utf-8"))
-        return read["superlink"].get("loopback_port") is not None
+        federation: Any = parse_yaml((kits / "federation.yaml").read_text(encoding="utf-8"))
+        return federation["superlink"].get("loopback_port") is not None
     return False
 
 
-def _tried() -> int:
-    """The number of the error that making a network ends with, 0 for none: by a child, as it cannot be taken back."""
+def find_fault() -> int:
+    """The number of the error that making a network ends with, 0 for none. A child tries it: it cannot be undone."""
     child = os.fork()
     if child == 0:
         status = 1

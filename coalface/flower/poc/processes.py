@@ -26,7 +26,7 @@ PART = "COALFACE_PART"
 class Process:
     """One process of a federation."""
 
-    process: psutil.Process
+    handle: psutil.Process
     """Known by its number and by when it began."""
     part: str
     """`superlink`, `run`, or a party's name."""
@@ -34,7 +34,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        return int(self.process.pid)
+        return int(self.handle.pid)
 
 
 def environment(kits: Path, part: str) -> dict[str, str]:
@@ -50,28 +50,27 @@ def find_processes(kits: Path) -> list[Process]:
             variables = process.environ()
             if process.pid != os.getpid() and variables.get(KITS) == str(kits.resolve()) and is_alive(process):
                 processes.append(Process(process, variables.get(PART, ""), " ".join(process.cmdline()).strip()))
-    return sorted(processes, key=lambda one: (one.process.create_time(), one.pid))
+    return sorted(processes, key=lambda process: (process.handle.create_time(), process.pid))
 
 
 def end(kits: Path, *, part: str | None = None, grace: float = 10.0) -> list[Process]:
     """End the processes of `kits`, or of one part, and return them.
 
-    SIGTERM, and SIGKILL for what is there after `grace` seconds.
-    Raises RecipeError where one is left after another 10 s.
+    Sends SIGTERM, and after `grace` seconds SIGKILL. Raises RecipeError where one is left after another 10 s.
     """
     ended: dict[int, Process] = {}
-    begun = time.monotonic()
-    while left := [one for one in find_processes(kits) if part in (None, one.part)]:
-        waited = time.monotonic() - begun
+    began = time.monotonic()
+    while left := [process for process in find_processes(kits) if part in (None, process.part)]:
+        waited = time.monotonic() - began
         if waited > grace + 10:
-            pids = ", ".join(str(one.pid) for one in left)
+            pids = ", ".join(str(process.pid) for process in left)
             raise RecipeError(f"processes {pids} do not end; end them as the user who started them", where=kits)
-        for one in left:
+        for process in left:
             with contextlib.suppress(psutil.Error):
                 if waited > grace:
-                    one.process.kill()
-                elif one.pid not in ended:
-                    one.process.terminate()
-            ended[one.pid] = one
+                    process.handle.kill()
+                elif process.pid not in ended:
+                    process.handle.terminate()
+            ended[process.pid] = process
         time.sleep(0.1)
     return list(ended.values())

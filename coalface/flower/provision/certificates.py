@@ -43,16 +43,16 @@ class NodeKey:
     """For `flower-supernode --auth-supernode-private-key`."""
     public: bytes
     """For `flwr supernode register`."""
-    seen: bytes
+    public_pem: bytes
     """What a ServerApp is told as the node's `public_key`."""
 
 
 def authority(name: str, now: datetime.datetime, days: int) -> Pair:
     """A CA whose own certificate is good for `days`."""
     key = ec.generate_private_key(ec.SECP384R1())
-    subject = _named(f"{name} CA")
-    made = _begun(subject, subject, key, now, days, ca=True)
-    return Pair(_pem(made.sign(key, hashes.SHA384())), _private_pem(key))
+    subject = _subject(f"{name} CA")
+    builder = _builder(subject, subject, key, now, days, ca=True)
+    return Pair(_pem(builder.sign(key, hashes.SHA384())), _private_pem(key))
 
 
 def server(ca: Pair, name: str, hosts: tuple[str, ...], now: datetime.datetime, days: int) -> Pair:
@@ -62,13 +62,13 @@ def server(ca: Pair, name: str, hosts: tuple[str, ...], now: datetime.datetime, 
     names: list[x509.GeneralName] = [
         x509.IPAddress(ipaddress.ip_address(host)) if is_address(host) else x509.DNSName(host) for host in hosts
     ]
-    made = (
-        _begun(_named(f"{name} SuperLink"), issuer.subject, key, now, days, ca=False)
+    builder = (
+        _builder(_subject(f"{name} SuperLink"), issuer.subject, key, now, days, ca=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
-    return Pair(_pem(made.sign(signer, hashes.SHA384())), _private_pem(key))
+    return Pair(_pem(builder.sign(signer, hashes.SHA384())), _private_pem(key))
 
 
 def node() -> NodeKey:
@@ -81,10 +81,10 @@ def node() -> NodeKey:
     return NodeKey(private, public + b"\n", _public_pem(key.public_key()))
 
 
-# --- what is found in files; each raises ValueError for what it is not ------------------------------------------------
+# --- contents of files; each raises ValueError for another kind of content --------------------------------------------
 
 
-def of_private(data: bytes) -> bytes:
+def public_of_private(data: bytes) -> bytes:
     """The public half of a private key (PEM or OpenSSH), as PEM."""
     return _public_pem(_private(data).public_key())
 
@@ -94,8 +94,8 @@ def secret(data: bytes) -> bytes:
     return _private(data).private_numbers().private_value.to_bytes(48, "big")
 
 
-def of_public(data: bytes) -> bytes:
-    """The same of a public key as OpenSSH writes it."""
+def public_of_openssh(data: bytes) -> bytes:
+    """A public key as OpenSSH writes it, as PEM."""
     try:
         key = serialization.load_ssh_public_key(data)
     except UnsupportedAlgorithm as error:
@@ -105,31 +105,31 @@ def of_public(data: bytes) -> bytes:
     return _public_pem(key)
 
 
-def of_certificate(data: bytes) -> bytes:
-    """The same of a certificate."""
+def public_of_certificate(data: bytes) -> bytes:
+    """The public key of a certificate, as PEM."""
     key = x509.load_pem_x509_certificate(data).public_key()
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("its key is not an ECDSA key")
     return _public_pem(key)
 
 
-def times(data: bytes) -> tuple[datetime.datetime, datetime.datetime]:
+def validity(data: bytes) -> tuple[datetime.datetime, datetime.datetime]:
     """From when and until when a certificate holds."""
     certificate = x509.load_pem_x509_certificate(data)
     return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
-def names(data: bytes) -> list[str]:
+def host_names(data: bytes) -> list[str]:
     """The names and addresses that a certificate is good for."""
     try:
-        found = x509.load_pem_x509_certificate(data).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        extension = x509.load_pem_x509_certificate(data).extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return []
-    addresses = [str(address) for address in found.value.get_values_for_type(x509.IPAddress)]
-    return [*found.value.get_values_for_type(x509.DNSName), *addresses]
+    hosts = extension.value
+    return [*hosts.get_values_for_type(x509.DNSName), *map(str, hosts.get_values_for_type(x509.IPAddress))]
 
 
-def issued(data: bytes, by: bytes) -> bool:
+def is_issued(data: bytes, by: bytes) -> bool:
     """Whether a certificate is signed by the key of another."""
     try:
         x509.load_pem_x509_certificate(data).verify_directly_issued_by(x509.load_pem_x509_certificate(by))
@@ -150,7 +150,7 @@ def _private(data: bytes) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _begun(
+def _builder(
     subject: x509.Name,
     issuer: x509.Name,
     key: ec.EllipticCurvePrivateKey,
@@ -185,7 +185,7 @@ def _begun(
     )
 
 
-def _named(name: str) -> x509.Name:
+def _subject(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])  # 64 is the most that X.520 allows
 
 

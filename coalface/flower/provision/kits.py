@@ -77,11 +77,11 @@ def _check(config: ProvisionConfig, recipe: Path, file: Path) -> None:
             raise RecipeError("the recipe's `validators` names this trainer", where=f"{where}.role")
         party_file.parse(party.file(name), f"{file}, parties.{name}", file.parent)
         brings = name in trainers or (name in validators and loaded.validators[name].own)
-        if not brings and (given := [key for key in ("faces", "pairs") if getattr(party, key) is not None]):
+        if not brings and (image_keys := [key for key in ("faces", "pairs") if getattr(party, key) is not None]):
             raise RecipeError(
                 "the recipe has this party bring no images; remove this key (`data` is the root of the recipe's), or "
                 "use a recipe with `data: {scenario: own}`",
-                where=f"{where}.{given[0]}",
+                where=f"{where}.{image_keys[0]}",
             )
         if trainers and party.role == "trainer" and name not in trainers:
             raise RecipeError("the recipe's data.parties does not name this trainer", where=where)
@@ -90,7 +90,7 @@ def _check(config: ProvisionConfig, recipe: Path, file: Path) -> None:
     _check_assigned(config, loaded, file)
 
 
-def _check_assigned(made: ProvisionConfig, recipe: Recipe, file: Path) -> None:
+def _check_assigned(config: ProvisionConfig, recipe: Recipe, file: Path) -> None:
     """Raise RecipeError unless the trainers are those to whom the recipe deals images.
 
     `pooled` may be there, and the silos of a pooled method: one federation runs a recipe by several methods. Where the
@@ -103,14 +103,14 @@ def _check_assigned(made: ProvisionConfig, recipe: Recipe, file: Path) -> None:
         assigned, needed = names, [POOLED] if method.pools else names
     else:
         return
-    if missing := [name for name in needed if name not in made.parties]:
+    if missing := [name for name in needed if name not in config.parties]:
         raise RecipeError(
             f"the recipe assigns images to {', '.join(needed)}; add {', '.join(missing)}, or change `data` of the "
             "recipe",
             where=f"{file}, parties",
         )
-    known = {*assigned, POOLED, *recipe.validators}
-    if extra := [name for name in made.parties if name not in known]:
+    known_parties = {*assigned, POOLED, *recipe.validators}
+    if extra := [name for name in config.parties if name not in known_parties]:
         raise RecipeError(
             f"the recipe assigns this trainer no images, but {', '.join(assigned)}; remove it, or change `data` of "
             "the recipe",
@@ -137,7 +137,7 @@ def _fill(
     """Write all of it; `out` is where it will lie."""
     link = certificates.server(ca, config.name, config.superlink.names, now, config.days)
     keys = {name: certificates.node() for name in config.parties}
-    names = json.dumps({name: key.seen.hex() for name, key in keys.items()}, indent=1).encode() + b"\n"
+    names = json.dumps({name: key.public_pem.hex() for name, key in keys.items()}, indent=1).encode() + b"\n"
     root = ca.certificate
     files = {f"{place}/ca.crt": root for place in ("ca", "superlink", "operator")}
     files |= {"superlink/superlink.crt": link.certificate, "superlink/superlink.key": link.key}

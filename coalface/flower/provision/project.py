@@ -43,7 +43,7 @@ class SuperLink(Section):
 
     @field_validator("hosts", mode="before")
     @classmethod
-    def _one_is_a_list(cls, value: Any) -> Any:
+    def _make_list(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
     @field_validator("hosts")
@@ -100,17 +100,17 @@ class PartyConfig(Section):
 
     @field_validator("faces", mode="before")
     @classmethod
-    def _a_path_is_of_folders(cls, value: Any) -> Any:
+    def _read_path(cls, value: Any) -> Any:
         return {"kind": "folder", "path": value} if isinstance(value, str) else value
 
     def file(self, name: str) -> dict[str, Any]:
         """What its `party.yaml` says: see `coalface.experiments.recipe.party_file`."""
-        said: dict[str, Any] = {"name": name, "role": self.role}
+        content: dict[str, Any] = {"name": name, "role": self.role}
         if self.faces is not None:
-            said["data"] = {"kind": self.faces.kind, **self.faces.model_dump(mode="json", exclude_defaults=True)}
+            content["data"] = {"kind": self.faces.kind, **self.faces.model_dump(mode="json", exclude_defaults=True)}
         if self.pairs is not None:
-            said["pairs"] = self.pairs.model_dump(exclude_defaults=True)
-        return said
+            content["pairs"] = self.pairs.model_dump(exclude_defaults=True)
+        return content
 
 
 class ProvisionConfig(Section):
@@ -129,16 +129,16 @@ class ProvisionConfig(Section):
     @field_validator("parties")
     @classmethod
     def _have_folders_of_their_own(cls, value: dict[str, PartyConfig]) -> dict[str, PartyConfig]:
-        if taken := [name for name in value if name.lower() in PARTS]:
-            raise ValueError(f"{taken[0]!r} is reserved: every federation has a part of this name; rename the party")
+        if reserved := [name for name in value if name.lower() in PARTS]:
+            raise ValueError(f"{reserved[0]!r} is reserved: every federation has a part of this name; rename the party")
         if len({name.lower() for name in value}) < len(value):
             raise ValueError("two names differ in case only and share a folder on some disks; rename one")
         return value
 
     def encrypts(self, party: str) -> bool:
         """Whether a party's private state is encrypted on its disk."""
-        own = self.parties[party].encrypt
-        return self.encrypt if own is None else own
+        choice = self.parties[party].encrypt
+        return self.encrypt if choice is None else choice
 
 
 def read(path: Path) -> ProvisionConfig:

@@ -39,8 +39,8 @@ def rotate(kits: Path, party: str) -> list[Path]:
         os.link(kit / "node.key", kit / OLD)
     files = {kit / "node.key": key.private, kit / "node.pub": key.public}
     files[kits / "operator" / "keys" / f"{party}.pub"] = key.public
-    for path, known in names.items():
-        files[path] = json.dumps({**known, party: key.seen.hex()}, indent=1).encode() + b"\n"
+    for path, keys in names.items():
+        files[path] = json.dumps({**keys, party: key.public_pem.hex()}, indent=1).encode() + b"\n"
     for path, data in files.items():
         _replace(path, data)
     return [path.relative_to(kits) for path in files]

@@ -49,19 +49,19 @@ def _certificates(kits: Path, config: ProvisionConfig, now: datetime.datetime) -
     root = _read(kits, "ca/ca.crt", bytes, faults)
     link = _read(kits, "superlink/superlink.crt", bytes, faults)
     for name in ("ca/ca.crt", "superlink/superlink.crt"):
-        if (kits / name).is_file() and (times := _read(kits, name, certificates.times, faults)) is not None:
-            yield from _time(name, *times, now)
-    key = _read(kits, "superlink/superlink.key", certificates.of_private, faults)
+        if (kits / name).is_file() and (validity := _read(kits, name, certificates.validity, faults)):
+            yield from _time(name, *validity, now)
+    key = _read(kits, "superlink/superlink.key", certificates.public_of_private, faults)
     if link is not None:
-        public = _read(kits, "superlink/superlink.crt", certificates.of_certificate, faults)
+        public = _read(kits, "superlink/superlink.crt", certificates.public_of_certificate, faults)
         if key is not None and public is not None and key != public:
             yield f"superlink/superlink.crt is not of the key superlink/superlink.key: {AGAIN}"
     yield from dict.fromkeys(faults)
     if root is None or link is None or faults:
         return
-    if not certificates.issued(link, root):
+    if not certificates.is_issued(link, root):
         yield f"superlink/superlink.crt is not by this CA, so no party would trust it: {AGAIN}"
-    names = certificates.names(link)
+    names = certificates.host_names(link)
     if lacking := [host for host in config.superlink.names if host not in names]:
         yield f"superlink/superlink.crt is not good for {', '.join(lacking)}, but for {', '.join(names)}: {AGAIN}"
     for kit in ("superlink", "operator", *(f"parties/{name}" for name in config.parties)):
@@ -86,54 +86,54 @@ def _members(kits: Path, config: ProvisionConfig) -> Iterator[str]:
             yield f"{kit}/ is missing: {AGAIN}"
     if not (kits / "parties").is_dir():
         return
-    there = {path.name for path in (kits / "parties").iterdir()}
-    for name in sorted(config.parties.keys() - there):
+    kit_names = {path.name for path in (kits / "parties").iterdir()}
+    for name in sorted(config.parties.keys() - kit_names):
         yield f"{name} has no kit: {AGAIN}, or take it out of federation.yaml"
-    for name in sorted(there - config.parties.keys()):
+    for name in sorted(kit_names - config.parties.keys()):
         yield f"parties/{name} has no party: delete it, or name {name} in federation.yaml"
 
 
 def _keys(kits: Path, config: ProvisionConfig) -> Iterator[str]:
-    """A party's key, its public half at the operator's, and what the server is told must be the same."""
+    """A party's key, its public half at the operator's, and the server's list of keys must agree."""
     faults: list[str] = []
-    told = {place: _read(kits, place, _names, faults) for place in ("superlink/names.json", "operator/names.json")}
+    lists = {place: _read(kits, place, _names, faults) for place in ("superlink/names.json", "operator/names.json")}
     whose: dict[bytes, str] = {}
     for name in config.parties:
         if not (kits / "parties" / name).is_dir():
             continue
-        key = _read(kits, f"parties/{name}/node.key", certificates.of_private, faults)
+        key = _read(kits, f"parties/{name}/node.key", certificates.public_of_private, faults)
         if key is None:
             continue
         if key in whose:
             yield f"parties/{name}/node.key is also the key of {whose[key]}: {AGAIN}"
         whose.setdefault(key, name)
         for place in (f"parties/{name}/node.pub", f"operator/keys/{name}.pub"):
-            public = _read(kits, place, certificates.of_public, faults)
+            public = _read(kits, place, certificates.public_of_openssh, faults)
             if public is not None and public != key:
                 yield f"{place} is not of the key parties/{name}/node.key: {AGAIN}"
-        for place, names in told.items():
+        for place, names in lists.items():
             if names is not None and names.get(name) != key:
                 yield f"{place} has another key for {name}, or none, so the server would leave it alone: {AGAIN}"
-    for place, names in told.items():
+    for place, names in lists.items():
         for name in sorted((names or {}).keys() - config.parties.keys()):
             yield f"{place} names {name}, who is not a party: remove it"
     yield from dict.fromkeys(faults)
 
 
 def _party_files(kits: Path, config: ProvisionConfig) -> Iterator[str]:
-    """What each party's node would read of itself must be of that party, and of its role."""
+    """A party's own file must name that party and its role."""
     for name, party in config.parties.items():
         if not (kits / "parties" / name).is_dir():
             continue
         try:
-            own = party_file.read(kits / "parties" / name / "party.yaml")
+            file = party_file.read(kits / "parties" / name / "party.yaml")
         except (RecipeError, OSError) as error:
             yield f"parties/{name}/party.yaml cannot be read ({error}): copy it from where the kits were made"
             continue
-        if own.name not in (None, name):
-            yield f"parties/{name}/party.yaml is that of {own.name}: {AGAIN}"
-        if own.role not in (None, party.role):
-            yield f"parties/{name}/party.yaml says {own.role}, and federation.yaml {party.role}: mend one of them"
+        if file.name not in (None, name):
+            yield f"parties/{name}/party.yaml is that of {file.name}: {AGAIN}"
+        if file.role not in (None, party.role):
+            yield f"parties/{name}/party.yaml says {file.role}, and federation.yaml {party.role}: mend one of them"
 
 
 def _scripts(kits: Path, config: ProvisionConfig) -> Iterator[str]:
@@ -166,9 +166,9 @@ def _strays(kits: Path, config: ProvisionConfig) -> Iterator[str]:
     places: dict[str, list[str]] = {}
     for path in sorted(_secrets(kits)):
         places.setdefault(_identity(path), []).append(str(path.relative_to(kits)))
-    for same in places.values():
-        home = next((place for place in same if place in owners), "")
-        for place in same:
+    for places_of_key in places.values():
+        home = next((place for place in places_of_key if place in owners), "")
+        for place in places_of_key:
             if place not in owners:
                 whose = f" of {owners[home]}" if home else ""
                 yield f"{place} has a private key{whose} in it, which does not belong there: delete it"
@@ -200,7 +200,7 @@ def _identity(path: Path) -> str:
     """Which key a file holds; of one that cannot be read, its bytes."""
     data = path.read_bytes()
     with contextlib.suppress(ValueError):
-        data = certificates.of_private(data)
+        data = certificates.public_of_private(data)
     return hashlib.sha256(data).hexdigest()
 
 

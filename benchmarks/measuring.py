@@ -1,0 +1,48 @@
+"""What benchmarks measure by: seconds, memory, and a function that waits for its turns in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+
+def seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def resident(*, peak: bool = False) -> int:
+    """Bytes that this process holds, or held at most (`ru_maxrss` would begin with its parent's)."""
+    key = "VmHWM:" if peak else "VmRSS:"
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
+
+
+class OwnProcess:
+    """A function in a process of its own, where `make(*arguments)` gives it; it waits between its calls."""
+
+    def __init__(self, make: Callable[..., Callable[..., Any]], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, far_end = context.Pipe()
+        self._process = context.Process(target=_serve, args=(far_end, make, arguments), daemon=True)
+        self._process.start()
+        far_end.close()
+
+    def __call__(self, *arguments: Any) -> Any:
+        self._pipe.send(arguments)
+        return self._pipe.recv()
+
+    def close(self) -> None:
+        self._pipe.send(None)
+        self._process.join()
+
+
+def _serve(pipe: Connection, make: Callable[..., Callable[..., Any]], arguments: tuple[Any, ...]) -> None:
+    function = make(*arguments)
+    while (turn := pipe.recv()) is not None:
+        pipe.send(function(*turn))
