@@ -40,8 +40,8 @@ class Centralized(Method):
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
         local = self.local if self.batch_size is None else replace(self.local, batch_size=self.batch_size)
-        loss, kept = learn(party, common.backbone, own, local, self.loss, momentum="keep")
-        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
+        loss, learner = learn(party, common.backbone, own, local, self.loss, momentum="keep")
+        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), learner
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:

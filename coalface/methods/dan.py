@@ -51,8 +51,8 @@ class Adaptation(Method):
     def train(self, party: Party, own: Mixed | None, common: Global) -> tuple[Update, Mixed]:
         loss, fresh = self.between(party)
         extra = self.loss.extra(len(party.data.names)) | fresh
-        mean, kept = learn_mixed(party, common.backbone, own, self.local, loss, extra)
-        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=mean), kept
+        mean, state = learn_mixed(party, common.backbone, own, self.local, loss, extra)
+        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=mean), state
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Mixed | None, common: Global) -> Tensors:

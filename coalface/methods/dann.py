@@ -28,7 +28,7 @@ class DANN(Adaptation):
             raise ValueError(f"weight is 0 or more and hidden 1 or more; got {self.weight} and {self.hidden}")
 
     def between(self, party: Party) -> tuple[Adversary, Tensors]:
-        done = (party.round - 1) / max(1, party.rounds)  # λ_p is constant within a round, as the learning rate is
+        progress = (party.round - 1) / max(1, party.rounds)  # λ_p is constant within a round, as the learning rate is
         rng = party.stream(party.stage, "discriminator")
         fresh = fresh_discriminator(party.backbone.embedding_size, self.hidden, rng)
-        return Adversary(self.loss, self.weight, reversal_at(done)), fresh
+        return Adversary(self.loss, self.weight, reversal_at(progress)), fresh

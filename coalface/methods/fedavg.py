@@ -81,7 +81,7 @@ class FedAvg(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
-        loss, kept = learn(
+        loss, learner = learn(
             party,
             common.backbone,
             own,
@@ -91,7 +91,7 @@ class FedAvg(Method):
             head_momentum=self.head_momentum,
             pull=self.pull(party, common.backbone),
         )
-        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
+        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), learner
 
     def pull(self, party: Party, backbone: Tensors) -> Pull | None:
         """What local steps add to their gradients: nothing."""

@@ -37,7 +37,7 @@ from coalface.training.one_identity import (
     first_directions,
     train_many,
     train_one,
-    why_not,
+    unbatchable_reason,
 )
 
 PRESETS = {
@@ -126,16 +126,16 @@ class FedFace(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         chosen = fed.sample("trainer", self.sample)
-        none = torch.zeros(1, fed.embedding_size, dtype=next(iter(fed.initial.values())).dtype)
-        before = {client: state.centres.get(client, none) for client in chosen}
+        zeros = torch.zeros(1, fed.embedding_size, dtype=next(iter(fed.initial.values())).dtype)
+        before = {client: state.centres.get(client, zeros) for client in chosen}
         answer = fed.ask(
             self.train,
             common=Global(backbone=state.backbone),
             each={client: Centre(centre=w) for client, w in before.items()},  # line 4
             aggregate=[Mean("backbone", by="images")],
         )  # lines 5 to 9
-        came = {client: w for client, w in answer.each["centre"].items() if self.accepts(w, before[client])}
-        centres = state.centres | came
+        accepted = {client: w for client, w in answer.each["centre"].items() if self.accepts(w, before[client])}
+        centres = state.centres | accepted
         if centres:
             names = sorted(centres)
             matrix = self.spread(torch.cat([centres[client] for client in names]))  # line 10
@@ -163,17 +163,17 @@ class FedFace(Method):
 
     @batched("train")
     def train_batched(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
-        centres = first_centres(parties, common.backbone, [e.centre for e in each])
-        found = train_many(
+        centres = first_centres(parties, common.backbone, [message.centre for message in each])
+        batch = train_many(
             parties, common.backbone, centres, self.local, PositiveHinge(self.target_cosine), fixed=self.fixed
         )
         return [
-            Update(backbone=found.backbone, centre=unit(centre), images=len(party.data), loss=loss)
-            for party, centre, loss in zip(parties, found.centres, found.losses, strict=True)
+            Update(backbone=batch.backbone, centre=unit(centre), images=len(party.data), loss=loss)
+            for party, centre, loss in zip(parties, batch.centres, batch.losses, strict=True)
         ]
 
     def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
-        return why_not(self.local, images, backbone)
+        return unbatchable_reason(self.local, images, backbone)
 
     def models(self, fed: Federation, state: State) -> Models:
         return Models(shared=state.backbone, class_embeddings=state.centres)

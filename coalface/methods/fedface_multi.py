@@ -87,7 +87,7 @@ class FedFaceMulti(FedFace):
         return "clients of several identities have a softmax of their own each"
 
 
-def _means(party: Party, backbone: Tensors, none: Tensor) -> Tensor:
+def _means(party: Party, backbone: Tensors, zeros: Tensor) -> Tensor:
     """(k, d) mean features of the party's identities, each as `fedface` has it for a client of that one alone."""
-    each = [replace(party, data=party.data.only([number])) for number in range(len(party.data.names))]
-    return torch.cat([first_centres([one], backbone, [none])[0] for one in each])
+    clients = [replace(party, data=party.data.only([number])) for number in range(len(party.data.names))]
+    return torch.cat([first_centres([client], backbone, [zeros])[0] for client in clients])

@@ -165,11 +165,11 @@ class FedFRJoint(Method):
                 raise ValueError(f"{name} is {getattr(self, name)}; give a number from {low:g} to {high:g}")
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}; give a number above 0, such as 0.5")
-        epochs, after = self.detail("epochs"), self.detail("decay_after")
-        if min((*epochs, *after), default=1) < 1 or len(after) not in (0, len(epochs)):
+        epochs, decay_after = self.detail("epochs"), self.detail("decay_after")
+        if min((*epochs, *decay_after), default=1) < 1 or len(decay_after) not in (0, len(epochs)):
             raise ValueError(
                 f"epochs and decay_after are 1 or more, as many of the one as of the other, or decay_after is []; got "
-                f"epochs={list(epochs)} and decay_after={list(after)}"
+                f"epochs={list(epochs)} and decay_after={list(decay_after)}"
             )
         if epochs and self.local.steps_per_round is not None:
             raise ValueError(
@@ -191,8 +191,8 @@ class FedFRJoint(Method):
 
     def detail(self, name: str) -> Any:
         """A setting that the preset gives where it is left out."""
-        own = getattr(self, name)
-        return PRESETS[self.preset][name] if own is None else own
+        value = getattr(self, name)
+        return PRESETS[self.preset][name] if value is None else value
 
     def init(self, fed: Federation) -> State:
         """Θ_g and Φ_g of the pre-training; without one Φ_g is drawn."""
@@ -210,52 +210,52 @@ class FedFRJoint(Method):
         common = Global(backbone=state.backbone, classifier=state.classifier)
         answer = fed.ask(self.train, to=chosen, common=common, aggregate=aggregate)
         fed.log(loss=answer.mean("loss", by="images"))
-        fresh = answer.aggregated["classifier"] if self.detail("phi_update") == "average" else state.classifier
-        return State(backbone=answer.aggregated["backbone"], classifier=fresh)
+        averaged = self.detail("phi_update") == "average"
+        phi = answer.aggregated["classifier"] if averaged else state.classifier  # (4)
+        return State(backbone=answer.aggregated["backbone"], classifier=phi)  # (2)
 
     @step(role="trainer")
     def train(self, party: Party, own: Own | None, common: Global) -> tuple[Update, Own]:
-        loss, images, trained, kept = self.work(party, own, common)
+        trained, images, after = self.work(party, own, common)
         weight = images if self.detail("weights") == "trained" else len(party.data)
-        phi = trained.head[: len(common.classifier)]
-        update = Update(backbone=party.backbone.shared(), classifier=phi.contiguous(), images=weight, loss=loss)
-        return update, kept
+        phi = trained.head[: len(common.classifier)].contiguous()
+        return Update(backbone=party.backbone.shared(), classifier=phi, images=weight, loss=trained.loss), after
 
-    def work(self, party: Party, own: Own | None, common: Global) -> tuple[float, int, Trained, Own]:
-        """A round of local training: (its loss, images of an epoch, what was trained, what the client keeps)."""
+    def work(self, party: Party, own: Own | None, common: Global) -> tuple[Trained, int, Own]:
+        """A round of local training: (what was trained, images of an epoch, what the client keeps)."""
         if party.shards is not None:
             raise ValueError(
                 "several losses over one batch are not split over processes: leave engine.processes_per_party out"
             )
-        before = own or self.first(party, common)
-        beside = self.near(party, common, before.kept)
-        data = beside.beside(party.data) if beside is not None else party.data
-        known = len(common.classifier)
-        head = torch.cat([common.classifier.to(before.classes), before.classes])
-        others = {name: {**model, **before.kept} for name, model in self.others(common, before).items()}
+        before = own or self.first_state(party, common)
+        public = self.public_faces(party, common, before.kept)
+        data = public.beside(party.data) if public is not None else party.data
+        head = torch.cat([common.classifier.to(before.classes), before.classes])  # [Φ ; W]
+        public_classes = len(common.classifier)  # K_g
+        references = {name: model | before.kept for name, model in self.references(common, before).items()}
         party.backbone.load(common.backbone, before.kept)
-        trained, cursor = self.passes(
+        trained, cursor = self.train_epochs(
             replace(party, data=data),
             head,
             before,
-            self.criterion(known, head),
-            frozen(party, others) if others else None,
+            self.criterion(public_classes, head),
+            frozen(party, references) if references else None,
         )
-        kept = Own(
-            classes=trained.head[known:].clone(),
+        after = Own(
+            classes=trained.head[public_classes:].clone(),
             branch=trained.extra,
             model=party.backbone.shared(),
             kept=party.backbone.kept(),
             cursor=cursor,
             used=(*before.used, len(data) - len(party.data)),
         )
-        return trained.loss, len(data), trained, kept
+        return trained, len(data), after
 
-    def criterion(self, known: int, head: Tensor) -> Criterion:
-        """The loss of a round that begins with (K_g + K_l, d) class embeddings, of which the first `known` are Φ's."""
+    def criterion(self, public_classes: int, head: Tensor) -> Criterion:
+        """The loss (7) of a round that begins with the (K_g + K_l, d) class embeddings `head`, K_g of them Φ's."""
         return JointLoss(
             classes=self.loss,
-            public=known,
+            public=public_classes,
             contrastive=self.contrastive,
             temperature=self.temperature,
             branch={"binary": self.binary, "softmax": self.loss, "none": None}[self.branch],
@@ -263,22 +263,22 @@ class FedFRJoint(Method):
             through=self.through,
         )
 
-    def others(self, common: Global, before: Own) -> dict[str, Tensors]:
-        """The models whose answers the loss is given, by keyword."""
+    def references(self, common: Global, before: Own) -> dict[str, Tensors]:
+        """The backbones whose embeddings the loss compares with, by its keyword: (5)."""
         return {"anchor": common.backbone, "previous": before.model} if self.contrastive else {}
 
-    def near(self, party: Party, common: Global, kept: Tensors) -> FaceSet | None:
+    def public_faces(self, party: Party, common: Global, kept: Tensors) -> FaceSet | None:
         """The public images that the client trains on in this round; None where it uses none of them."""
         if self.public == "none":
             return None
-        public: FaceSet = party.extra_data.faces
+        faces: FaceSet = party.extra_data.faces
         if self.public == "all":
-            return public
-        others = public_features(party, common.backbone, kept)
-        mine = unit_features(party, party.data, common.backbone, kept)
-        return public.select(hard_negatives(others, mine, self.threshold))
+            return faces
+        public = public_features(party, common.backbone, kept)
+        local = unit_features(party, party.data, common.backbone, kept)
+        return faces.select(hard_negatives(public, local, self.threshold))
 
-    def first(self, party: Party, common: Global) -> Own:
+    def first_state(self, party: Party, common: Global) -> Own:
         """What a client that has not trained yet begins with."""
         classes, size = fresh_head(party), party.backbone.embedding_size
         branch: Tensors = {}
@@ -300,36 +300,37 @@ class FedFRJoint(Method):
             model = {name: fresh[name] for name in model}
         return Own(classes=classes, branch=branch, model=model, kept=kept, cursor=Cursor())
 
-    def passes(
+    def train_epochs(
         self, party: Party, head: Tensor, before: Own, loss: Criterion, beside: Beside | None
     ) -> tuple[Trained, Cursor]:
         """The local epochs of a round, in two parts where η falls within it."""
-        epochs, after = self.detail("epochs"), self.detail("decay_after")
+        epochs, decay_after = self.detail("epochs"), self.detail("decay_after")
         place = min(party.round, len(epochs)) - 1
         work = replace(self.local, epochs=epochs[place]) if epochs else self.local
         parts = [(work, 1.0)]
-        if after and after[place] < work.epochs:
-            first, rest = after[place], work.epochs - after[place]
-            parts = [(replace(work, epochs=first), 1.0), (replace(work, epochs=rest), 0.1)]
-        cursor, done = before.cursor, Trained(head, before.branch, 0.0, {}, {})
-        total, steps = 0.0, 0
-        for some, factor in parts:
-            batches, cursor = some.batches(party, cursor)
-            batches = self._full(batches, some.batch_size)
-            sgd = self.local.sgd(party)
+        if decay_after and (first := decay_after[place]) < work.epochs:
+            parts = [(replace(work, epochs=first), 1.0), (replace(work, epochs=work.epochs - first), 0.1)]
+        cursor, trained = before.cursor, Trained(head, before.branch, 0.0, {}, {})
+        total, images = 0.0, 0
+        for part, factor in parts:
+            batches, cursor = self.batches(party, part, cursor)
+            sgd = part.sgd(party)
             sgd = replace(sgd, lr=factor * sgd.lr)
-            classifier = classifier_for(party, done.head, loss, sgd, extra=done.extra, velocity=done.velocity)
-            done = train(party, classifier, batches, sgd, velocity=done.velocity, beside=beside)
-            images = sum(map(len, batches))
-            total, steps = total + done.loss * images, steps + images
-        return replace(done, loss=total / max(1, steps)), cursor
+            velocity = trained.velocity
+            classifier = classifier_for(party, trained.head, loss, sgd, extra=trained.extra, velocity=velocity)
+            trained = train(party, classifier, batches, sgd, velocity=velocity, beside=beside)
+            count = sum(map(len, batches))
+            total, images = total + trained.loss * count, images + count
+        return replace(trained, loss=total / max(1, images)), cursor
 
-    def _full(self, batches: list[NDArray[np.int64]], size: int) -> list[NDArray[np.int64]]:
-        if not self.detail("drop_last") or self.local.steps_per_round is not None:
-            return batches
-        # An image that alone was left over has joined the batch before it, and is left out too.
-        full = [one[:size] for one in batches if len(one) >= size]
-        return full or batches  # a client with fewer images than a batch trains on what it has
+    def batches(self, party: Party, work: LocalTraining, cursor: Cursor) -> tuple[list[NDArray[np.int64]], Cursor]:
+        """The batches of some epochs, with `drop_last` full ones alone, and where the next epoch goes on."""
+        batches, cursor = work.batches(party, cursor)
+        if self.detail("drop_last") and work.steps_per_round is None:
+            # An image that alone was left over has joined the batch before it, and is left out too.
+            full = [batch[: work.batch_size] for batch in batches if len(batch) >= work.batch_size]
+            batches = full or batches  # a client with fewer images than a batch trains on what it has
+        return batches, cursor
 
     @step(role="trainer", local=PERSONAL_MODEL)
     def personal(self, party: Party, own: Own | None) -> Tensors:

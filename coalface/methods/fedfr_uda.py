@@ -166,14 +166,14 @@ class FedFRUDA(Method):
     def clusters(self, fed: Federation, state: State) -> State:
         """Stage 2: τ from the source if it is not given, then the labels of the targets that have none."""
         threshold = state.threshold
-        if threshold is None and self.labelling.asks:
+        if threshold is None and self.labelling.asks_source:
             answer = fed.ask(self.choose, common=Global(backbone=state.backbone))
             (threshold,) = answer.each["threshold"].values()
         elif threshold is None:
             threshold = 0.0 if self.labelling.threshold == "auto" else self.labelling.threshold
-        missing = [name for name in fed.parties("trainer/target") if name not in state.labelled]
+        unlabelled = [name for name in fed.parties("trainer/target") if name not in state.labelled]
         common = ToLabel(backbone=state.backbone, threshold=threshold)
-        answer = fed.collect(fed.post(self.label, to=missing, common=common), optional=True)
+        answer = fed.collect(fed.post(self.label, to=unlabelled, common=common), optional=True)
         if self.labelling.by_threshold:
             fed.log(threshold=threshold)
         if answer.arrived:
@@ -183,9 +183,9 @@ class FedFRUDA(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         """Stage 3: Algorithm 1. A target whose labels the server has not heard of labels its images first."""
-        done = fed.round - 1
-        if self.relabel and done - state.since >= self.relabel:
-            state = replace(state, threshold=None, labelled=(), since=done)
+        rounds_before = fed.round - 1
+        if self.relabel and rounds_before - state.since >= self.relabel:
+            state = replace(state, threshold=None, labelled=(), since=rounds_before)
         if len(state.labelled) < len(fed.parties("trainer/target")):
             state = self.clusters(fed, state)
         clients = [*(fed.parties("trainer/source") if self.source else ()), *state.labelled]
@@ -201,9 +201,9 @@ class FedFRUDA(Method):
     @step(role="trainer/source")
     def train_alone(self, party: Party, own: Own | None, common: Global) -> tuple[Update, Own]:
         before = own.learner if own else None
-        loss, kept = learn(party, common.backbone, before, self.local, self.loss, momentum="keep")
+        loss, learner = learn(party, common.backbone, before, self.local, self.loss, momentum="keep")
         update = Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss)
-        return update, Own(labels=None, learner=kept, kept=kept.kept, cursor=kept.cursor, alone=True)
+        return update, Own(labels=None, learner=learner, kept=learner.kept, cursor=learner.cursor, alone=True)
 
     @step(role="trainer/source")
     def choose(self, party: Party, own: Own | None, common: Global) -> Threshold:
@@ -214,16 +214,20 @@ class FedFRUDA(Method):
     @step(role="trainer/target")
     def label(self, party: Party, own: Own | None, common: ToLabel) -> tuple[Clustered, Own]:
         features = unit_features(party, party.data, common.backbone, _kept(own))
-        found = self.labelling(features, common.threshold, party.rng)
-        if not (found >= 0).any():
+        clusters = self.labelling(features, common.threshold, party.rng)
+        clustered = clusters >= 0
+        if not clustered.any():
             raise ValueError(
-                f"{party.name}: none of its {len(found)} images is in a cluster of {self.labelling.min_cluster_size} "
-                f"or more at τ = {common.threshold:g}: raise the threshold, or lower labelling.min_cluster_size"
+                f"{party.name}: none of its {len(clusters)} images is in a cluster of "
+                f"{self.labelling.min_cluster_size} or more at τ = {common.threshold:g}: raise the threshold, or lower "
+                "labelling.min_cluster_size"
             )
-        counts = Clustered(images=len(found), clusters=int(found.max()) + 1, kept=float((found >= 0).mean()))
+        counts = Clustered(images=len(clusters), clusters=int(clusters.max()) + 1, kept=float(clustered.mean()))
         kept = own.kept if own else party.backbone.kept()
-        cursor = Cursor(epoch=own.cursor.epoch + 1) if own and own.learner else own.cursor if own else Cursor()
-        labels = Labels(labels=torch.from_numpy(found))
+        cursor = own.cursor if own else Cursor()
+        if own and own.learner:  # it has trained in this order of its images
+            cursor = Cursor(epoch=cursor.epoch + 1)
+        labels = Labels(labels=torch.from_numpy(clusters))
         return counts, Own(labels=labels, learner=None, kept=kept, cursor=cursor, alone=False)
 
     @step(role="trainer")
@@ -238,10 +242,10 @@ class FedFRUDA(Method):
         constrained = party.role == "trainer/source" and self.constraint > 0
         anchor = {n: w.to(party.device) for n, w in common.backbone.items()}
 
-        def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:  # ∇ (λ/2) ‖w − w^t‖² = λ (w − w^t)  (3)
-            return {n: self.constraint * (w.detach() - anchor[n]) for n, w in now.items() if n in anchor}
+        def pull(trained: Tensors, images: Tensor, labels: Tensor) -> Tensors:  # ∇ (λ/2) ‖w − w^t‖² = λ (w − w^t)  (3)
+            return {n: self.constraint * (w.detach() - anchor[n]) for n, w in trained.items() if n in anchor}
 
-        loss, kept = learn(
+        loss, learner = learn(
             labelled,
             common.backbone,
             learner,
@@ -252,7 +256,7 @@ class FedFRUDA(Method):
             pull=pull if constrained else None,
         )
         update = Update(backbone=party.backbone.shared(), images=len(labelled.data), loss=loss)
-        return update, Own(labels=labels, learner=kept, kept=kept.kept, cursor=kept.cursor, alone=False)
+        return update, Own(labels=labels, learner=learner, kept=learner.kept, cursor=learner.cursor, alone=False)
 
     def _begin(self, party: Party, backbone: Tensors, kept: Tensors | None, cursor: Cursor) -> Learner:
         """The class embeddings of a client that has not trained on these classes yet."""

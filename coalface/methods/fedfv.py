@@ -31,7 +31,13 @@ from coalface.training.fedfv import AgainstOthers, equivalent_embeddings
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import unit
 from coalface.training.losses.spreadout import mean_cosine
-from coalface.training.one_identity import check_nothing_kept, first_directions, train_many, train_one, why_not
+from coalface.training.one_identity import (
+    check_nothing_kept,
+    first_directions,
+    train_many,
+    train_one,
+    unbatchable_reason,
+)
 
 
 @message
@@ -109,16 +115,13 @@ class FedFV(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         chosen = fed.sample("trainer", self.sample)  # S_t
-        rest = [client for client in fed.parties("trainer") if client not in set(chosen)]  # R_t
-        others = equivalent_embeddings(
-            torch.cat([state.centres[client] for client in rest]) if rest else torch.zeros(0, fed.embedding_size),
-            self.equivalents,
-            self.fused,
-            generator=fed.stream("fuse"),
-        )
+        unselected = [client for client in fed.parties("trainer") if client not in set(chosen)]  # R_t
+        none = torch.zeros(0, fed.embedding_size)
+        w = torch.cat([state.centres[client] for client in unselected]) if unselected else none
+        equivalents = equivalent_embeddings(w, self.equivalents, self.fused, generator=fed.stream("fuse"))  # W̃
         answer = fed.ask(
             self.train,
-            common=Global(backbone=state.backbone, others=others),
+            common=Global(backbone=state.backbone, others=equivalents),
             each={client: Centre(centre=state.centres[client]) for client in chosen},
             aggregate=[Mean("backbone", by="images")],
         )
@@ -136,14 +139,14 @@ class FedFV(Method):
     @batched("train")
     def train_batched(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> list[Update]:
         loss = AgainstOthers(common.others, self.scale)
-        found = train_many(parties, common.backbone, [e.centre for e in each], self.local, loss)
+        batch = train_many(parties, common.backbone, [message.centre for message in each], self.local, loss)
         return [
-            Update(backbone=found.backbone, centre=unit(centre), images=len(party.data), loss=loss)
-            for party, centre, loss in zip(parties, found.centres, found.losses, strict=True)
+            Update(backbone=batch.backbone, centre=unit(centre), images=len(party.data), loss=loss)
+            for party, centre, loss in zip(parties, batch.centres, batch.losses, strict=True)
         ]
 
     def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
-        return why_not(self.local, images, backbone)
+        return unbatchable_reason(self.local, images, backbone)
 
     def models(self, fed: Federation, state: State) -> Models:
         return Models(shared=state.backbone, class_embeddings=state.centres)

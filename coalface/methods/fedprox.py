@@ -33,7 +33,7 @@ class FedProx(FedAvg):
     def pull(self, party: Party, backbone: Tensors) -> Pull:
         anchor = {n: w.to(party.device) for n, w in backbone.items()}  # w^t
 
-        def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:  # ∇ (μ/2) ‖w − w^t‖² = μ (w − w^t)
-            return {n: self.mu * (w.detach() - anchor[n]) for n, w in now.items() if n in anchor}
+        def pull(trained: Tensors, images: Tensor, labels: Tensor) -> Tensors:  # ∇ (μ/2) ‖w − w^t‖² = μ (w − w^t)
+            return {n: self.mu * (w.detach() - anchor[n]) for n, w in trained.items() if n in anchor}
 
         return pull

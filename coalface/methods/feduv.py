@@ -34,7 +34,13 @@ from coalface.core.method import (
 from coalface.training.bch_codes import BCH, Codebook, code_scores, warm_up_threshold
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.hinge import OnCodes, projected
-from coalface.training.one_identity import check_nothing_kept, embeddings_of, train_many, train_one, why_not
+from coalface.training.one_identity import (
+    check_nothing_kept,
+    embeddings_of,
+    train_many,
+    train_one,
+    unbatchable_reason,
+)
 
 SIZES = {127: 64, 255: 63, 511: 67}
 """Length -> message bits of the codes in use, of minimum distances 21, 61 and 175."""
@@ -177,25 +183,24 @@ class FedUV(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Code | None, common: Global) -> Update:
-        extra = {"projection": common.projection}
-        trained = train_one(
-            party, common.backbone, _drawn(own), self.local, OnCodes(self.scaled), extra=extra, fixed=True
-        )
-        found, images = trained.extra["projection"], len(party.data)
-        return Update(backbone=party.backbone.shared(), projection=found, images=images, loss=trained.loss)
+        extra, loss = {"projection": common.projection}, OnCodes(self.scaled)
+        trained = train_one(party, common.backbone, _codeword(own), self.local, loss, extra=extra, fixed=True)
+        projection, images = trained.extra["projection"], len(party.data)
+        return Update(backbone=party.backbone.shared(), projection=projection, images=images, loss=trained.loss)
 
     @batched("train")
     def train_batched(self, parties: Sequence[Party], own: Sequence[Code | None], common: Global) -> list[Update]:
-        extra, codes = {"projection": common.projection}, [_drawn(one) for one in own]
-        found = train_many(parties, common.backbone, codes, self.local, OnCodes(self.scaled), extra=extra, fixed=True)
-        projection = found.extra["projection"]
+        extra, codewords = {"projection": common.projection}, [_codeword(code) for code in own]
+        loss = OnCodes(self.scaled)
+        batch = train_many(parties, common.backbone, codewords, self.local, loss, extra=extra, fixed=True)
+        projection = batch.extra["projection"]
         return [
-            Update(backbone=found.backbone, projection=projection, images=len(party.data), loss=loss)
-            for party, loss in zip(parties, found.losses, strict=True)
+            Update(backbone=batch.backbone, projection=projection, images=len(party.data), loss=mean)
+            for party, mean in zip(parties, batch.losses, strict=True)
         ]
 
     def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
-        return why_not(self.local, images, backbone)
+        return unbatchable_reason(self.local, images, backbone)
 
     def warm_up(self, fed: Federation, state: State) -> State:
         """Every client that has a codeword sets its threshold, and tells nobody."""
@@ -205,7 +210,7 @@ class FedUV(Method):
 
     @step(role="trainer")
     def set_threshold(self, party: Party, own: Code | None, common: Global) -> tuple[Done, Code]:
-        codeword = _drawn(own)
+        codeword = _codeword(own)
         scores = self._scores(party, embeddings_of(party, common.backbone), common.projection, codeword)
         value = warm_up_threshold(scores, self.quantile)
         return Done(images=len(party.data)), Code(codeword=codeword, threshold=value)
@@ -233,7 +238,7 @@ class FedUV(Method):
         return Models(shared=state.backbone, common=Projection(projection=state.projection))
 
 
-def _drawn(own: Code | None) -> Tensor:
+def _codeword(own: Code | None) -> Tensor:
     if own is None:
         raise ValueError("this client has drawn no codeword: it must be asked to enrol before it trains")
     return own.codeword

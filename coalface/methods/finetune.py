@@ -60,19 +60,19 @@ class Finetune(FedFRJoint):
     def tune(self, party: Party, own: Own | None, common: Global) -> tuple[Progress, Own]:
         party.backbone.load(common.backbone, own.kept if own else None)
         federated = {name: tensor.clone() for name, tensor in party.backbone.kept().items()}
-        loss, _, _, kept = self.tuner().work(party, own, common)
-        return Progress(images=len(party.data), loss=loss), replace(kept, federated=federated)
+        trained, _, after = self.tuner().work(party, own, common)
+        return Progress(images=len(party.data), loss=trained.loss), replace(after, federated=federated)
 
     def tuner(self) -> FedFRJoint:
         """What a client does in the second stage."""
-        return FedFRJoint(**self.second())
+        return FedFRJoint(**self.tuning_settings())
 
-    def second(self) -> dict[str, Any]:
-        """Its settings: those of the first stage, without the contrastive term."""
-        same = ("loss", "public", "threshold", "previous", "drop_last")
+    def tuning_settings(self) -> dict[str, Any]:
+        """Those of the first stage, without the contrastive term."""
+        unchanged = ("loss", "public", "threshold", "previous", "drop_last")
         local: LocalTraining = replace(self.local, epochs=self.tuning_epochs, steps_per_round=None, total_steps=None)
         changed = {"local": local, "contrastive": 0.0, "branch": "none", "epochs": (), "decay_after": ()}
-        return {name: getattr(self, name) for name in same} | {"preset": self.preset} | changed
+        return {name: getattr(self, name) for name in unchanged} | {"preset": self.preset} | changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,11 +82,11 @@ class Distilling(FedFRJoint):
     weight: float
     distillation_temperature: float
 
-    def criterion(self, known: int, head: Tensor) -> Criterion:
+    def criterion(self, public_classes: int, head: Tensor) -> Criterion:
         assert isinstance(self.loss, MarginSoftmax)  # `KD` looks at it before anybody trains
         return Distilled(self.loss, head, self.weight, self.distillation_temperature)
 
-    def others(self, common: Global, before: Own) -> dict[str, Tensors]:
+    def references(self, common: Global, before: Own) -> dict[str, Tensors]:
         return {"anchor": common.backbone}
 
 
@@ -114,4 +114,6 @@ class KD(Finetune):
             )
 
     def tuner(self) -> FedFRJoint:
-        return Distilling(weight=self.weight, distillation_temperature=self.distillation_temperature, **self.second())
+        return Distilling(
+            weight=self.weight, distillation_temperature=self.distillation_temperature, **self.tuning_settings()
+        )

@@ -124,9 +124,9 @@ class MimeLite(Method):
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[LiteUpdate, Learner]:
         whole = full_gradient(party, common.backbone, own, self.local, self.loss, batches=self.gradient_batches)
         push = {n: (self.local.momentum * m).to(party.device) for n, m in common.momentum.items()}  # β m
-        loss, kept = self.learn(party, own, common, lambda now, images, labels: push)
+        loss, learner = self.learn(party, own, common, lambda trained, images, labels: push)
         gradient, images = {n: whole[n] for n in common.momentum}, len(party.data)
-        return LiteUpdate(backbone=party.backbone.shared(), gradient=gradient, images=images, loss=loss), kept
+        return LiteUpdate(backbone=party.backbone.shared(), gradient=gradient, images=images, loss=loss), learner
 
     def learn(self, party: Party, own: Learner | None, common: Global, pull: Pull) -> tuple[float, Learner]:
         """A round of local training without a momentum of the backbone's own."""
@@ -161,9 +161,10 @@ class Mime(MimeLite):
 
     def round(self, fed: Federation, state: State) -> State:
         chosen = fed.sample("trainer", self.sample)
-        parameters = {n: w for n, w in state.backbone.items() if n in state.momentum}
-        others = {n: w for n, w in state.backbone.items() if n not in state.momentum}
-        point = Point(parameters=parameters, others=others)
+        point = Point(
+            parameters={n: w for n, w in state.backbone.items() if n in state.momentum},
+            others={n: w for n, w in state.backbone.items() if n not in state.momentum},
+        )
         slopes = fed.ask(self.slope, to=chosen, common=point, aggregate=[Mean("gradient", by="images")])
         momentum = self.moved(slopes.aggregated["gradient"], state.momentum)
         sent = Global(backbone=state.backbone, momentum=momentum)
@@ -182,11 +183,11 @@ class Mime(MimeLite):
         push = {n: m.to(party.device) for n, m in common.momentum.items()}
         x: Tensors = {}  # all that is trained, as it stands when the round begins
 
-        def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+        def pull(trained: Tensors, images: Tensor, labels: Tensor) -> Tensors:
             if not x:
-                x.update({n: w.detach().clone() for n, w in now.items()})
-            there = gradient(party, x, images, labels, self.loss)
-            return {n: torch.sub(m, there[n]).sub_(x[n], alpha=self.local.weight_decay) for n, m in push.items()}
+                x.update({n: w.detach().clone() for n, w in trained.items()})
+            at_x = gradient(party, x, images, labels, self.loss)
+            return {n: torch.sub(m, at_x[n]).sub_(x[n], alpha=self.local.weight_decay) for n, m in push.items()}
 
-        loss, kept = self.learn(party, own, common, pull)
-        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
+        loss, learner = self.learn(party, own, common, pull)
+        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), learner

@@ -74,7 +74,7 @@ class PFM(Method):
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
         share = self.local.momentum / self.local.count(len(party.data))  # β / K
         push = {name: (share * m).to(party.device) for name, m in common.momentum.items()}
-        loss, kept = learn(
+        loss, learner = learn(
             party,
             common.backbone,
             own,
@@ -82,9 +82,9 @@ class PFM(Method):
             self.loss,
             momentum="none",
             head_momentum="keep",  # (1), (2)
-            pull=lambda now, images, labels: push,  # (3)
+            pull=lambda trained, images, labels: push,  # (3)
         )
-        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), kept
+        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), learner
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:

@@ -94,18 +94,18 @@ class Scaffold(Method):
         answer = fed.ask(self.train, to=chosen, common=sent, aggregate=[mean, drift])
         fed.log(loss=answer.mean("loss", by="images"))
         x, y, moved, c = state.backbone, answer.aggregated["backbone"], answer.aggregated["drift"], state.control
-        there = sum(weight[party] for party in answer.arrived) / sum(weight.values())  # Σ w_i of those that arrived
+        arrived = sum(weight[party] for party in answer.arrived) / sum(weight.values())  # Σ w_i of those
         rate = sum(slowed.values()) / (sum(weight.values()) * self.local.lr_at(fed.round, self.rounds))
         return State(
             backbone={n: torch.lerp(x[n], y[n], self.server_lr) if n in c else y[n] for n in x},  # lines 16, 17
-            control={n: c[n] - there * c[n] - rate * moved[n] for n in c},  # c + Σ w_i Δc_i
+            control={n: c[n] - arrived * c[n] - rate * moved[n] for n in c},  # c + Σ w_i Δc_i
         )
 
     @step(role="trainer")
     def train(self, party: Party, own: Controlled | None, common: Global) -> tuple[Update, Controlled]:
         x, c = ({n: w.to(party.device) for n, w in t.items()} for t in (common.backbone, common.control))
-        mine = own.control if own else {n: torch.zeros_like(w) for n, w in c.items()}  # c_i
-        excess = {n: mine[n].to(party.device) - w for n, w in c.items()}  # c_i − c
+        c_i = own.control if own else {n: torch.zeros_like(w) for n, w in c.items()}
+        excess = {n: c_i[n].to(party.device) - w for n, w in c.items()}  # c_i − c
         correction = {n: -w for n, w in excess.items()}
         loss, learner = learn(
             party,
@@ -115,7 +115,7 @@ class Scaffold(Method):
             self.loss,
             momentum="none",
             head_momentum=self.head_momentum,
-            pull=lambda now, images, labels: correction,
+            pull=lambda trained, images, labels: correction,
         )  # line 10
         y = party.backbone.shared()
         rate = 1 / (self.local.count(len(party.data)) * self.local.lr_at(party.round, party.rounds))

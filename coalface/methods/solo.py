@@ -56,8 +56,8 @@ class Solo(Method):
     @step(role="trainer")
     def train(self, party: Party, own: Own | None) -> tuple[Progress, Own]:
         begin, learner = (own.backbone, own.learner) if own else (party.initial, None)
-        loss, kept = learn(party, begin, learner, self.local, self.loss, momentum="keep")
-        return Progress(images=len(party.data), loss=loss), Own(backbone=party.backbone.shared(), learner=kept)
+        loss, learner = learn(party, begin, learner, self.local, self.loss, momentum="keep")
+        return Progress(images=len(party.data), loss=loss), Own(backbone=party.backbone.shared(), learner=learner)
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Own | None) -> Tensors:

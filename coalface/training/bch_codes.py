@@ -250,11 +250,11 @@ def _distances(m: int) -> dict[int, int]:
 
 @lru_cache
 def _generator(m: int, d: int) -> int:
-    product, seen = 1, set[int]()
+    product, roots = 1, set[int]()
     for i in range(1, d):
-        if i not in seen:
+        if i not in roots:
             product = _times(product, _minimal(i, m))
-            seen |= set(_conjugates(i, 2**m - 1))
+            roots |= set(_conjugates(i, 2**m - 1))
     return product
 
 

@@ -112,8 +112,8 @@ class WholeClassifier(Classifier):
 
     @property
     def trained(self) -> Tensors:
-        named = {**{LOSS + name: tensor for name, tensor in self.extra.items()}, HEAD: self.weights}
-        return {name: tensor for name, tensor in named.items() if tensor.requires_grad}
+        tensors = {**{LOSS + name: tensor for name, tensor in self.extra.items()}, HEAD: self.weights}
+        return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
 
     def select(self, labels: Tensor, rng: np.random.Generator) -> Tensor:
         return labels
@@ -164,8 +164,8 @@ class DenseClassifier(WholeClassifier):
         self, embeddings: Tensor, labels: Tensor, backbone: Tensors, **beside: Tensor
     ) -> tuple[Tensor, Tensors]:
         loss = self.loss(embeddings, self.weights, labels, **self.extra, **beside)
-        named = backbone | self.trained
-        return loss, dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+        parameters = backbone | self.trained
+        return loss, dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
     @property
     def classes(self) -> int:
@@ -253,10 +253,10 @@ def sampled_classes(labels: Tensor, classes: int, rate: float, rng: np.random.Ge
 
     m is the share `rate` of the classes, rounded, and never less than the batch needs.
     """
-    own = torch.unique(labels).cpu().numpy()
-    others = np.setdiff1d(np.arange(classes), own, assume_unique=True)
-    more = max(0, round(rate * classes) - len(own))
-    drawn = np.concatenate([own, rng.choice(others, size=more, replace=False)]) if more else own
+    positives = torch.unique(labels).cpu().numpy()
+    negatives = np.setdiff1d(np.arange(classes), positives, assume_unique=True)
+    missing = max(0, round(rate * classes) - len(positives))
+    drawn = np.concatenate([positives, rng.choice(negatives, size=missing, replace=False)]) if missing else positives
     return torch.from_numpy(np.sort(drawn)).to(labels.device)
 
 
@@ -301,8 +301,8 @@ def classifier_for(
         raise ValueError(
             f"local.sample_rate: {type(loss).__name__} has several class embeddings for a class and cannot sample them"
         )
-    begun = {name: t.to(party.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
+    extra_tensors = {name: t.to(party.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
     weights = weights.to(party.device, copy=True).requires_grad_(not fixed)
-    whole = whole_classifier(party, weights, loss, extra=begun, sgd=sgd)
+    whole = whole_classifier(party, weights, loss, extra=extra_tensors, sgd=sgd)
     whole.velocity = sgd.start(whole.trained, velocity or {})
     return SampledClassifier(whole, sample_rate) if sampled and sample_rate is not None else whole

@@ -67,8 +67,9 @@ class Compute:
             return self.augment.by(draws, images)
         domains, changed = faces.domains[index], torch.empty_like(images)
         for domain in np.unique(domains):
-            mine = np.flatnonzero(domains == domain)
-            changed[torch.from_numpy(mine)] = self.by_domain[domain].by(draws[mine], images[torch.from_numpy(mine)])
+            places = np.flatnonzero(domains == domain)
+            at = torch.from_numpy(places)
+            changed[at] = self.by_domain[domain].by(draws[places], images[at])
         return changed
 
     def embed(self, module: nn.Module, images: Tensor) -> Tensor:

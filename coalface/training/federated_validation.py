@@ -123,8 +123,8 @@ class FederatedValidation(Component):
 
     # --- at the server ------------------------------------------------------------------------------------------------
 
-    def begin(self, fed: Federation, asked: int | None) -> Weighting:
-        """The first weighting; `asked` trainers train in a round (None: all). Raises ValueError for what cannot be."""
+    def begin(self, fed: Federation, sample: int | None) -> Weighting:
+        """The first weighting; `sample` trainers train in a round (None: all). Raises ValueError for what cannot be."""
         trainers = fed.parties("trainer")
         if not fed.parties("validator"):
             raise ValueError("there is no validator: give the recipe `validators`, parties with pairs of their own")
@@ -133,7 +133,7 @@ class FederatedValidation(Component):
                 f"a validator needs every tensor of a backbone, and with model.batchnorm={fed.policy} some stay at "
                 "their trainers: set model.batchnorm=average"
             )
-        if self.fv == "folded" and self.candidates >= (training := asked or len(trainers)):
+        if self.fv == "folded" and self.candidates >= (training := sample or len(trainers)):
             fewer = f"ask for fewer candidates than trainers (at most {training - 1}), or " if training > 2 else ""
             raise ValueError(
                 f"validation.fv=folded: {self.candidates} means of the backbones of {training} trainers can be solved "
@@ -152,7 +152,7 @@ class FederatedValidation(Component):
         drawn = rng.dirichlet(np.ones(len(weights)), size=self.candidates - 1)
         return (weights, *(dict(zip(weights, map(float, row), strict=True)) for row in drawn))
 
-    def choose(self, weighting: Weighting, done: Open, scores: Mapping[str, Tensor]) -> Weighting:
+    def choose(self, weighting: Weighting, validation: Open, scores: Mapping[str, Tensor]) -> Weighting:
         """Normalise, sum over the validators that answered, take the best, and move w towards it (Alg. 2, 11 to 13)."""
         mean, variance, total = dict(weighting.mean), dict(weighting.variance), torch.zeros(self.candidates).double()
         for validator, row in scores.items():
@@ -163,7 +163,7 @@ class FederatedValidation(Component):
                 spread = (1 - new) * variance.get(validator, spread) + new * spread  # (10)
                 mean[validator], variance[validator] = centre, spread
             total += row if self.norm == "none" else row / math.sqrt(spread + self.epsilon)  # (8)
-        best = done.candidates[int(total.argmax())] if scores else weighting.weights  # of equals the one in use
+        best = validation.candidates[int(total.argmax())] if scores else weighting.weights  # of equals the one in use
         share = self.smoothing if scores else 0.0
         weights = {p: (1 - share) * w + share * best[p] for p, w in weighting.weights.items()}
         return Weighting(weights=weights, open=None, mean=mean, variance=variance)
@@ -234,20 +234,20 @@ class Validated(Federation):
         backbones = Mean("backbone", by="images")
         if backbones not in aggregate:
             return self.fed.ask(step, aggregate=aggregate, at_least=at_least, **request)
-        rest = [mean for mean in aggregate if mean != backbones]
-        if self.validation.fv == "folded" and any(mean.field == "backbone" for mean in rest):
+        other_means = [mean for mean in aggregate if mean != backbones]
+        if self.validation.fv == "folded" and any(mean.field == "backbone" for mean in other_means):
             raise ValueError(
                 "validation.fv=folded: the method asks for other means of the backbones beside the candidates', by "
                 "which single ones could be solved for; set validation.fv=kept, or take that mean out of the method"
             )
         if self.validation.fv == "kept":
-            answer = self.fed.ask(step, aggregate=rest, at_least=at_least, **request)
+            answer = self.fed.ask(step, aggregate=other_means, at_least=at_least, **request)
             models = answer.each.pop("backbone")
             self._means = [weighted_mean(models, weights) for weights in self.candidates]
         else:
             many = [Mean("backbone", by=w, name=f"candidate {t}", once=True) for t, w in enumerate(self.candidates)]
             most = max(at_least or 0, len(many) + 1)  # of fewer, each could be solved for
-            answer = self.fed.ask(step, aggregate=[*rest, *many], at_least=most, **request)
+            answer = self.fed.ask(step, aggregate=[*other_means, *many], at_least=most, **request)
             self._means = [answer.aggregated.pop(mean.key) for mean in many]
         answer.aggregated["backbone"] = self._means[0]  # (4)
         return answer
@@ -265,27 +265,27 @@ class Validated(Federation):
                 "Federated Validation weighs a method's Mean('backbone', by='images'), and this one asked "
                 "for no such mean; write its aggregation so, or leave validation out"
             )
-        now = self._collected(self.weighting)
-        if now.open is None:
+        weighting = self._collected(self.weighting)
+        if weighting.open is None:
             stacked = {name: torch.stack([mean[name] for mean in self._means]) for name in self._means[0]}
             form = torch.zeros(len(self._means), dtype=torch.float64)
             ticket = self.fed.post(self.validation.grade, common=Candidates(backbones=stacked, scores=form))
-            now = replace(now, open=Open(ticket=ticket, round=self.round, candidates=self.candidates))
-            now = self._collected(now)  # at once with a lag of 0
-        self.fed.log(**{f"weight/{party}": w for party, w in now.weights.items()})
-        return now
+            validation = Open(ticket=ticket, round=self.round, candidates=self.candidates)
+            weighting = self._collected(replace(weighting, open=validation))  # at once with a lag of 0
+        self.fed.log(**{f"weight/{party}": w for party, w in weighting.weights.items()})
+        return weighting
 
-    def _due(self, done: Open) -> bool:
-        return self.round >= done.round + self.validation.lag
+    def _due(self, validation: Open) -> bool:
+        return self.round >= validation.round + self.validation.lag
 
     def _collected(self, weighting: Weighting) -> Weighting:
-        done = weighting.open
-        if done is None or not self._due(done):
+        validation = weighting.open
+        if validation is None or not self._due(validation):
             return weighting
-        answer = self.fed.collect(done.ticket, optional=True)  # validators that failed or were late are left out
+        answer = self.fed.collect(validation.ticket, optional=True)  # validators that failed or were late are left out
         scores: dict[str, Tensor] = answer.each["scores"]
         self.fed.log(**{f"score/{validator}": float(row[0]) for validator, row in scores.items()})
-        return self.validation.choose(weighting, done, scores)
+        return self.validation.choose(weighting, validation, scores)
 
 
 def weighted_mean(models: Mapping[str, Tensors], weights: Mapping[str, float]) -> Tensors:

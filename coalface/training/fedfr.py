@@ -69,13 +69,13 @@ class JointLoss:
         if self.contrastive and anchor is not None and previous is not None:
             total = total + self.contrastive * drift(embeddings, anchor, previous, self.temperature)
         if self.branch is not None and turn is not None and own is not None:
-            mine = torch.where(labels >= self.public, labels - self.public, NEGATIVE)
+            branch_labels = torch.where(labels >= self.public, labels - self.public, NEGATIVE)
             turned = F.linear(embeddings if self.through else embeddings.detach(), turn, shift)
             if isinstance(self.branch, SphereFace2):
-                total = total + self.weight * self.branch(turned, own, mine, **bias)
-            elif (inside := mine >= 0).any():
-                share = int(inside.sum()) / len(mine)  # so that the mean is over the batch here too
-                total = total + self.weight * share * self.branch(turned[inside], own, mine[inside], **bias)
+                total = total + self.weight * self.branch(turned, own, branch_labels, **bias)
+            elif (inside := branch_labels >= 0).any():
+                share = int(inside.sum()) / len(branch_labels)  # so that the mean is over the batch here too
+                total = total + self.weight * share * self.branch(turned[inside], own, branch_labels[inside], **bias)
             else:  # public images alone: the branch has a gradient all the same, of zeros
                 total = total + 0 * (turned.sum() + own.sum())
         return total
@@ -112,7 +112,7 @@ def drift(embeddings: Tensor, anchor: Tensor, previous: Tensor, temperature: flo
 
     All (n, d). Where both are one vector it is log 2, with gradient 0.
     """
-    near, before = (F.cosine_similarity(embeddings, other, dim=1) for other in (anchor, previous))
+    near, before = (F.cosine_similarity(embeddings, reference, dim=1) for reference in (anchor, previous))
     return F.softplus((before - near) / temperature).mean()
 
 

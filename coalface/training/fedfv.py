@@ -44,10 +44,10 @@ class AgainstOthers(OwnClassLoss):
 
     def each(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
         check(embeddings, weights, labels)
-        embeddings, weights, others = wide(embeddings, weights, self.others.to(embeddings.device))
+        embeddings, weights, fixed = wide(embeddings, weights, self.others.to(embeddings.device))
         rows = unit(embeddings)
-        own = (rows * unit(weights)[labels]).sum(1, keepdim=True)
-        logits = self.scale * torch.cat([own, rows @ unit(others).T], dim=1)
+        own_cosine = (rows * unit(weights)[labels]).sum(1, keepdim=True)
+        logits = self.scale * torch.cat([own_cosine, rows @ unit(fixed).T], dim=1)
         return torch.logsumexp(logits, dim=1) - logits[:, 0]
 
 
@@ -86,9 +86,9 @@ def equivalent_embeddings(weights: Tensor, count: int, fused: int = 2, *, genera
     for _ in range(DRAWS):
         mean = _means(rows, draw_subsets(len(rows), len(missing), fused, generator))
         length = torch.linalg.vector_norm(mean, dim=1, keepdim=True)
-        there = (length >= least).view(-1)
-        result[missing[there]] = mean[there] / length[there]
-        missing = missing[~there]
+        long_enough = (length >= least).view(-1)
+        result[missing[long_enough]] = mean[long_enough] / length[long_enough]
+        missing = missing[~long_enough]
         if not len(missing):
             return result
     raise ValueError(
@@ -108,8 +108,8 @@ def draw_subsets(size: int, count: int, chosen: int, generator: np.random.Genera
     subsets = np.empty((count, chosen), dtype=np.int64)
     for place, last in enumerate(range(size - chosen, size)):
         drawn = generator.integers(0, last, size=count, endpoint=True)
-        taken = (subsets[:, :place] == drawn[:, None]).any(axis=1)
-        subsets[:, place] = np.where(taken, last, drawn)
+        already_drawn = (subsets[:, :place] == drawn[:, None]).any(axis=1)
+        subsets[:, place] = np.where(already_drawn, last, drawn)
     subsets.sort(axis=1)
     return subsets
 

@@ -43,8 +43,8 @@ def full_gradient(
 ) -> Tensors:
     """∇f(x): the mean over a party's images of the gradient by the backbone's trained parameters x, plus λ x.
 
-    Taken at `backbone` with the class embeddings as the party's last round left them, in batches of `work.batch` of a
-    permutation and with flips that come from a stream of their own; `batches` of them, or all (None). λ is
+    Taken at `backbone` with the class embeddings as the party's last round left them, in batches of `work.batch_size`
+    of a permutation and with flips that come from a stream of their own; `batches` of them, or all (None). λ is
     `work.weight_decay`. Loads the backbone into the module, in training mode, and leaves it there.
     """
     party.backbone.load(backbone, learner.kept if learner else None)
@@ -56,10 +56,10 @@ def full_gradient(
     head = learner.head if learner else fresh_head(party, loss.rows(classes))
     at = parameters | {LOSS + name: t.to(party.device) for name, t in extra.items()} | {HEAD: head.to(party.device)}
     indices, _ = by_epochs(images, work.batch_size, 1, Cursor(), lambda epoch: rng.permutation(images))
-    total, seen = {name: torch.zeros_like(p) for name, p in parameters.items()}, 0
+    total, images_seen = {name: torch.zeros_like(p) for name, p in parameters.items()}, 0
     for index in indices[:batches]:
         pixels, labels = load_batch(party, index, rng)
         for name, g in gradient(party, at, pixels, labels, loss).items():
             total[name].add_(g, alpha=len(index))
-        seen += len(index)
-    return {name: (t / seen).add_(parameters[name], alpha=work.weight_decay) for name, t in total.items()}
+        images_seen += len(index)
+    return {name: (t / images_seen).add_(parameters[name], alpha=work.weight_decay) for name, t in total.items()}

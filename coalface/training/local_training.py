@@ -92,14 +92,14 @@ def learn(
         sample_rate=work.sample_rate,
     )
     trained = train(party, classifier, batches, work.sgd(party, of_backbone), velocity=velocity, pull=pull)
-    kept = Learner(
+    learner = Learner(
         head=trained.head,
         extra=trained.extra,
         kept=party.backbone.kept(),
-        velocity=of_backbone.left(trained.backbone_velocity) | of_head.left(trained.head_velocity),
+        velocity=of_backbone.keep(trained.backbone_velocity) | of_head.keep(trained.head_velocity),
         cursor=cursor,
     )
-    return trained.loss, kept
+    return trained.loss, learner
 
 
 def whole_backbone(party: Party, shared: Tensors, kept: Tensors | None) -> Tensors:
@@ -158,8 +158,8 @@ def train(
         labels = classifier.select(labels, party.rng)  # y, among the rows of W that this step sees
         with synchronised(module, party.shards, len(index)):
             embeddings = party.compute.embed(module, pixels)  # x = f_θ(images)
-            known = beside(pixels) if beside is not None else {}
-            loss, gradients = classifier.gradients(embeddings, labels, theta, **known)  # L(x, W, y); ∂L/∂θ, ∂L/∂W
+            inputs = beside(pixels) if beside is not None else {}
+            loss, gradients = classifier.gradients(embeddings, labels, theta, **inputs)  # L(x, W, y); ∂L/∂θ, ∂L/∂W
         if pull is not None:
             _add(gradients, pull(theta | classifier.trained, pixels, labels))
         sgd.step(list(theta.values()), [gradients[name] for name in theta], list(speeds.values()))

@@ -45,7 +45,7 @@ class LocalTraining(TypedSettings):
     lr_milestone_shares: tuple[float, ...] = (0.5, 0.75)
     """For `step`: the shares of the stage's rounds after which η is divided by 10."""
     lr_milestones: tuple[int, ...] = ()
-    """For `step`, in place of `milestones`: the steps after which η is divided by 10. K must divide each."""
+    """For `step`, in place of `lr_milestone_shares`: the steps after which η is divided by 10. K must divide each."""
     momentum: float = 0.9
     """β of SGD."""
     weight_decay: float = 5e-4
@@ -107,7 +107,7 @@ class LocalTraining(TypedSettings):
 
     @property
     def rounds(self) -> int | None:
-        """The rounds that `steps` and K make; None where the recipe gives the rounds."""
+        """The rounds that `total_steps` and K make; None where the recipe gives the rounds."""
         if self.total_steps is None or self.steps_per_round is None:
             return None
         return self.total_steps // self.steps_per_round
@@ -115,19 +115,19 @@ class LocalTraining(TypedSettings):
     def lr_at(self, round_: int, rounds: int) -> float:
         """The learning rate η_r of round r of R (1-based).
 
-        `step`: η · 10^(−number of milestones m with m·R ≤ r − 1), or of decays d with d ≤ (r − 1)·K;
+        `step`: η · 10^(−number of shares m with m·R ≤ r − 1), or of milestones d with d ≤ (r − 1)·K;
         `cosine`: η · (1 + cos(π (r − 1) / R)) / 2.
 
         >>> LocalTraining(lr=0.1, schedule="step", lr_milestone_shares=(0.5,)).lr_at(6, 10)
         0.01
         """
-        done = (round_ - 1) / max(1, rounds)
+        progress = (round_ - 1) / max(1, rounds)
         if self.lr_milestones and self.steps_per_round is not None:
             return self.lr / 10 ** bisect_right(sorted(self.lr_milestones), (round_ - 1) * self.steps_per_round)
         if self.schedule == "step":
-            return self.lr / 10 ** bisect_right(sorted(self.lr_milestone_shares), done + 1e-9)
+            return self.lr / 10 ** bisect_right(sorted(self.lr_milestone_shares), progress + 1e-9)
         if self.schedule == "cosine":
-            return self.lr * (1 + math.cos(math.pi * done)) / 2
+            return self.lr * (1 + math.cos(math.pi * progress)) / 2
         return self.lr
 
     def sgd(self, party: Party, momentum: Momentum = MOMENTUM["reset"]) -> SGD:
@@ -188,5 +188,5 @@ def by_iterations(
     while len(stream) < iterations * batch:
         epoch += 1
         stream = np.concatenate([stream, order(epoch)])
-    left = len(stream) - iterations * batch
-    return np.split(stream[: iterations * batch], iterations), Cursor(epoch=epoch, offset=images - left)
+    images_left = len(stream) - iterations * batch
+    return np.split(stream[: iterations * batch], iterations), Cursor(epoch=epoch, offset=images - images_left)

@@ -89,18 +89,18 @@ def train_one(
 
 def batches(party: Party, work: LocalTraining) -> list[NDArray[np.int64]]:
     """The batches of this round, as indices into the party's images; where the round stands says where it goes on."""
-    images, done = len(party.data), party.round - 1
+    images, rounds_before = len(party.data), party.round - 1
     batch = min(work.party_batch_size.get(party.name, work.batch_size), images)
     if work.steps_per_round is None:
         if work.epochs == 1 and images <= work.batch_size:
             return [np.arange(images)]
-        return work.batches(party, Cursor(epoch=done * work.epochs))[0]
-    epoch, offset = divmod(done * work.steps_per_round * batch, images)
+        return work.batches(party, Cursor(epoch=rounds_before * work.epochs))[0]
+    epoch, offset = divmod(rounds_before * work.steps_per_round * batch, images)
     return work.batches(party, Cursor(epoch=epoch, offset=offset))[0]
 
 
 @dataclass(frozen=True)
-class Together:
+class TrainedBatch:
     """What the local training of many parties gives, each having taken one step."""
 
     backbone: Tensors
@@ -121,31 +121,32 @@ def train_many(
     *,
     extra: Tensors | None = None,
     fixed: bool = False,
-) -> Together:
-    """What `train_one` gives of each party, as one batch; for work of which `why_not` has nothing to say."""
-    some, counts = parties[0], torch.tensor([len(party.data) for party in parties])
-    module, sgd = _loaded(some, backbone).train(), work.sgd(some, MOMENTUM["none"])
-    images = some.compute.many([(party.data, batches(party, work)[0], party.rng) for party in parties])
-    owner = torch.repeat_interleave(torch.arange(len(parties)), counts).to(some.device)
-    heads = torch.cat([centre.to(some.device) for centre in centres]).requires_grad_(not fixed)
-    beside = {name: t.to(some.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
+) -> TrainedBatch:
+    """What `train_one` gives of each party, as one batch; for work without an `unbatchable_reason`."""
+    first, counts = parties[0], torch.tensor([len(party.data) for party in parties])
+    module, sgd = _loaded(first, backbone).train(), work.sgd(first, MOMENTUM["none"])
+    images = first.compute.many([(party.data, batches(party, work)[0], party.rng) for party in parties])
+    owner = torch.repeat_interleave(torch.arange(len(parties)), counts).to(first.device)
+    heads = torch.cat([centre.to(first.device) for centre in centres]).requires_grad_(not fixed)
+    beside = {name: t.to(first.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
     shared = [p for p in module.parameters() if p.requires_grad] + list(beside.values())
-    each = loss.each(some.compute.embed(module, images), heads, owner, **beside)
-    gradients = list(torch.autograd.grad(each.mean(), [*shared, *([] if fixed else [heads])]))
+    image_losses = loss.each(first.compute.embed(module, images), heads, owner, **beside)
+    gradients = list(torch.autograd.grad(image_losses.mean(), [*shared, *([] if fixed else [heads])]))
     if not fixed:
-        share = counts.to(some.device, heads.dtype)[:, None] / len(owner)
+        share = counts.to(first.device, heads.dtype)[:, None] / len(owner)
         sgd.step([heads], [gradients.pop() / share], [])
     sgd.step(shared, gradients, [])
-    losses = torch.zeros(len(parties), dtype=torch.float64).index_add_(0, owner.cpu(), each.detach().double().cpu())
-    return Together(
-        backbone=some.backbone.shared(),
+    losses = torch.zeros(len(parties), dtype=torch.float64)
+    losses.index_add_(0, owner.cpu(), image_losses.detach().double().cpu())
+    return TrainedBatch(
+        backbone=first.backbone.shared(),
         extra={name: t.detach() for name, t in beside.items()},
         centres=heads.detach().split(1),
         losses=tuple((losses / counts).tolist()),
     )
 
 
-def why_not(work: LocalTraining, images: int, backbone: Backbone) -> str:
+def unbatchable_reason(work: LocalTraining, images: int, backbone: Backbone) -> str:
     """Why parties of up to so many images cannot be trained as one batch; empty where they can."""
     if work.party_batch_size:
         return "local.party_batch_size gives parties batches of their own"

@@ -53,15 +53,15 @@ def public_features(party: Party, backbone: Tensors, kept: Tensors | None = None
     return public.features(party, backbone, kept)
 
 
-def hard_negatives(public: Tensor, own: Tensor, threshold: float, block: int = BLOCK) -> NDArray[np.int64]:
-    """Which of (P, d) public unit features have a cosine above `threshold` with any of (n, d) own ones; ascending.
+def hard_negatives(public: Tensor, local: Tensor, threshold: float, block: int = BLOCK) -> NDArray[np.int64]:
+    """Which of (P, d) public unit features have a cosine above `threshold` with any of (n, d) `local` ones; ascending.
 
     Time O(P n d), memory O(block · n): the cosines of all are never there together. Source: FedFR, "Hard Negative
     Sampling Strategy".
     """
-    if not len(own) or not len(public):
+    if not len(local) or not len(public):
         return np.empty(0, dtype=np.int64)
-    most = [(public[at : at + block] @ own.T).amax(1) for at in range(0, len(public), block)]
+    most = [(public[at : at + block] @ local.T).amax(1) for at in range(0, len(public), block)]
     return np.flatnonzero((torch.cat(most) > threshold).cpu().numpy())
 
 

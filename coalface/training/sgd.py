@@ -26,7 +26,7 @@ class Momentum:
         """β of the steps."""
         return beta if self.used else 0.0
 
-    def left(self, velocity: Tensors) -> Tensors:
+    def keep(self, velocity: Tensors) -> Tensors:
         """What a party keeps of a round's velocity."""
         return velocity if self.kept else {}
 

@@ -62,9 +62,9 @@ class Client:
         pixels: Tensor = self._party.compute.batch(self._party.data, index, np.random.default_rng(0))[0]
         return pixels
 
-    def train(self, round_: int, theta: Tensors, own: Tensors, slopes: Slopes, lr: float) -> tuple[Tensors, Tensors]:
+    def train(self, round_: int, theta: Tensors, leaves: Tensors, slopes: Slopes, lr: float) -> tuple[Tensors, Tensors]:
         """A round from `theta` and `own`, with momentum from zero; `losses` is then the mean of the images'."""
-        work, theta, own = self._work, dict(theta), dict(own)
+        work, theta, leaves = self._work, dict(theta), dict(leaves)
         cursor = Cursor()
         for _ in range(round_):  # the work of the rounds before it, whether or not the client was there
             batches, cursor = work.batches(self._party, cursor)
@@ -74,17 +74,19 @@ class Client:
             self.net.load_state_dict({**self.net.state_dict(), **theta})
             self.net.train().zero_grad()
             embeddings = self.net(self._pixels(index))
-            each, by_embeddings, by_own = slopes(embeddings.detach(), own)
+            each, by_embeddings, by_own = slopes(embeddings.detach(), leaves)
             losses += each
             embeddings.backward(by_embeddings)
             by = {n: p.grad for n, p in self.net.named_parameters() if p.grad is not None}
             theta |= {n: b.clone() for n, b in self.net.named_buffers() if b.is_floating_point()}
-            for held, gradients in ((theta, by), (own, by_own)):
+            for tensors, gradients in ((theta, by), (leaves, by_own)):
                 for n, g in gradients.items():
-                    velocity[n] = work.momentum * velocity.get(n, torch.zeros_like(g)) + g + work.weight_decay * held[n]
-                    held[n] = held[n] - lr * velocity[n]
+                    velocity[n] = (
+                        work.momentum * velocity.get(n, torch.zeros_like(g)) + g + work.weight_decay * tensors[n]
+                    )
+                    tensors[n] = tensors[n] - lr * velocity[n]
         self.loss = sum(losses) / len(losses)
-        return theta, own
+        return theta, leaves
 
 
 def clients(build: Tiny, work: LocalTraining) -> dict[str, Client]:

@@ -45,10 +45,10 @@ def naive_cfinch(features: NDArray[np.float64], threshold: float) -> list[int]:
     clusters = [[i] for i in range(len(features))]
     while len(clusters) > 1:
         sums = [features[members].sum(0) for members in clusters]
-        means = [one / np.linalg.norm(one) for one in sums]
+        means = [total / np.linalg.norm(total) for total in sums]
         links = []
-        for i, mine in enumerate(means):
-            distances = [math.inf if i == j else 1 - float(mine @ other) for j, other in enumerate(means)]
+        for i, mean in enumerate(means):
+            distances = [math.inf if i == j else 1 - float(mean @ other_mean) for j, other_mean in enumerate(means)]
             nearest = min(range(len(means)), key=distances.__getitem__)
             if distances[nearest] < threshold:
                 links.append((i, nearest))
@@ -58,19 +58,19 @@ def naive_cfinch(features: NDArray[np.float64], threshold: float) -> list[int]:
         for i, j in links:
             group = [group[i] if g == group[j] else g for g in group]
         clusters = [sum((clusters[i] for i in range(len(group)) if group[i] == g), []) for g in dict.fromkeys(group)]
-    found = [0] * len(features)
+    components = [0] * len(features)
     for number, members in enumerate(clusters):
         for member in members:
-            found[member] = number
-    return found
+            components[member] = number
+    return components
 
 
 def in_order(clusters: Iterable[int], smallest: int) -> list[int]:
     """Clusters numbered by first appearance, −1 for those of fewer images."""
-    given = list(clusters)
+    labels = list(clusters)
     numbers: dict[int, int] = {}
-    kept = [c if c >= 0 and given.count(c) >= smallest else -1 for c in given]
-    return [-1 if c < 0 else numbers.setdefault(c, len(numbers)) for c in kept]
+    large = [c if c >= 0 and labels.count(c) >= smallest else -1 for c in labels]
+    return [-1 if c < 0 else numbers.setdefault(c, len(numbers)) for c in large]
 
 
 class Client:
@@ -88,20 +88,20 @@ class Client:
     def features(self, weights: Tensors) -> Tensor:
         self.net.load_state_dict(weights, strict=False)
         with torch.no_grad():
-            found = self.net.eval()(self.images)
-        return found / found.norm(dim=1, keepdim=True)
+            embeddings = self.net.eval()(self.images)
+        return embeddings / embeddings.norm(dim=1, keepdim=True)
 
     def label(self, weights: Tensors, threshold: float, smallest: int) -> None:
-        found = torch.tensor(in_order(naive_cfinch(self.features(weights).numpy(), threshold), smallest))
-        self.mine, self.labels = np.flatnonzero(found >= 0), found
+        clusters = torch.tensor(in_order(naive_cfinch(self.features(weights).numpy(), threshold), smallest))
+        self.mine, self.labels = np.flatnonzero(clusters >= 0), clusters
         # After training a new pass begins: the images that come first are others than those that came first before.
         self.cursor = self.cursor if self.head is None else Cursor(epoch=self.cursor.epoch + 1)
         self.head = None
 
     def means(self, weights: Tensors) -> Tensor:
         features = self.features(weights)
-        each = [features[self.labels == k].mean(0) for k in range(int(self.labels.max()) + 1)]
-        return torch.stack([one / one.norm() for one in each])
+        means = [features[self.labels == k].mean(0) for k in range(int(self.labels.max()) + 1)]
+        return torch.stack([mean / mean.norm() for mean in means])
 
     def train(self, stage: str, weights: Tensors, lr: float, pulled: float, keep: bool) -> Tensors:
         party = replace(self.party, stage=stage, data=self.party.data.select(self.mine))
@@ -159,9 +159,11 @@ class Heard:
         return [(stage, round_, party) for stage, round_, which, party in self.asked if which == step]
 
 
-def heard(method: Method, folder: Path, build: Callable[[], FederatedData] = WORLD, **more: Any) -> tuple[Ran, Heard]:
-    found = Heard(method=method, **{k: more.pop(k) for k in ("failing",) if k in more})
-    return run(method, folder, build, transport=found.transport(), **more), found
+def heard(
+    method: Method, folder: Path, build: Callable[[], FederatedData] = WORLD, **options: Any
+) -> tuple[Ran, Heard]:
+    recorder = Heard(method=method, **{k: options.pop(k) for k in ("failing",) if k in options})
+    return run(method, folder, build, transport=recorder.transport(), **options), recorder
 
 
 def metrics(ran: Ran) -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ def test_rounds_are_parts_of_one_long_training(tmp_path: Path) -> None:
         method, _ = recipe(
             "centralized", rounds=rounds, local=LocalTraining(steps_per_round=iterations, batch_size=5, lr=0.05)
         )
-        found: dict[str, torch.Tensor] = run(method, tmp_path / str(rounds), build).state.backbone
-        return found
+        trained: dict[str, torch.Tensor] = run(method, tmp_path / str(rounds), build).state.backbone
+        return trained
 
     many, one = backbone(6, 1), backbone(1, 6)
     assert all(torch.equal(many[n], t) for n, t in one.items())
@@ -31,9 +31,9 @@ def test_one_party_gives_the_same_model_under_every_batchnorm_policy(tmp_path: P
         ran = run(recipe("centralized")[0], tmp_path / chosen, build)
         if ran.models.shared is not None:
             return ran.models.shared
-        (found,) = ran.own_models().values()
-        return found
+        (trained,) = ran.own_models().values()
+        return trained
 
-    expected, found = model("average"), model(policy)
-    assert set(found) == set(expected)
-    assert all(torch.equal(found[n], t) for n, t in expected.items())
+    expected, trained = model("average"), model(policy)
+    assert set(trained) == set(expected)
+    assert all(torch.equal(trained[n], t) for n, t in expected.items())

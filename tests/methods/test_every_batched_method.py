@@ -48,18 +48,18 @@ def test_client_batches_give_what_single_parties_give(name: str, tmp_path: Path)
     many = run(method, tmp_path / "many", build, numerics=numerics)
     moved = [t for n, t in alone.state.backbone.items() if not torch.equal(t, build().backbone.shared()[n])]
     assert len(moved) == len(alone.state.backbone)
-    for one, other in zip(all_tensors(alone.state), all_tensors(many.state), strict=True):
-        assert one.dtype == other.dtype
-        assert (one - other).abs().max() < 1e-10
+    for tensor, of_many in zip(all_tensors(alone.state), all_tensors(many.state), strict=True):
+        assert tensor.dtype == of_many.dtype
+        assert (tensor - of_many).abs().max() < 1e-10
 
     def lines(ran: Ran) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (ran.folder / "metrics.jsonl").read_text().splitlines()]
 
-    for ours, theirs in zip(lines(many), lines(alone), strict=True):
-        assert ours.keys() == theirs.keys()
-        for key, value in theirs.items():
+    for ours, expected in zip(lines(many), lines(alone), strict=True):
+        assert ours.keys() == expected.keys()
+        for key, value in expected.items():
             if key == "bytes_up":  # a number with another digit may make a header 8 bytes longer or shorter
-                assert abs(ours[key] - value) <= 8 * theirs["asked"]
+                assert abs(ours[key] - value) <= 8 * expected["asked"]
             else:
                 close = isinstance(value, float | dict) and key != "failed"
                 assert ours[key] == (pytest.approx(value, abs=1e-10) if close else value), key
@@ -81,12 +81,12 @@ def test_client_batches_give_what_single_parties_give(name: str, tmp_path: Path)
 
 def tensor_bytes(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str], int]:
     """The bytes of every tensor by step, round and name."""
-    found: dict[tuple[str, int, str], int] = {}
+    counts: dict[tuple[str, int, str], int] = {}
     for line in lines:
         if line["kind"] == "tensor":
             key = line["step"], line["round"], line["name"]
-            found[key] = found.get(key, 0) + line["bytes"]
-    return found
+            counts[key] = counts.get(key, 0) + line["bytes"]
+    return counts
 
 
 @pytest.mark.parametrize("name", by_default(2, BATCHED))

@@ -153,16 +153,16 @@ def pieces(tensors: Iterable[Tensor]) -> set[bytes]:
 
     All bytes of one of few values, such as a codeword, whose pieces are found anywhere.
     """
-    found = set()
+    leaks = set()
     for tensor in tensors:
         data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
         middle = len(data) // 2 // 16 * 16
         piece = data[middle : middle + 16]
         if len(piece) == 16 and len(set(piece)) > 4:
-            found.add(piece)
+            leaks.add(piece)
         elif len(data) >= 256 and len(set(data)) > 1:
-            found.add(data)
-    return found
+            leaks.add(data)
+    return leaks
 
 
 SENT = {(fedfr_joint.Own, "model")}
@@ -172,12 +172,14 @@ SENT = {(fedfr_joint.Own, "model")}
 def private_pieces(method: Method, folder: Path) -> set[bytes]:
     """Pieces of all the private state that lies at the parties."""
     classes = {c.__name__: c for _, d in method.steps.values() for c in (d.own, d.keeps) if c is not None}
-    found: set[bytes] = set()
+    private_pieces: set[bytes] = set()
     for path in (folder / "parties").rglob("*.commit"):
         for name, stored in Commit.open(path).states().items():
-            kept = vars(codec.unpack(stored, classes[name]))
-            found |= pieces(all_tensors({field: v for field, v in kept.items() if (classes[name], field) not in SENT}))
-    return found
+            private = vars(codec.unpack(stored, classes[name]))
+            private_pieces |= pieces(
+                all_tensors({field: v for field, v in private.items() if (classes[name], field) not in SENT})
+            )
+    return private_pieces
 
 
 def leaks(method: Method, folder: Path, build: Tiny) -> set[bytes]:

@@ -21,8 +21,8 @@ from coalface.training.local_work import LocalTraining
 FULL = LocalTraining(steps_per_round=1, batch_size=64, lr=0.5, momentum=0.0, weight_decay=0.0)
 
 
-def equal(one: Tensors, other: Tensors) -> bool:
-    return list(one) == list(other) and all(torch.equal(one[n], other[n]) for n in one)
+def equal(left: Tensors, right: Tensors) -> bool:
+    return list(left) == list(right) and all(torch.equal(left[n], right[n]) for n in left)
 
 
 def test_one_step_each_is_one_step_on_the_weighted_mean_gradient(tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ from coalface.training.losses.spreadout import Spreading
 TROUBLED = SimulatedFaults(dropout=0.2, lost=0.2)
 
 
-def hinge(embeddings: Tensor, own: Tensors) -> tuple[list[float], Tensor, Tensors]:
+def hinge(embeddings: Tensor, trained: Tensors) -> tuple[list[float], Tensor, Tensors]:
     """(7) by hand: max(0, m − cos)² of each image, and the slopes of their mean."""
-    n, losses, by_embeddings, by_w = len(embeddings), [], torch.zeros_like(embeddings), torch.zeros_like(own["w"])
+    n, losses, by_embeddings, by_w = len(embeddings), [], torch.zeros_like(embeddings), torch.zeros_like(trained["w"])
     for j, embedding in enumerate(embeddings):
-        cosine, by_one, by_other = along_cosine(embedding, own["w"][0])
+        cosine, by_one, by_other = along_cosine(embedding, trained["w"][0])
         gap = max(0.0, 0.9 - cosine)
         losses.append(gap**2)
         by_embeddings[j] = -2 * gap / n * by_one
@@ -34,9 +34,9 @@ def hinge(embeddings: Tensor, own: Tensors) -> tuple[list[float], Tensor, Tensor
     return losses, by_embeddings, {"w": by_w}
 
 
-def still(embeddings: Tensor, own: Tensors) -> tuple[list[float], Tensor, Tensors]:
+def still(embeddings: Tensor, trained: Tensors) -> tuple[list[float], Tensor, Tensors]:
     """The same with a class embedding that stays as it is."""
-    return *hinge(embeddings, own)[:2], {}
+    return *hinge(embeddings, trained)[:2], {}
 
 
 def spread(centres: Tensors, settings: Spreading, top_k: int | None = None) -> Tensors:
@@ -46,13 +46,13 @@ def spread(centres: Tensors, settings: Spreading, top_k: int | None = None) -> T
     moved = {c: torch.zeros_like(w[c]) for c in names}
     for _ in range(settings.steps):
         slope, terms = {c: torch.zeros_like(w[c]) for c in names}, 0
-        for one in names:
-            others = sorted((c for c in names if c != one), key=lambda c: -float(w[one] @ w[c]))  # noqa: B023
-            for other in others[:top_k]:
+        for client in names:
+            nearest = sorted((c for c in names if c != client), key=lambda c: -float(w[client] @ w[c]))  # noqa: B023
+            for neighbour in nearest[:top_k]:
                 terms += 1
-                gap = max(0.0, settings.margin - (1 - float(w[one] @ w[other])))
-                slope[one] += 2 * gap * w[other]
-                slope[other] += 2 * gap * w[one]
+                gap = max(0.0, settings.margin - (1 - float(w[client] @ w[neighbour])))
+                slope[client] += 2 * gap * w[neighbour]
+                slope[neighbour] += 2 * gap * w[client]
         for c in names:
             if settings.reduce == "mean":
                 slope[c] /= terms
@@ -76,7 +76,11 @@ def agree(method: FedFace, folder: Path, monkeypatch: pytest.MonkeyPatch, build:
     settings = method.spreading or PRESETS[method.preset]
     states = naive.watched(type(method), monkeypatch)
     _, heard = heard_run(method, folder, build, **rules)
-    theta, centres, seen = build().backbone.shared(), drawn(build) if method.head_init == "random" else {}, set[str]()
+    theta, centres, branches = (
+        build().backbone.shared(),
+        drawn(build) if method.head_init == "random" else {},
+        set[str](),
+    )
     lines, members = clients.metrics(folder), clients.clients(build, method.local)
     for line, state, came in zip(lines, states, clients.counted(heard, "train", lines), strict=True):
         lr = method.local.lr_at(line["round"], method.rounds)
@@ -84,10 +88,10 @@ def agree(method: FedFace, folder: Path, monkeypatch: pytest.MonkeyPatch, build:
         for name in came:
             client = members[name]
             if name not in centres:
-                seen.add("started in the first round" if line["round"] == 1 else "started later")
+                branches.add("started in the first round" if line["round"] == 1 else "started later")
             start = centres[name] if name in centres else client.mean_feature(theta)
-            end, own = client.train(line["round"], theta, {"w": start}, still if method.fixed else hinge, lr)
-            ends[name] = end, own["w"]
+            end, end_leaves = client.train(line["round"], theta, {"w": start}, still if method.fixed else hinge, lr)
+            ends[name] = end, end_leaves["w"]
             losses += client.images * client.loss
         total = sum(members[name].images for name in came)
         theta = naive.mean([members[name].images / total for name in came], [ends[name][0] for name in came])
@@ -95,14 +99,14 @@ def agree(method: FedFace, folder: Path, monkeypatch: pytest.MonkeyPatch, build:
         top_k = getattr(method, "top_k", None)
         after = spread(centres, settings, top_k) if method.spreadout else centres
         if naive.furthest(after, centres) > 1e-3:
-            seen.add("spread")
+            branches.add("spread")
         centres = after
         assert naive.furthest(state.backbone, theta) < 1e-12
         assert naive.furthest(state.centres, centres) < 1e-12
         assert line["loss"] == pytest.approx(losses / total, abs=1e-12)
-        seen |= {"failed"} if line["failed"] else set()
+        branches |= {"failed"} if line["failed"] else set()
     assert naive.furthest(theta, build().backbone.shared()) > 1e-3
-    return seen
+    return branches
 
 
 @pytest.mark.parametrize(
@@ -149,10 +153,10 @@ def test_the_servers_step_is_of_no_learning_rate(tmp_path: Path) -> None:
     """With fixed class embeddings the server alone moves them: the same at ten times the clients' rate."""
     common: dict[str, Any] = {"rounds": 3, "head_init": "random", "fixed": True}
     slow, fast = (FedFace(local=replace(WHOLE, lr=lr), **common) for lr in (0.05, 0.5))
-    one, other = run(slow, tmp_path / "slow", EXACT).state, run(fast, tmp_path / "fast", EXACT).state
-    assert naive.furthest(one.centres, drawn(EXACT)) > 0.01
-    assert naive.furthest(other.centres, one.centres) < 1e-15
-    assert naive.furthest(other.backbone, one.backbone) > 0.01
+    slow_state, fast_state = run(slow, tmp_path / "slow", EXACT).state, run(fast, tmp_path / "fast", EXACT).state
+    assert naive.furthest(slow_state.centres, drawn(EXACT)) > 0.01
+    assert naive.furthest(fast_state.centres, slow_state.centres) < 1e-15
+    assert naive.furthest(fast_state.backbone, slow_state.backbone) > 0.01
 
 
 def test_nobody_is_sent_the_class_embedding_of_another(tmp_path: Path) -> None:

@@ -71,21 +71,21 @@ def test_with_one_identity_a_client_it_is_fedface_bit_for_bit(
     settings: dict[str, Any], build: Tiny, rules: dict[str, Any], tmp_path: Path
 ) -> None:
     """The weights, the class embeddings, the metrics, the ledgers, and every message of either way."""
-    found = []
+    heads = []
     for cls in (FedFace, FedFaceMulti):
         ran, heard = heard_run(cls(**{"rounds": 4, **settings}), tmp_path / cls.__name__, build, **rules)
         down = [
             (h.request.party, *(bytes(m.data) for m in (codec.encode(h.common), codec.encode(h.each)))) for h in heard
         ]
-        found.append((ran.bytes(), down, [h.data for h in heard]))
-    assert found[0] == found[1] and len(found[0][2]) >= 10
+        heads.append((ran.bytes(), down, [h.data for h in heard]))
+    assert heads[0] == heads[1] and len(heads[0][2]) >= 10
 
 
 # --- several ----------------------------------------------------------------------------------------------------------
 
 
-def cosine(one: Tensor, other: Tensor) -> Tensor:
-    return one @ other / ((one @ one).sqrt() * (other @ other).sqrt())
+def cosine(left: Tensor, right: Tensor) -> Tensor:
+    return left @ right / ((left @ left).sqrt() * (right @ right).sqrt())
 
 
 class Client:
@@ -115,26 +115,26 @@ class Client:
 
     def train(self, round_: int, theta: Tensors, rows: Tensor) -> tuple[Tensors, Tensor]:
         """A round, with momentum from zero; `loss` is then the mean of the images'."""
-        work, cursor, held = self.method.local, Cursor(), {**theta, "rows": rows}
+        work, cursor, parameters = self.method.local, Cursor(), {**theta, "rows": rows}
         for _ in range(round_):  # the work of the rounds before it, whether or not the client was there
             batches, cursor = work.batches(self.party, cursor)
         velocity: Tensors = {}
         losses: list[float] = []
         for index in batches:
-            self.net.load_state_dict({**self.net.state_dict(), **{n: t for n, t in held.items() if n != "rows"}})
-            leaves = {**dict(self.net.named_parameters()), "rows": held["rows"].clone().requires_grad_()}
+            self.net.load_state_dict({**self.net.state_dict(), **{n: t for n, t in parameters.items() if n != "rows"}})
+            leaves = {**dict(self.net.named_parameters()), "rows": parameters["rows"].clone().requires_grad_()}
             features = self.net.train()(self.pixels[index])
             each = [self.of_one(f, leaves["rows"], int(y)) for f, y in zip(features, self.labels[index], strict=True)]
             slopes = torch.autograd.grad(torch.stack(each).mean(), list(leaves.values()))
-            held |= {n: b.clone() for n, b in self.net.named_buffers() if b.is_floating_point()}
+            parameters |= {n: b.clone() for n, b in self.net.named_buffers() if b.is_floating_point()}
             for name, slope in zip(leaves, slopes, strict=True):
                 if name == "rows" and self.method.fixed:
                     continue
-                velocity[name] = work.momentum * velocity.get(name, 0) + slope + work.weight_decay * held[name]
-                held[name] = held[name] - work.lr * velocity[name]
-            losses += [one.item() for one in each]
+                velocity[name] = work.momentum * velocity.get(name, 0) + slope + work.weight_decay * parameters[name]
+                parameters[name] = parameters[name] - work.lr * velocity[name]
+            losses += [loss.item() for loss in each]
         self.loss = sum(losses) / len(losses)
-        return held, held.pop("rows")
+        return parameters, parameters.pop("rows")
 
 
 def spread_over_all(centres: Tensors, settings: Spreading) -> Tensors:
@@ -174,8 +174,8 @@ def test_the_rounds_are_those_of_a_plain_loop(
         absent += len(centres.keys() - set(came))
         for h in heard:
             if h.request.round == line["round"]:  # to each its own, and to nobody those of another
-                mine = centres.get(h.request.party, torch.zeros(1, 8, dtype=torch.float64))
-                assert naive.furthest({"w": h.each.centre}, {"w": mine}) < 1e-10
+                centres_sent = centres.get(h.request.party, torch.zeros(1, 8, dtype=torch.float64))
+                assert naive.furthest({"w": h.each.centre}, {"w": centres_sent}) < 1e-10
         ends = {}
         for name in came:
             start = centres[name] if name in centres else members[name].means(theta)

@@ -75,15 +75,15 @@ def test_the_rounds_are_those_of_the_loop(name: str, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("build", [Tiny(public=3, norm=True), Tiny(public=3, norm=True, policy="local")])
 def test_without_its_parts_it_is_fedavg_bit_for_bit(build: Tiny, tmp_path: Path) -> None:
     settings = {"rounds": 3, "local": worlds.WORK, "loss": LOSS, "sample": 2}
-    mine = run(FedFRJoint(**settings, **OFF), tmp_path / "joint", build)  # type: ignore[arg-type]
+    joint_run = run(FedFRJoint(**settings, **OFF), tmp_path / "joint", build)  # type: ignore[arg-type]
     plain = run(FedAvg(**settings), tmp_path / "fedavg", build)  # type: ignore[arg-type]
-    assert raw(mine.state.backbone) == raw(plain.state.backbone) and mine.state.classifier.shape == (0, 8)
-    for one, other in zip(metrics(tmp_path / "joint"), metrics(tmp_path / "fedavg"), strict=True):
-        assert {**one, "bytes_down": 0, "bytes_up": 0} == {**other, "bytes_down": 0, "bytes_up": 0}
+    assert raw(joint_run.state.backbone) == raw(plain.state.backbone) and joint_run.state.classifier.shape == (0, 8)
+    for joint_line, fedavg_line in zip(metrics(tmp_path / "joint"), metrics(tmp_path / "fedavg"), strict=True):
+        assert {**joint_line, "bytes_down": 0, "bytes_up": 0} == {**fedavg_line, "bytes_down": 0, "bytes_up": 0}
     for party in build().data:
-        own, learner = (naive.kept(tmp_path / f, party, c) for f, c in (("joint", Own), ("fedavg", Learner)))
-        assert own.classes.equal(learner.head) and raw(own.kept) == raw(learner.kept)
-        assert vars(own.cursor) == vars(learner.cursor)
+        joint_state, learner = (naive.kept(tmp_path / f, party, c) for f, c in (("joint", Own), ("fedavg", Learner)))
+        assert joint_state.classes.equal(learner.head) and raw(joint_state.kept) == raw(learner.kept)
+        assert vars(joint_state.cursor) == vars(learner.cursor)
 
 
 def once(folder: Path, **changes: Any) -> tuple[Ran, dict[str, Own], float]:
@@ -93,34 +93,34 @@ def once(folder: Path, **changes: Any) -> tuple[Ran, dict[str, Own], float]:
     return ran, {p: naive.kept(folder / name, p, Own) for p in EXACT().data}, metrics(folder / name)[-1]["loss"]
 
 
-def apart(one: Ran, other: Ran) -> tuple[float, float]:
+def apart(left: Ran, right: Ran) -> tuple[float, float]:
     """How far two runs' Θ_g and Φ_g lie apart."""
-    return naive.furthest(one.state.backbone, other.state.backbone), naive.furthest(
-        {"Φ": one.state.classifier}, {"Φ": other.state.classifier}
+    return naive.furthest(left.state.backbone, right.state.backbone), naive.furthest(
+        {"Φ": left.state.classifier}, {"Φ": right.state.classifier}
     )
 
 
 def test_the_contrastive_term_has_no_gradient_in_the_first_round(tmp_path: Path) -> None:
     (on, _, loss), (off, _, alone) = once(tmp_path), once(tmp_path, contrastive=0.0)
     assert max(apart(on, off)) < 1e-12 and loss - alone == pytest.approx(5 * math.log(2))
-    random, _, other = once(tmp_path, previous="random")
-    assert min(apart(random, off)) > 1e-5 and abs(other - loss) > 1e-3
+    random, _, random_other = once(tmp_path, previous="random")
+    assert min(apart(random, off)) > 1e-5 and abs(random_other - loss) > 1e-3
     assert min(apart(once(tmp_path, rounds=2)[0], once(tmp_path, rounds=2, contrastive=0.0)[0])) > 1e-5
     warm, cold = (once(tmp_path, previous="random", temperature=t)[0] for t in (0.5, 0.1))
     assert min(apart(warm, cold)) > 1e-5
 
 
 def test_a_branch_that_does_not_go_through_leaves_the_rest_as_it_is(tmp_path: Path) -> None:
-    none, own, alone = once(tmp_path, branch="none", rounds=2)
+    none, without_branch, alone = once(tmp_path, branch="none", rounds=2)
     for branch in ("binary", "softmax"):
-        ran, mine, loss = once(tmp_path, branch=branch, through=False, rounds=2)
+        ran, states, loss = once(tmp_path, branch=branch, through=False, rounds=2)
         assert max(apart(ran, none)) < 1e-14 and loss > alone + 0.1
-        for party, kept in mine.items():
-            assert naive.furthest({"W": kept.classes}, {"W": own[party].classes}) < 1e-14
-            assert naive.furthest(kept.model, own[party].model) < 1e-14
-            turn = kept.branch["turn"] - torch.eye(8, dtype=torch.float64)
-            assert turn.abs().max() > 1e-4 and kept.branch["shift"].any() and not own[party].branch
-            assert ("bias" in kept.branch) == (branch == "binary")
+        for party, state in states.items():
+            assert naive.furthest({"W": state.classes}, {"W": without_branch[party].classes}) < 1e-14
+            assert naive.furthest(state.model, without_branch[party].model) < 1e-14
+            turn = state.branch["turn"] - torch.eye(8, dtype=torch.float64)
+            assert turn.abs().max() > 1e-4 and state.branch["shift"].any() and not without_branch[party].branch
+            assert ("bias" in state.branch) == (branch == "binary")
         assert min(apart(once(tmp_path, branch=branch, rounds=2)[0], none)) > 1e-5
 
 
@@ -139,23 +139,23 @@ def test_the_epochs_and_full_batches_of_a_round(tmp_path: Path, monkeypatch: pyt
     """9 images in batches of 4: 4 and 5, or with `drop_last` 4 and 4; a client with 3 trains on them."""
     from coalface.methods import fedfr_joint
 
-    seen: list[tuple[int, float, list[int]]] = []
+    calls: list[tuple[int, float, list[int]]] = []
     plain = fedfr_joint.train
 
-    def noted(party: Any, classifier: Any, batches: Any, sgd: Any, **rest: Any) -> Any:
-        seen.append((party.round, sgd.lr, [len(batch) for batch in batches]))
-        return plain(party, classifier, batches, sgd, **rest)
+    def noted(party: Any, classifier: Any, batches: Any, sgd: Any, **options: Any) -> Any:
+        calls.append((party.round, sgd.lr, [len(batch) for batch in batches]))
+        return plain(party, classifier, batches, sgd, **options)
 
     monkeypatch.setattr(fedfr_joint, "train", noted)
 
     def told(images: int, **changes: Any) -> list[tuple[int, float, list[int]]]:
-        seen.clear()
+        calls.clear()
         world = Tiny(parties=1, public=3)()
         world = replace(world, data={"one": world.data["silo-0"].select(range(images))})  # type: ignore[arg-type]
         local = LocalTraining(epochs=1, batch_size=4, lr=0.02)
         method = joint(**{"public": "none", "local": local, **changes})
         run(method, tmp_path / str(len(list(tmp_path.iterdir()))), lambda: world)
-        return list(seen)
+        return list(calls)
 
     assert told(9) == [(1, 0.02, [4, 5]), (2, 0.02, [4, 5])]
     assert told(9, drop_last=True, rounds=1) == [(1, 0.02, [4, 4])]
@@ -165,8 +165,8 @@ def test_the_epochs_and_full_batches_of_a_round(tmp_path: Path, monkeypatch: pyt
     by_steps = LocalTraining(steps_per_round=3, batch_size=4, lr=0.02)
     assert told(9, drop_last=True, rounds=1, local=by_steps) == [(1, 0.02, [4, 4, 4])]
     tenth = pytest.approx(0.002)
-    found = told(8, epochs=(3, 2), decay_after=(1, 2), rounds=3)
-    assert found == [(1, 0.02, [4, 4]), (1, tenth, [4] * 4), (2, 0.02, [4] * 4), (3, 0.02, [4] * 4)]
+    noted_calls = told(8, epochs=(3, 2), decay_after=(1, 2), rounds=3)
+    assert noted_calls == [(1, 0.02, [4, 4]), (1, tenth, [4] * 4), (2, 0.02, [4] * 4), (3, 0.02, [4] * 4)]
     its = {"preset": "official", "local": LocalTraining(epochs=4, batch_size=4, lr=0.02)}
     assert [(r, len(b)) for r, _, b in told(4, **its, rounds=5)] == [
         (1, 8), (1, 2), (2, 6), (2, 2), (3, 4), (3, 2), (4, 3), (4, 1), (5, 3), (5, 1),
@@ -205,15 +205,15 @@ def test_the_branch_begins_as_the_preset_says(tmp_path: Path) -> None:
     still = LocalTraining(epochs=1, batch_size=100, lr=1e-300, momentum=0.0, weight_decay=0.0)
     for start in ("random", "classes"):
         for bias in ("one", "each"):
-            _, own, _ = once(tmp_path, local=still, branch_init=start, bias=bias)
-            for kept in own.values():
+            _, states, _ = once(tmp_path, local=still, branch_init=start, bias=bias)
+            for state in states.values():
                 eye = torch.eye(8, dtype=torch.float64)
-                assert max((kept.branch["turn"] - eye).abs().max(), kept.branch["shift"].abs().max()) < 1e-200
-                off = float((kept.branch["own"] - kept.classes).abs().max())
+                assert max((state.branch["turn"] - eye).abs().max(), state.branch["shift"].abs().max()) < 1e-200
+                off = float((state.branch["own"] - state.classes).abs().max())
                 assert off < 1e-200 if start == "classes" else off > 1e-3
-                assert 0.005 < float(kept.branch["own"].std()) < 0.02
-                wanted = torch.zeros(2) if bias == "each" else torch.tensor(SphereFace2().start(2))
-                torch.testing.assert_close(kept.branch["bias"], wanted.double(), atol=1e-5, rtol=0)
+                assert 0.005 < float(state.branch["own"].std()) < 0.02
+                bias_start = torch.zeros(2) if bias == "each" else torch.tensor(SphereFace2().start(2))
+                torch.testing.assert_close(state.branch["bias"], bias_start.double(), atol=1e-5, rtol=0)
 
 
 # --- what leaves, and what stays --------------------------------------------------------------------------------------
@@ -226,11 +226,17 @@ def test_no_reply_holds_anything_of_what_stays(tmp_path: Path) -> None:
     for rounds in (1, 2):
         _, heard = heard_run(joint(rounds=rounds, contrastive=0.0), tmp_path / str(rounds), EXACT)
         for party in EXACT().data:
-            own = naive.kept(tmp_path / str(rounds), party, Own)
-            private = [own.classes, *own.classes, *own.branch.values(), *own.branch["own"], *own.branch["turn"]]
+            state = naive.kept(tmp_path / str(rounds), party, Own)
+            private = [
+                state.classes,
+                *state.classes,
+                *state.branch.values(),
+                *state.branch["own"],
+                *state.branch["turn"],
+            ]
             secrets = before.get(party, []) + [t.numpy().tobytes() for t in private]
             replies = [h for h in heard if h.request.party == party and h.request.round == rounds]
             assert len(replies) == 1 and len(codec.unpack(bytearray(replies[0].data), Update).classifier) == 3
             assert not any(secret in replies[0].data for secret in secrets)
-            assert all(t.numpy().tobytes() in replies[0].data for t in own.model.values())  # Θ_l: what is sent
-            before[party] = [t.numpy().tobytes() for t in own.model.values()]
+            assert all(t.numpy().tobytes() in replies[0].data for t in state.model.values())  # Θ_l: what is sent
+            before[party] = [t.numpy().tobytes() for t in state.model.values()]

@@ -37,8 +37,8 @@ def quick_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("quick_choice")
 def test_each_stage_asks_those_that_it_is_for(tmp_path: Path) -> None:
-    _, found = heard(made(pretrain=2, rounds=2, labelling=Labelling()), tmp_path)
-    assert found.asked == [
+    _, calls = heard(made(pretrain=2, rounds=2, labelling=Labelling()), tmp_path)
+    assert calls.asked == [
         *(("pretrain", r, "train_alone", "silo-0") for r in (1, 2)),
         ("label", 1, "choose", "silo-0"),
         *(("label", 1, "label", f"silo-{i}") for i in (1, 2)),
@@ -49,19 +49,19 @@ def test_each_stage_asks_those_that_it_is_for(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("quick_choice")
 def test_a_source_that_trains_no_more_is_still_asked_for_the_threshold(tmp_path: Path) -> None:
     method = made(source=False, constraint=0.0, pretrain=1, labelling=Labelling())
-    ran, found = heard(method, tmp_path / "one")
-    assert {party for _, _, party in found.of("train")} == {"silo-1", "silo-2"}
-    assert found.of("choose") == [("label", 1, "silo-0")]
-    other = FinetunePseudo(local=WORK, loss=LOSS, rounds=4, pretrain=1, labelling=Labelling())
-    assert run(other, tmp_path / "other", WORLD).bytes() == ran.bytes()
+    ran, calls = heard(method, tmp_path / "one")
+    assert {party for _, _, party in calls.of("train")} == {"silo-1", "silo-2"}
+    assert calls.of("choose") == [("label", 1, "silo-0")]
+    finetune = FinetunePseudo(local=WORK, loss=LOSS, rounds=4, pretrain=1, labelling=Labelling())
+    assert run(finetune, tmp_path / "other", WORLD).bytes() == ran.bytes()
 
 
 @pytest.mark.usefixtures("quick_choice")
 def test_targets_label_anew_after_so_many_rounds(tmp_path: Path) -> None:
-    _, found = heard(made(relabel=2, rounds=5, labelling=Labelling()), tmp_path)
+    _, calls = heard(made(relabel=2, rounds=5, labelling=Labelling()), tmp_path)
     when = [("label", 1), ("train", 3), ("train", 5)]
-    assert found.of("choose") == [(*at, "silo-0") for at in when]
-    assert found.of("label") == [(*at, party) for at in when for party in ("silo-1", "silo-2")]
+    assert calls.of("choose") == [(*at, "silo-0") for at in when]
+    assert calls.of("label") == [(*at, party) for at in when for party in ("silo-1", "silo-2")]
 
 
 @pytest.mark.usefixtures("quick_choice")
@@ -72,8 +72,8 @@ def test_a_round_to_label_anew_that_is_abandoned_is_made_up_for(tmp_path: Path) 
         return request.step == "choose" and request.round == 3
 
     method = made(relabel=2, rounds=6, labelling=Labelling())
-    ran, found = heard(method, tmp_path, failing=failing, on_error="exclude")
-    assert found.of("choose") == [(*at, "silo-0") for at in (("label", 1), ("train", 3), ("train", 4), ("train", 6))]
+    ran, calls = heard(method, tmp_path, failing=failing, on_error="exclude")
+    assert calls.of("choose") == [(*at, "silo-0") for at in (("label", 1), ("train", 3), ("train", 4), ("train", 6))]
     assert [bool(line.get("abandoned")) for line in metrics(ran)] == [False, False, False, True, False, False, False]
 
 
@@ -85,31 +85,34 @@ def test_a_target_whose_labelling_is_lost_labels_later_and_trains_from_then_on(
     def failing(request: Request) -> bool:
         return (request.step, request.party) == ("label", "silo-2") and (request.stage, request.round) != ("train", 2)
 
-    ran, found = heard(made(rounds=3, local=replace(WORK, lr=0.05)), tmp_path, failing=failing, on_error="exclude")
-    asked = [("label", 1), ("train", 1), ("train", 2)]
-    assert [(stage, r) for stage, r, party in found.of("label") if party == "silo-2"] == asked
-    assert [(stage, r) for stage, r, party in found.of("label") if party == "silo-1"] == [("label", 1)]
-    assert [(r, party) for _, r, party in found.of("train")] == [
+    ran, calls = heard(made(rounds=3, local=replace(WORK, lr=0.05)), tmp_path, failing=failing, on_error="exclude")
+    expected_calls = [("label", 1), ("train", 1), ("train", 2)]
+    assert [(stage, r) for stage, r, party in calls.of("label") if party == "silo-2"] == expected_calls
+    assert [(stage, r) for stage, r, party in calls.of("label") if party == "silo-1"] == [("label", 1)]
+    assert [(r, party) for _, r, party in calls.of("train")] == [
         *[(1, f"silo-{i}") for i in (0, 1)],
         *[(r, f"silo-{i}") for r in (2, 3) for i in (0, 1, 2)],
     ]
     assert ran.state.labelled == ("silo-1", "silo-2")
     later = naive.kept(tmp_path, "silo-2", Own).labels.labels
-    for backbone, same in ((states[0].backbone, True), (WORLD().backbone.shared(), False)):
+    for backbone, is_same in ((states[0].backbone, True), (WORLD().backbone.shared(), False)):
         client = Client("silo-2", WORLD)  # with the model of then: source and silo-1 have trained for a round
         client.label(backbone, TAU, 2)
-        assert torch.equal(later, client.labels) == same
+        assert torch.equal(later, client.labels) == is_same
 
 
 def test_where_no_target_has_labels_the_source_trains_on_or_the_round_is_given_up(tmp_path: Path) -> None:
     def failing(request: Request) -> bool:
         return request.step == "label" and (request.stage, request.round) != ("train", 2)
 
-    more = {"failing": failing, "on_error": "exclude"}
-    with_source, found = heard(made(rounds=2), tmp_path / "with", **more)
-    assert [(r, party) for _, r, party in found.of("train")] == [(1, "silo-0"), *((2, f"silo-{i}") for i in range(3))]
-    without, found = heard(made(rounds=2, source=False, constraint=0.0), tmp_path / "without", **more)
-    assert [(r, party) for _, r, party in found.of("train")] == [(2, "silo-1"), (2, "silo-2")]
+    faults = {"failing": failing, "on_error": "exclude"}
+    with_source, with_calls = heard(made(rounds=2), tmp_path / "with", **faults)
+    assert [(r, party) for _, r, party in with_calls.of("train")] == [
+        (1, "silo-0"),
+        *((2, f"silo-{i}") for i in range(3)),
+    ]
+    without, with_calls = heard(made(rounds=2, source=False, constraint=0.0), tmp_path / "without", **faults)
+    assert [(r, party) for _, r, party in with_calls.of("train")] == [(2, "silo-1"), (2, "silo-2")]
     assert "no target client has labelled its images yet" in metrics(without)[1]["reason"]
     assert with_source.state.labelled == without.state.labelled == ("silo-1", "silo-2")
 
@@ -123,23 +126,23 @@ def test_without_any_cluster_the_run_says_what_to_do(tmp_path: Path) -> None:
 # --- the threshold ----------------------------------------------------------------------------------------------------
 
 
-def pairwise_f(known: NDArray[np.int64], found: list[int]) -> float:
-    pairs = [(i, j) for i in range(len(known)) for j in range(i)]
-    same, joined = ({(i, j) for i, j in pairs if by[i] == by[j]} for by in (known, found))
-    return 2 * len(same & joined) / (len(same) + len(joined)) if same or joined else 1.0
+def pairwise_f(identities: NDArray[np.int64], clusters: list[int]) -> float:
+    pairs = [(i, j) for i in range(len(identities)) for j in range(i)]
+    genuine, joined = ({(i, j) for i, j in pairs if by[i] == by[j]} for by in (identities, clusters))
+    return 2 * len(genuine & joined) / (len(genuine) + len(joined)) if genuine or joined else 1.0
 
 
 def with_aside() -> FederatedData:
     """The source has images of three more people to choose by."""
-    others = worlds.faces(9, 6).only([6, 7, 8])
-    return replace(WORLD(), calibration_data={"silo-0": others})
+    strangers = worlds.faces(9, 6).only([6, 7, 8])
+    return replace(WORLD(), calibration_data={"silo-0": strangers})
 
 
 @pytest.mark.parametrize("aside", [False, True])
 def test_the_source_chooses_the_threshold_by_its_own_and_sends_a_number(aside: bool, tmp_path: Path) -> None:
-    ran, found = heard(made(labelling=Labelling(), rounds=1), tmp_path, with_aside if aside else WORLD)
-    (threshold,) = (reply.threshold for step, reply in found.replies if step == "choose")
-    assert [vars(reply) for step, reply in found.replies if step == "choose"] == [{"threshold": threshold}]
+    ran, calls = heard(made(labelling=Labelling(), rounds=1), tmp_path, with_aside if aside else WORLD)
+    (threshold,) = (reply.threshold for step, reply in calls.replies if step == "choose")
+    assert [vars(reply) for step, reply in calls.replies if step == "choose"] == [{"threshold": threshold}]
     faces = with_aside().calibration_data["silo-0"] if aside else WORLD().data["silo-0"]
     client = Client("silo-0", WORLD)
     client.images = worlds.to_tensor(faces.take(np.arange(len(faces)))).double()
@@ -164,15 +167,15 @@ def test_the_source_chooses_the_threshold_by_its_own_and_sends_a_number(aside: b
     ids=str,
 )
 def test_a_threshold_that_is_not_asked_for_is_asked_of_nobody(labelling: Labelling, tmp_path: Path) -> None:
-    ran, found = heard(made(labelling=labelling, rounds=1), tmp_path)
-    assert found.of("choose") == []
-    given = [reply for step, reply in found.replies if step == "label"]
-    for party, reply in zip(("silo-1", "silo-2"), given, strict=True):
+    ran, calls = heard(made(labelling=labelling, rounds=1), tmp_path)
+    assert calls.of("choose") == []
+    thresholds = [reply for step, reply in calls.replies if step == "label"]
+    for party, reply in zip(("silo-1", "silo-2"), thresholds, strict=True):
         labels = naive.kept(tmp_path, party, Own).labels.labels
         assert reply.clusters == len(set(labels.tolist()) - {-1}) and reply.images == len(labels)
         assert reply.kept == pytest.approx(float((labels >= 0).double().mean()))
         assert labelling.algorithm != "k-means" or reply.clusters == 3
-    assert metrics(ran)[0]["clusters"] == sum(reply.clusters for reply in given)
+    assert metrics(ran)[0]["clusters"] == sum(reply.clusters for reply in thresholds)
 
 
 # --- what is kept and what is sent ------------------------------------------------------------------------------------
@@ -180,12 +183,12 @@ def test_a_threshold_that_is_not_asked_for_is_asked_of_nobody(labelling: Labelli
 
 @pytest.mark.usefixtures("quick_choice")
 def test_neither_labels_nor_features_are_sent(tmp_path: Path) -> None:
-    ran, found = heard(made(labelling=Labelling(), pretrain=1, relabel=2), tmp_path)
+    ran, calls = heard(made(labelling=Labelling(), pretrain=1, relabel=2), tmp_path)
     lines = [json.loads(t) for p in sorted((tmp_path / "ledger").iterdir()) for t in p.read_text().splitlines()]
     tensors = {(line["step"], line["name"]) for line in lines if line["kind"] == "tensor"}
     names = {f"backbone/{name}" for name in ran.state.backbone}
     assert tensors == {(step, name) for step in ("train_alone", "train") for name in names}
-    fields = {step: set(vars(reply)) for step, reply in found.replies}
+    fields = {step: set(vars(reply)) for step, reply in calls.replies}
     update = {"backbone", "images", "loss"}
     assert fields == {
         **{"train_alone": update, "train": update},
@@ -213,8 +216,8 @@ def test_class_embeddings_start_at_mean_features_or_at_random(start: str, tmp_pa
 @pytest.mark.parametrize("after", [1, 2, 11])
 def test_it_goes_on_from_any_stage_to_the_same_bytes(after: int, tmp_path: Path) -> None:
     """After so many replies: of the source alone, of the choice, of the labels, of the training and of labels anew."""
-    unbroken, found = heard(in_stages(), tmp_path / "unbroken", checkpoint_every=2)
-    assert len(found.asked) == 1 + 1 + 2 + 2 * 3 + 1 + 2 + 2 * 3
+    unbroken, calls = heard(in_stages(), tmp_path / "unbroken", checkpoint_every=2)
+    assert len(calls.asked) == 1 + 1 + 2 + 2 * 3 + 1 + 2 + 2 * 3
     with pytest.raises(Stop):
         run(in_stages(), tmp_path / "broken", WORLD, checkpoint_every=2, transport=stopping(after))
     assert run(in_stages(), tmp_path / "broken", WORLD, checkpoint_every=2).bytes() == unbroken.bytes()

@@ -52,9 +52,12 @@ class Loop:
                     target.head = target.means(w)
             lr = LR * (1 + math.cos(math.pi * t / self.rounds)) / 2
             active = [*([source] if self.source else []), *targets]
-            each = [one.train("train", w, lr, self.constraint if one is source else 0.0, keep=False) for one in active]
-            n = [1 if self.weights == "equal" else len(one.mine) for one in active]
-            w = {k: torch.stack([c / sum(n) * x[k] for c, x in zip(n, each, strict=True)]).sum(0) for k in w}
+            trained = [
+                client.train("train", w, lr, self.constraint if client is source else 0.0, keep=False)
+                for client in active
+            ]
+            n = [1 if self.weights == "equal" else len(client.mine) for client in active]
+            w = {k: torch.stack([c / sum(n) * x[k] for c, x in zip(n, trained, strict=True)]).sum(0) for k in w}
         return w
 
 
@@ -78,15 +81,18 @@ def test_it_is_its_paper_as_a_plain_loop(settings: dict[str, Any], norm: bool, t
     loop = Loop(build, **settings)
     assert naive.furthest(ran.state.backbone, loop()) < 1e-10
     for name, client in loop.clients.items():
-        own = naive.kept(tmp_path, name, Own)
-        assert own.labels is None if name == "silo-0" else torch.equal(own.labels.labels, client.labels)
+        state = naive.kept(tmp_path, name, Own)
+        assert state.labels is None if name == "silo-0" else torch.equal(state.labels.labels, client.labels)
         if name != "silo-0" or settings.get("source", True):
-            assert client.head is not None and float((own.learner.head - client.head).abs().max()) < 1e-10
-            assert (own.learner.cursor.epoch, own.learner.cursor.offset) == (client.cursor.epoch, client.cursor.offset)
+            assert client.head is not None and float((state.learner.head - client.head).abs().max()) < 1e-10
+            assert (state.learner.cursor.epoch, state.learner.cursor.offset) == (
+                client.cursor.epoch,
+                client.cursor.offset,
+            )
     if "relabel" not in settings:  # of later models the images may all fall into one
-        each = [loop.clients[name].labels for name in ("silo-1", "silo-2")]
-        assert any((labels < 0).any() for labels in each)  # some were dropped
-        assert all(labels.max() > 0 for labels in each)
+        labels_ = [loop.clients[name].labels for name in ("silo-1", "silo-2")]
+        assert any((labels < 0).any() for labels in labels_)  # some were dropped
+        assert all(labels.max() > 0 for labels in labels_)
 
 
 # --- the domain constraint --------------------------------------------------------------------------------------------
@@ -94,8 +100,10 @@ def test_it_is_its_paper_as_a_plain_loop(settings: dict[str, Any], norm: bool, t
 
 def test_without_constraint_there_is_no_pull_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = run(made(constraint=0.0), tmp_path / "free", WORLD).bytes()
-    held = run(made(constraint=5.0), tmp_path / "held", WORLD).bytes()
+    held_bytes = run(made(constraint=5.0), tmp_path / "held", WORLD).bytes()
     plain = fedfr_uda.learn
-    monkeypatch.setattr(fedfr_uda, "learn", lambda *given, **more: plain(*given, **{**more, "pull": None}))
+    monkeypatch.setattr(
+        fedfr_uda, "learn", lambda *arguments, **options: plain(*arguments, **{**options, "pull": None})
+    )
     unpulled = run(made(constraint=5.0), tmp_path / "unpulled", WORLD).bytes()
-    assert unpulled == free != held
+    assert unpulled == free != held_bytes

@@ -22,17 +22,22 @@ from coalface.methods.fedfv import FedFV
 from coalface.training.fedfv import draw_subsets
 
 
-def softmax_against(others: list[Tensor], scale: float) -> Slopes:
+def softmax_against(negatives: list[Tensor], scale: float) -> Slopes:
     """(2) by hand: −log p_0 over the cosines to [w ; W̃], and the slopes of the mean: none by W̃."""
 
-    def slopes(embeddings: Tensor, own: Tensors) -> tuple[list[float], Tensor, Tensors]:
-        n, losses, by_embeddings, by_w = len(embeddings), [], torch.zeros_like(embeddings), torch.zeros_like(own["w"])
+    def slopes(embeddings: Tensor, leaves: Tensors) -> tuple[list[float], Tensor, Tensors]:
+        n, losses, by_embeddings, by_w = (
+            len(embeddings),
+            [],
+            torch.zeros_like(embeddings),
+            torch.zeros_like(leaves["w"]),
+        )
         for j, embedding in enumerate(embeddings):
-            found = [along_cosine(embedding, row) for row in (own["w"][0], *others)]
-            powers = [math.exp(scale * cosine) for cosine, _, _ in found]
+            cosines = [along_cosine(embedding, row) for row in (leaves["w"][0], *negatives)]
+            powers = [math.exp(scale * cosine) for cosine, _, _ in cosines]
             shares = [power / sum(powers) for power in powers]
             losses.append(-math.log(shares[0]))
-            for place, (share, (_, by_one, by_other)) in enumerate(zip(shares, found, strict=True)):
+            for place, (share, (_, by_one, by_other)) in enumerate(zip(shares, cosines, strict=True)):
                 pull = scale * (share - (place == 0)) / n
                 by_embeddings[j] += pull * by_one
                 if place == 0:
@@ -42,14 +47,14 @@ def softmax_against(others: list[Tensor], scale: float) -> Slopes:
     return slopes
 
 
-def fused(rest: list[Tensor], method: FedFV, round_: int) -> list[Tensor]:
+def fused(unselected: list[Tensor], method: FedFV, round_: int) -> list[Tensor]:
     """Lines 6 to 10: the normalised means of those that the server draws from its stream `fuse`."""
     rng = generator(0, "server", "train", round_, "fuse")
-    found = []
-    for subset in draw_subsets(len(rest), method.equivalents, method.fused, rng):
-        total = sum((rest[i][0] / rest[i].norm() for i in subset), torch.zeros(8, dtype=torch.float64))
-        found.append(total / total.norm())
-    return found
+    fused_rows = []
+    for subset in draw_subsets(len(unselected), method.equivalents, method.fused, rng):
+        total = sum((unselected[i][0] / unselected[i].norm() for i in subset), torch.zeros(8, dtype=torch.float64))
+        fused_rows.append(total / total.norm())
+    return fused_rows
 
 
 @pytest.mark.parametrize(
@@ -83,12 +88,12 @@ def test_it_is_algorithm_2_by_a_plain_loop(
         rng = generator(0, "server", "train", line["round"])
         chosen = {everyone[i] for i in rng.choice(7, size=method.sample, replace=False)}
         assert set(came) == chosen - set(line["failed"])
-        others = fused([centres[c] for c in everyone if c not in chosen], method, line["round"])
-        slopes = softmax_against(others, method.scale)
+        equivalents = fused([centres[c] for c in everyone if c not in chosen], method, line["round"])
+        slopes = softmax_against(equivalents, method.scale)
         ends = {c: members[c].train(line["round"], theta, {"w": centres[c]}, slopes, method.local.lr) for c in came}
         total = sum(members[c].images for c in came)
         theta = naive.mean([members[c].images / total for c in came], [ends[c][0] for c in came])
-        centres |= {c: own["w"] / own["w"].norm() for c, (_, own) in ends.items()}
+        centres |= {c: leaves["w"] / leaves["w"].norm() for c, (_, leaves) in ends.items()}
         assert naive.furthest(state.backbone, theta) < 1e-12
         assert naive.furthest(state.centres, centres) < 1e-12
         loss = sum(members[c].images * members[c].loss for c in came) / total
@@ -109,13 +114,13 @@ def test_the_others_are_fused_from_those_that_are_not_selected(tmp_path: Path, m
         return {c: -w.flip(1) if c == turned else w for c, w in plain(fed).items()}
 
     monkeypatch.setattr(fedfv, "first_directions", start)
-    method, found = FedFV(rounds=1, local=WHOLE, sample=4, equivalents=12), {}
+    method, sent = FedFV(rounds=1, local=WHOLE, sample=4, equivalents=12), {}
     for turned in ("", *sorted(EXACT().data)):  # noqa: B007 - `start` reads it
         _, heard = heard_run(method, tmp_path / f"all{turned}")
-        found[turned] = heard[0].common.others
+        sent[turned] = heard[0].common.others
     selected = {h.request.party for h in heard}
-    same = {c for c, others in found.items() if c and torch.equal(others, found[""])}
-    assert same == selected
+    unchanged = {c for c, others in sent.items() if c and torch.equal(others, sent[""])}
+    assert unchanged == selected
     assert len(selected) == 4
 
 

@@ -14,8 +14,8 @@ from coalface.training.local_training import learn
 from coalface.training.local_work import LocalTraining
 
 
-def distance(one: Tensors, other: Tensors) -> float:
-    return sum(float((one[n] - other[n]).square().sum()) for n in one)
+def distance(left: Tensors, right: Tensors) -> float:
+    return sum(float((left[n] - right[n]).square().sum()) for n in left)
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -30,28 +30,28 @@ def test_the_pull_is_the_gradient_of_the_proximal_term(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: Any
 ) -> None:
     """Autograd of (μ/2) ‖w − w_t‖² over the shared parameters; class embeddings and BatchNorm's own are not held."""
-    mu, seen = 0.3, []
+    mu, checked = 0.3, []
 
-    def watched(party: Any, backbone: Tensors, *arguments: Any, pull: Any, **named: Any) -> Any:
-        def check(now: Tensors, images: torch.Tensor, labels: torch.Tensor) -> Tensors:
-            held = {n: w.detach().double().requires_grad_() for n, w in now.items() if n in backbone}
-            term = mu / 2 * sum((w - backbone[n].double()).square().sum() for n, w in held.items())
-            expected = dict(zip(held, torch.autograd.grad(term, list(held.values())), strict=True))
-            pulled = pull(now, images, labels)
+    def watched(party: Any, backbone: Tensors, *arguments: Any, pull: Any, **options: Any) -> Any:
+        def check(trained: Tensors, images: torch.Tensor, labels: torch.Tensor) -> Tensors:
+            leaves = {n: w.detach().double().requires_grad_() for n, w in trained.items() if n in backbone}
+            term = mu / 2 * sum((w - backbone[n].double()).square().sum() for n, w in leaves.items())
+            expected = dict(zip(leaves, torch.autograd.grad(term, list(leaves.values())), strict=True))
+            pulled = pull(trained, images, labels)
             assert set(pulled) == set(expected)
-            assert HEAD in now
+            assert HEAD in trained
             assert HEAD not in pulled
             for n, g in expected.items():
                 assert torch.allclose(pulled[n].double(), g, rtol=1e-5, atol=1e-9)
-            seen.append(max(float(g.abs().max()) for g in expected.values()))
+            checked.append(max(float(g.abs().max()) for g in expected.values()))
             return pulled
 
-        return learn(party, backbone, *arguments, pull=check, **named)
+        return learn(party, backbone, *arguments, pull=check, **options)
 
     monkeypatch.setattr(fedavg, "learn", watched)
     run(recipe("fedprox", mu=mu, rounds=1)[0], tmp_path, Tiny(norm=True, policy=policy))
-    assert seen[0] == 0.0  # the first step starts at w_t
-    assert max(seen) > 0.001
+    assert checked[0] == 0.0  # the first step starts at w_t
+    assert max(checked) > 0.001
 
 
 def test_a_stronger_term_stays_nearer_to_the_global_model(tmp_path: Path) -> None:

@@ -28,12 +28,12 @@ NAMES = sorted(EXACT().data)
 def hinge(code: Tensor, scaled: bool) -> Slopes:
     """max(0, 1 − ⟨v, z⟩ / c) by hand, z = W' g, with the slopes of the mean; the codeword has none."""
 
-    def slopes(embeddings: Tensor, own: Tensors) -> tuple[list[float], Tensor, Tensors]:
-        projection, c, n = own["projection"], len(code), len(embeddings)
+    def slopes(embeddings: Tensor, leaves: Tensors) -> tuple[list[float], Tensor, Tensors]:
+        projection, c, n = leaves["projection"], len(code), len(embeddings)
         losses, by_embeddings, by_own = [], torch.zeros_like(embeddings), torch.zeros_like(projection)
         for j, g in enumerate(embeddings):
             z = [float(projection[b] @ g) for b in range(c)]
-            length = math.sqrt(sum(one * one for one in z))
+            length = math.sqrt(sum(entry * entry for entry in z))
             score = sum(float(code[b]) * z[b] for b in range(c)) / (math.sqrt(c) * length if scaled else c)
             losses.append(max(0.0, 1 - score))
             if score < 1:
@@ -50,8 +50,8 @@ def hinge(code: Tensor, scaled: bool) -> Slopes:
 
 def codewords(folder: Path) -> dict[str, Tensor]:
     """The codeword that every client has drawn, from its private state."""
-    kept = {name: naive.kept(folder, name, Code) for name in NAMES}
-    return {name: own.codeword[0] for name, own in kept.items() if own is not None}
+    states = {name: naive.kept(folder, name, Code) for name in NAMES}
+    return {name: state.codeword[0] for name, state in states.items() if state is not None}
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_a_round_by_a_plain_loop(
     lines, members = clients.metrics(tmp_path)[: method.rounds], clients.clients(build, method.local)
     for line, state in zip(lines, states, strict=True):
         when = ("train", line["round"])
-        asked = [h for h in heard if h.request.step == "train" and (h.request.stage, h.request.round) == when]
+        requests = [h for h in heard if h.request.step == "train" and (h.request.stage, h.request.round) == when]
         faults = rules.get("faults", SimulatedFaults())
-        came = [h.request.party for h in asked if not faults.after(0, h.request.party, (*when, h.request.call))]
+        came = [h.request.party for h in requests if not faults.after(0, h.request.party, (*when, h.request.call))]
         ends = {
             c: members[c].train(
                 line["round"], theta, {"projection": projection}, hinge(codes[c], method.scaled), method.local.lr
@@ -109,8 +109,10 @@ def test_a_round_by_a_plain_loop(
     for name in codes:
         value = naive.kept(tmp_path, name, Code).threshold
         z = [projection @ g for g in members[name].embeddings(theta)]
-        lengths = [math.sqrt(float(one @ one) / 127) if method.scaled else 1.0 for one in z]
-        scores = sorted(float(codes[name].double() @ one) / 127 / long for one, long in zip(z, lengths, strict=True))
+        lengths = [math.sqrt(float(row @ row) / 127) if method.scaled else 1.0 for row in z]
+        scores = sorted(
+            float(codes[name].double() @ row) / 127 / length for row, length in zip(z, lengths, strict=True)
+        )
         missed = (tmp_path / "metrics.jsonl").read_text().splitlines()[-1]
         if value is None:
             assert name in missed
@@ -123,36 +125,38 @@ def test_a_round_by_a_plain_loop(
 
 def test_the_codewords_are_codewords_that_begin_with_the_number_of_the_client(tmp_path: Path) -> None:
     run(FedUV(rounds=1, local=WHOLE, sample=None, length=127), tmp_path, EXACT)
-    found = codewords(tmp_path)
+    words = codewords(tmp_path)
     code, secrets = BCH(127, 64), set()
     for place, name in enumerate(NAMES):
-        bits = ((found[name] + 1) / 2).to(torch.uint8).numpy()
-        assert set(found[name].tolist()) == {-1.0, 1.0}
+        bits = ((words[name] + 1) / 2).to(torch.uint8).numpy()
+        assert set(words[name].tolist()) == {-1.0, 1.0}
         assert bits[:3].tolist() == [place >> 2 & 1, place >> 1 & 1, place & 1]
         assert np.array_equal(code.encode(bits[:64]), bits)
         secrets.add(bits[3:64].tobytes())
     assert len(secrets) == 7
-    for one in NAMES:
-        assert all(int((found[one] != found[other]).sum()) >= 21 for other in NAMES if other != one)
+    for client in NAMES:
+        assert all(
+            int((words[client] != words[other_client]).sum()) >= 21 for other_client in NAMES if other_client != client
+        )
 
 
 def forms(code: Tensor) -> set[bytes]:
     """A codeword and its opposite, in the forms in which bits are written."""
-    found = set()
+    secrets = set()
     for sign in (code, -code):
-        found |= {sign.to(t).numpy().tobytes() for t in (torch.float64, torch.float32, torch.float16, torch.int8)}
+        secrets |= {sign.to(t).numpy().tobytes() for t in (torch.float64, torch.float32, torch.float16, torch.int8)}
         bits = ((sign + 1) / 2).to(torch.uint8).numpy()
-        found |= {bits.tobytes(), np.packbits(bits).tobytes(), "".join(map(str, bits)).encode()}
-    return found
+        secrets |= {bits.tobytes(), np.packbits(bits).tobytes(), "".join(map(str, bits)).encode()}
+    return secrets
 
 
 def test_no_codeword_lies_anywhere_but_at_its_client(tmp_path: Path) -> None:
     method = FedUV(rounds=3, local=WHOLE, sample=3, length=127)
     _, heard = heard_run(method, tmp_path, replace(EXACT, double=False), checkpoint_every=1)
     everywhere = [path for path in tmp_path.rglob("*") if path.is_file()]
-    found = codewords(tmp_path)
-    assert len(found) >= 4
-    for name, code in found.items():
+    words = codewords(tmp_path)
+    assert len(words) >= 4
+    for name, code in words.items():
         holders = {p for p in everywhere if any(form in p.read_bytes() for form in forms(code))}
         assert {p.parent.name for p in holders} == {name}  # the search finds it where it is
         assert not any(form in h.data for h in heard for form in forms(code))
@@ -168,8 +172,8 @@ def test_the_change_of_the_shared_matrix_tells_the_codeword(tmp_path: Path, scal
         if h.request.step == "train":
             change = codec.decode(bytearray(h.data), Update).projection - h.common.projection
             column = change[:, int(change.norm(dim=0).argmax())]
-            read = column.sign() * column[0].sign() * codes[h.request.party][0]  # its first bit is of its number
-            assert torch.equal(read, codes[h.request.party].double())
+            guess = column.sign() * column[0].sign() * codes[h.request.party][0]  # its first bit is of its number
+            assert torch.equal(guess, codes[h.request.party].double())
             assert scaled or int(torch.linalg.matrix_rank(change, rtol=1e-9)) == 1
 
 
@@ -191,18 +195,18 @@ def test_who_failed_to_enrol_is_asked_again_when_next_chosen(tmp_path: Path, mon
         def heard_of(names: list[str], call: int, when: Any = when) -> set[str]:
             return {c for c in names if not faults.after(0, c, (*when, call))}
 
-        asked = {
+        requests = {
             step: [
                 h.request.party for h in heard if (h.request.stage, h.request.round, h.request.step) == (*when, step)
             ]
             for step in ("enrol", "train")
         }
         new = [c for c in chosen if c not in enrolled]
-        assert asked["enrol"] == reached(new, 1)
-        came = heard_of(asked["enrol"], 1)
+        assert requests["enrol"] == reached(new, 1)
+        came = heard_of(requests["enrol"], 1)
         if not line["abandoned"]:
             enrolled |= came
-            assert asked["train"] == reached([c for c in chosen if c in enrolled], 1 + bool(new))
+            assert requests["train"] == reached([c for c in chosen if c in enrolled], 1 + bool(new))
             later |= came & failed
             assert set(states.pop(0).enrolled) == enrolled
         failed |= set(new) - came

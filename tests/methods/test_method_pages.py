@@ -20,16 +20,16 @@ PAGES = sorted((ROOT / "docs" / "methods").glob("*.md"))
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_piece_of_code_stands_in_its_file(page: Path) -> None:
-    named = re.findall(r"`((?:methods|training)/[\w/]+\.py)`: `([^`]+)`", page.read_text(encoding="utf-8"))
-    assert named
-    for file, code in named:
+    quotes = re.findall(r"`((?:methods|training)/[\w/]+\.py)`: `([^`]+)`", page.read_text(encoding="utf-8"))
+    assert quotes
+    for file, code in quotes:
         assert code in (ROOT / "coalface" / file).read_text(encoding="utf-8"), f"{page.name}: {code} is not in {file}"
 
 
 def test_the_settings_of_federated_validation_are_all_told_with_their_defaults() -> None:
     text = (ROOT / "docs" / "methods" / "pfm.md").read_text(encoding="utf-8")
-    told = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \|", text.partition("## Settings")[2], re.MULTILINE))
-    assert told == {field.name: str(field.default) for field in dataclasses.fields(FederatedValidation)}
+    defaults = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \|", text.partition("## Settings")[2], re.MULTILINE))
+    assert defaults == {field.name: str(field.default) for field in dataclasses.fields(FederatedValidation)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -45,12 +45,12 @@ def test_it_is_algorithm_1_in_the_papers_own_convention(
         for silo in parties:
             y, head = dict(x), silo.head.clone()
             for pixels, labels in silo.batches():
-                there, _, _ = silo.gradients(x, head, pixels, labels)
+                at_x, _, _ = silo.gradients(x, head, pixels, labels)
                 g, h, running = silo.gradients(y, silo.head, pixels, labels)
                 for n in g:
                     step = g[n] + DECAY * y[n]
                     if method is Mime:
-                        step = step - (there[n] + DECAY * x[n]) + c[n]
+                        step = step - (at_x[n] + DECAY * x[n]) + c[n]
                     y[n] = y[n] - rate * ((1 - BETA) * step + BETA * s[n])
                 y.update(running)
                 silo.step_head(h, LR)

@@ -30,11 +30,11 @@ Mistake = tuple[str, str, type[Exception], str]
 
 def examples() -> dict[str, str]:
     """The Python in the docs, by page and number."""
-    found = {}
+    examples = {}
     for page in sorted(PAGE.parent.rglob("*.md")):
         for number, text in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)):
-            found[f"{page.name} {number}"] = text
-    return found
+            examples[f"{page.name} {number}"] = text
+    return examples
 
 
 @pytest.mark.parametrize("example", examples().values(), ids=examples())
@@ -42,8 +42,8 @@ def examples() -> dict[str, str]:
 def test_what_the_docs_show_passes_as_a_file_of_the_package(example: str, command: list[str]) -> None:
     """Who copies the method of the page into `coalface/methods/` has `make check` green."""
     ruff = [sys.executable, "-m", "ruff", *command, "--stdin-filename", "coalface/methods/damped.py", "-"]
-    told = subprocess.run(ruff, input=example, capture_output=True, text=True, cwd=PAGE.parents[1])
-    assert told.returncode == 0, told.stdout + told.stderr
+    ruff_output = subprocess.run(ruff, input=example, capture_output=True, text=True, cwd=PAGE.parents[1])
+    assert ruff_output.returncode == 0, ruff_output.stdout + ruff_output.stderr
 
 
 def test_the_method_of_the_page_runs_as_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,9 +188,9 @@ def test_a_mistake_ends_an_experiment_before_anything_is_written(
 def test_an_engine_without_a_plan_says_the_same(mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, error, names = PLANNED[mistake]
     settings: dict[str, Any] = {"local": worlds.WORK, "loss": worlds.LOSS}
-    made = method(tmp_path, monkeypatch, old, new).Damped(**settings)
+    damped = method(tmp_path, monkeypatch, old, new).Damped(**settings)
     with pytest.raises(error, match=names):
-        worlds.run(made, tmp_path)
+        worlds.run(damped, tmp_path)
     assert not list((tmp_path / "parties").rglob("*.commit")) and not (tmp_path / "checkpoints").exists()
 
 

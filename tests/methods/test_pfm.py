@@ -55,11 +55,11 @@ def test_one_trainer_with_one_step_a_round_is_torch_sgd_with_momentum(
     ran = run(PFM(rounds=6, local=work, loss=LOSS), tmp_path, build)
     expected = {n: t for n, t in net.state_dict().items() if t.is_floating_point()}
     velocity = {n: optimiser.state[p]["momentum_buffer"] for n, p in net.named_parameters()}
-    own = naive.kept(tmp_path, "all", Learner)
+    learner = naive.kept(tmp_path, "all", Learner)
     assert naive.furthest(ran.state.backbone, expected) < 1e-12
     assert naive.furthest(ran.state.momentum, velocity) < 1e-12
-    assert naive.furthest({"head": own.head}, {"head": head}) < 1e-12
-    assert naive.furthest(own.velocity, {HEAD: optimiser.state[head]["momentum_buffer"]}) < 1e-12
+    assert naive.furthest({"head": learner.head}, {"head": head}) < 1e-12
+    assert naive.furthest(learner.velocity, {HEAD: optimiser.state[head]["momentum_buffer"]}) < 1e-12
     assert max(float(v.abs().max()) for v in velocity.values()) > 0.01  # or there was nothing to agree on
 
 
@@ -75,27 +75,27 @@ def test_it_is_algorithm_1_by_a_plain_loop_and_equation_5_gives_what_6_does(
     parties = naive.silos(build, work)
     weights = naive.shares(parties)
     theta, momentum = build().backbone.shared(), naive.zeros(build)  # line 1
-    for found in states:
+    for state in states:
         ends, sums = [], []
         for silo in parties:
-            own, total = dict(theta), naive.zeros(build)  # line 5
+            theta_i, total = dict(theta), naive.zeros(build)  # line 5
             for pixels, labels in silo.batches():
-                g, h, running = silo.gradients(own, silo.head, pixels, labels)  # line 7
+                g, h, running = silo.gradients(theta_i, silo.head, pixels, labels)  # line 7
                 for n in g:
-                    g[n] = g[n] + DECAY * own[n]
+                    g[n] = g[n] + DECAY * theta_i[n]
                     total[n] += g[n]
-                    own[n] = own[n] - lr * (g[n] + BETA * momentum[n] / steps)  # line 8
-                own.update(running)
+                    theta_i[n] = theta_i[n] - lr * (g[n] + BETA * momentum[n] / steps)  # line 8
+                theta_i.update(running)
                 silo.step_head(h, lr)  # lines 9, 10
-            ends.append(own)
+            ends.append(theta_i)
             sums.append(total)
         before, theta = theta, naive.mean(weights, ends)  # lines 14, 15
         global_gradient = {n: (before[n] - theta[n]) / lr - BETA * momentum[n] for n in momentum}  # (5)
         assert naive.furthest(global_gradient, naive.mean(weights, sums)) < 1e-12  # what (5) means to estimate
         momentum = {n: BETA * momentum[n] + g for n, g in global_gradient.items()}  # of (6)
-        assert naive.furthest(found.backbone, theta) < 1e-12
-        assert naive.furthest(found.momentum, momentum) < 1e-12
-        assert naive.furthest(found.momentum, {n: (before[n] - theta[n]) / lr for n in momentum}) < 1e-12  # line 16
+        assert naive.furthest(state.backbone, theta) < 1e-12
+        assert naive.furthest(state.momentum, momentum) < 1e-12
+        assert naive.furthest(state.momentum, {n: (before[n] - theta[n]) / lr for n in momentum}) < 1e-12  # line 16
     for silo in parties:
         own_state = naive.kept(tmp_path, silo.name, Learner)
         assert naive.furthest({"head": own_state.head}, {"head": silo.head}) < 1e-12
@@ -107,14 +107,14 @@ def test_parties_of_unequal_steps_each_apply_one_whole_momentum(
     """With epochs K differs from party to party; β M is applied once a round at each all the same."""
     build, applied = Tiny(), dict[str, list[tuple[Tensors, float]]]()
 
-    def noting(party: Party, *arguments: Any, pull: Any, **named: Any) -> Any:
-        def noted(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:
-            found: Tensors = pull(now, images, labels)
+    def noting(party: Party, *arguments: Any, pull: Any, **options: Any) -> Any:
+        def noted(trained: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+            added: Tensors = pull(trained, images, labels)
             if party.round == 2:
-                applied.setdefault(party.name, []).append(dict(found))
-            return found
+                applied.setdefault(party.name, []).append(dict(added))
+            return added
 
-        return local_training.learn(party, *arguments, pull=noted, **named)
+        return local_training.learn(party, *arguments, pull=noted, **options)
 
     monkeypatch.setattr(pfm, "learn", noting)
     states = naive.watched(PFM, monkeypatch)
@@ -139,18 +139,18 @@ def test_batchnorm_statistics_take_no_momentum(tmp_path: Path, monkeypatch: pyte
     images = {name: len(faces) for name, faces in build().data.items()}
     sent: dict[str, Tensors] = {}
 
-    def noting(party: Party, *arguments: Any, **named: Any) -> Any:
-        done = local_training.learn(party, *arguments, **named)
+    def noting(party: Party, *arguments: Any, **options: Any) -> Any:
+        outcome = local_training.learn(party, *arguments, **options)
         if party.round == 2:
             sent[party.name] = party.backbone.shared()
-        return done
+        return outcome
 
     monkeypatch.setattr(pfm, "learn", noting)
-    found = run(method, tmp_path / "again", build).state.backbone
+    again = run(method, tmp_path / "again", build).state.backbone
     total = sum(images.values())
-    mean = {n: sum(images[p] / total * sent[p][n].double() for p in sent) for n in found}
-    assert naive.furthest(found, mean) < 1e-12
-    assert not torch.equal(found["norm.running_mean"], states[0].backbone["norm.running_mean"])
+    mean = {n: sum(images[p] / total * sent[p][n].double() for p in sent) for n in again}
+    assert naive.furthest(again, mean) < 1e-12
+    assert not torch.equal(again["norm.running_mean"], states[0].backbone["norm.running_mean"])
 
 
 def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,36 +168,35 @@ def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @given(
     steps=st.integers(1, 40),
-    rest=st.lists(st.integers(1, 240), max_size=3),
+    milestones=st.lists(st.integers(1, 240), max_size=3),
     total=st.one_of(st.none(), st.integers(1, 240)),
 )
 def test_steps_of_a_round_that_do_not_fit_the_schedule_are_refused_with_the_nearest(
-    steps: int, rest: list[int], total: int | None
+    steps: int, milestones: list[int], total: int | None
 ) -> None:
-    marks = [*rest, *([total] if total is not None else [])]
-    outside = total is not None and any(mark > total for mark in rest)
+    marks = [*milestones, *([total] if total is not None else [])]
+    outside = total is not None and any(mark > total for mark in milestones)
     settings: dict[str, Any] = {
         "steps_per_round": steps,
         "total_steps": total,
-        "lr_milestones": tuple(rest),
+        "lr_milestones": tuple(milestones),
         "schedule": "step",
     }
     fits = [k for k in range(1, 241) if all(mark % k == 0 for mark in marks)]
     if not marks or (not outside and steps in fits):
         work = LocalTraining(**settings)
         assert work.rounds == (None if total is None else total / steps)
-        for round_ in range(
-            1, 1 + (total or 240) // steps if rest else 1
-        ):  # the rate of a round is that of all its steps
-            rates = {0.1 / 10 ** sum(d <= step for d in rest) for step in range((round_ - 1) * steps, round_ * steps)}
+        for round_ in range(1, 1 + (total or 240) // steps if milestones else 1):  # one rate for all steps of a round
+            of_round = range((round_ - 1) * steps, round_ * steps)
+            rates = {0.1 / 10 ** sum(d <= step for d in milestones) for step in of_round}
             assert len(rates) == 1 and work.lr_at(round_, 99) == pytest.approx(rates.pop())
         return
     with pytest.raises(ValueError) as refused:
         LocalTraining(**settings)
     if not outside:
-        named = int(str(refused.value).rpartition("the nearest K that does is ")[2])
-        assert named in fits
-        assert abs(named - steps) == min(abs(k - steps) for k in fits)
+        nearest = int(str(refused.value).rpartition("the nearest K that does is ")[2])
+        assert nearest in fits
+        assert abs(nearest - steps) == min(abs(k - steps) for k in fits)
 
 
 def test_a_recipe_takes_its_rounds_from_the_steps_and_refuses_others() -> None:

@@ -19,25 +19,25 @@ LONG = LocalTraining(batch_size=8, lr=0.2)
 
 def between(model: Tensors, build: Tiny) -> float:
     """The mean cosine of the features of images of different clients."""
-    found, labels = cosines(model, build, build.trained())
-    return float(found[labels[:, None] != labels[None, :]].mean())
+    scores, labels = cosines(model, build, build.trained())
+    return float(scores[labels[:, None] != labels[None, :]].mean())
 
 
 @pytest.mark.slow
 @pytest.mark.ci
 def test_class_embeddings_and_features_come_together_where_nothing_keeps_them_apart(tmp_path: Path) -> None:
     """Features of different people too, as near as those of one; the spreadout regulariser holds both apart."""
-    found: dict[str, tuple[float, float, Ran]] = {}
+    figures: dict[str, tuple[float, float, Ran]] = {}
     for name in ("positive-only", "fedaws"):
         method, build = recipe(name, rounds=60, local=LONG)
         ran = run(method, tmp_path / name, build, checkpoint_every=60)
         lines = [json.loads(line) for line in (ran.folder / "metrics.jsonl").read_text().splitlines()]
-        found[name] = lines[0]["cosine"], lines[-1]["cosine"], ran
-    first, last, ran = found["positive-only"]
-    assert first < last and last > 0.6 > 0.5 > found["fedaws"][1], found
+        figures[name] = lines[0]["cosine"], lines[-1]["cosine"], ran
+    first, last, ran = figures["positive-only"]
+    assert first < last and last > 0.6 > 0.5 > figures["fedaws"][1], figures
     features = between(ran.models.shared or {}, build)
     assert features > between(build().backbone.shared(), build) + 0.15  # up to m = 0.9, from where on nothing pulls
-    assert features > between(found["fedaws"][2].models.shared or {}, build) + 0.1
+    assert features > between(figures["fedaws"][2].models.shared or {}, build) + 0.1
 
 
 @pytest.mark.parametrize("settings", [{}, {"local": STEPS, "sample": 3}])
@@ -48,5 +48,5 @@ def test_it_is_fedfaces_round_without_its_server(
     method = PositiveOnly(**{"rounds": 3, "local": WHOLE} | settings)
     assert agree(method, tmp_path / "loop", monkeypatch, EXACT) == set()
     ablation = FedFace(**{"rounds": 3, "local": WHOLE, "head_init": "random", "spreadout": False} | settings)
-    one, other = run(method, tmp_path / "one", EXACT), run(ablation, tmp_path / "other", EXACT)
-    assert one.bytes() == other.bytes()
+    method_run, ablation_run = run(method, tmp_path / "one", EXACT), run(ablation, tmp_path / "other", EXACT)
+    assert method_run.bytes() == ablation_run.bytes()

@@ -36,19 +36,19 @@ NEAR = 0.9
 
 
 def shared(rounds: int = 2, **joint: Any) -> Recipe:
-    own = {"threshold": NEAR, "contrastive": 0.0, "branch": "none", **joint}
-    return recipe(pretrain=None, rounds=rounds, local={"lr": 0.002}, methods={"fedfr-joint": own})
+    settings = {"threshold": NEAR, "contrastive": 0.0, "branch": "none", **joint}
+    return recipe(pretrain=None, rounds=rounds, local={"lr": 0.002}, methods={"fedfr-joint": settings})
 
 
-def said(made: Recipe, out: Path) -> Any:
+def said(recipe: Recipe, out: Path) -> Any:
     """What the summary has of it; None where it has nothing."""
-    experiment.run(made, out, Silent(), report=False)
+    experiment.run(recipe, out, Silent(), report=False)
     return json.loads((out / "summary.json").read_text()).get("public_images")
 
 
-def by_hand(made: Recipe, model: Tensors) -> dict[str, int]:
+def by_hand(recipe: Recipe, model: Tensors) -> dict[str, int]:
     """How many public images have a cosine above the threshold to any of a client's, by two loops."""
-    module = first_backbone(made).module
+    module = first_backbone(recipe).module
     module.load_state_dict({**module.state_dict(), **model})
 
     def features(faces: FaceSet) -> torch.Tensor:
@@ -56,24 +56,27 @@ def by_hand(made: Recipe, model: Tensors) -> dict[str, int]:
             rows = module.eval()(to_tensor(faces.take(np.arange(len(faces)))))
         return rows / rows.norm(dim=1, keepdim=True)
 
-    public = Parts(made).public
+    public = Parts(recipe).public
     assert public is not None and len(public) == HELD
-    others, found = features(public), {}
-    for party, faces in Parts(made).data.data.items():
-        mine = features(faces)
-        found[party] = sum(any(float(one @ other) > NEAR for one in mine) for other in others)
-    return found
+    public_features, used = features(public), {}
+    for party, faces in Parts(recipe).data.data.items():
+        own_features = features(faces)
+        used[party] = sum(
+            any(float(feature @ public_feature) > NEAR for feature in own_features)
+            for public_feature in public_features
+        )
+    return used
 
 
 def test_a_summary_has_the_public_images_held_and_those_of_every_client_and_round(tmp_path: Path) -> None:
     """As a double loop over the features by the model of the round before it says."""
-    made = shared()
-    found = said(made, tmp_path / "two")
+    recipe = shared()
+    summary = said(recipe, tmp_path / "two")
     said(shared(rounds=1), tmp_path / "one")
-    before = [first_backbone(made).shared(), load_file(tmp_path / "one" / "model" / "backbone.safetensors")]
-    each = [by_hand(made, model) for model in before]
-    assert found == {"held": HELD, "used": {party: [one[party] for one in each] for party in CLIENTS}}
-    counts = [count for rounds in found["used"].values() for count in rounds]
+    before = [first_backbone(recipe).shared(), load_file(tmp_path / "one" / "model" / "backbone.safetensors")]
+    expected = [by_hand(recipe, model) for model in before]
+    assert summary == {"held": HELD, "used": {party: [one[party] for one in expected] for party in CLIENTS}}
+    counts = [count for rounds in summary["used"].values() for count in rounds]
     assert 0 < min(counts) < max(counts) and len(set(counts)) > 2 and min(counts) < HELD
 
 
@@ -88,7 +91,10 @@ def test_wherever_it_is_stopped_no_round_counts_twice(after: int, tmp_path: Path
         run(method, tmp_path / "stopped", EXACT, checkpoint_every=2, transport=stopping(after))
     again = run(method, tmp_path / "stopped", EXACT, checkpoint_every=2)
     found, expected = (
-        {party: given["images"].tolist() for party, given in ran.server.local_results(PUBLIC_IMAGES_USED, ran.models)}
+        {
+            party: tensors["images"].tolist()
+            for party, tensors in ran.server.local_results(PUBLIC_IMAGES_USED, ran.models)
+        }
         for ran in (again, whole)
     )
     assert found == expected and [len(counts) for counts in found.values()] == [3, 3, 3]
@@ -102,7 +108,9 @@ def test_nothing_of_it_is_on_the_wire(tmp_path: Path, monkeypatch: pytest.Monkey
     method = joint(rounds=3, weights="images")
     ran, heard = heard_run(method, tmp_path / "true", EXACT)
     before = ran.bytes()
-    given = {party: one["images"].tolist() for party, one in ran.server.local_results(PUBLIC_IMAGES_USED, ran.models)}
+    given = {
+        party: tensors["images"].tolist() for party, tensors in ran.server.local_results(PUBLIC_IMAGES_USED, ran.models)
+    }
     assert all(counts and max(counts) > 0 for counts in given.values())
     assert ran.bytes() == before and {h.request.step for h in heard} == {"train"}
     own = {p: len(faces) for p, faces in EXACT().data.items()}
@@ -110,25 +118,30 @@ def test_nothing_of_it_is_on_the_wire(tmp_path: Path, monkeypatch: pytest.Monkey
 
     plain = FedFRJoint.work
 
-    def other(self: FedFRJoint, party: Party, kept: Own | None, common: Any) -> Any:
-        loss, images, trained, after = plain(self, party, kept, common)
+    def other(self: FedFRJoint, party: Party, own: Own | None, common: Any) -> Any:
+        trained, images, after = plain(self, party, own, common)
         # As many digits: the tensors that lie behind them in the file start where they did, and round as they did.
         wrong = 99 if after.used[-1] > 9 else 9 - (after.used[-1] == 9)
-        return loss, images, trained, Own(**{**vars(after), "used": (*after.used[:-1], wrong)})
+        return trained, images, Own(**{**vars(after), "used": (*after.used[:-1], wrong)})
 
     monkeypatch.setattr(FedFRJoint, "work", other)
-    lies, told = heard_run(method, tmp_path / "other", EXACT)
-    kept = {party: one["images"].tolist() for party, one in lies.server.local_results(PUBLIC_IMAGES_USED, lies.models)}
-    assert all(set(kept[party]) <= {99, 9, 8} and kept[party] != counts for party, counts in given.items())
-    assert [h.data for h in told] == [h.data for h in heard]
-    assert [codec.encode(h.common).data for h in told] == [codec.encode(h.common).data for h in heard]
+    lies, requests = heard_run(method, tmp_path / "other", EXACT)
+    false_counts = {
+        party: tensors["images"].tolist()
+        for party, tensors in lies.server.local_results(PUBLIC_IMAGES_USED, lies.models)
+    }
+    assert all(
+        set(false_counts[party]) <= {99, 9, 8} and false_counts[party] != counts for party, counts in given.items()
+    )
+    assert [h.data for h in requests] == [h.data for h in heard]
+    assert [codec.encode(h.common).data for h in requests] == [codec.encode(h.common).data for h in heard]
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def cell(seed: int, held: int = 0, **used: list[int]) -> dict[str, Any]:
-    return {"seed": seed, **({"public_images": {"held": held, "used": used}} if used else {})}
+def cell(seed: int, held_images: int = 0, **used: list[int]) -> dict[str, Any]:
+    return {"seed": seed, **({"public_images": {"held": held_images, "used": used}} if used else {})}
 
 
 def test_the_table_is_the_one_by_hand() -> None:

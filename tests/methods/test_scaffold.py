@@ -43,30 +43,30 @@ def test_it_is_algorithm_1_by_a_plain_loop(
     shares = naive.shares(parties) if weights == "images" else [1 / 3] * 3
     x, c = build().backbone.shared(), naive.zeros(build)
     controls = [naive.zeros(build) for _ in parties]
-    for found in states:
+    for state in states:
         ends, changes = [], []
         for place, silo in enumerate(parties):
-            y, total, batches, mine = dict(x), naive.zeros(build), silo.batches(), controls[place]
+            y, total, batches, c_i = dict(x), naive.zeros(build), silo.batches(), controls[place]
             for pixels, labels in batches:
                 g, h, running = silo.gradients(y, silo.head, pixels, labels)
                 for n in g:
                     g[n] = g[n] + DECAY * y[n]
                     total[n] += g[n] / len(batches)
-                    y[n] = y[n] - work.lr * (g[n] - mine[n] + c[n])  # line 10
+                    y[n] = y[n] - work.lr * (g[n] - c_i[n] + c[n])  # line 10
                 y.update(running)
                 silo.step_head(h, work.lr)
-            changes.append({n: total[n] - mine[n] for n in mine})  # line 13
+            changes.append({n: total[n] - c_i[n] for n in c_i})  # line 13
             controls[place] = total  # line 14
             ends.append(y)
         mean = naive.mean(shares, ends)
         x = {n: x[n] + server_lr * (mean[n] - x[n]) if n in c else mean[n] for n in x}  # line 17
         c = {n: c[n] + change for n, change in naive.mean(shares, changes).items()}
-        assert naive.furthest(found.backbone, x) < 1e-12
-        assert naive.furthest(found.control, c) < 1e-12
+        assert naive.furthest(state.backbone, x) < 1e-12
+        assert naive.furthest(state.control, c) < 1e-12
     for silo, control in zip(parties, controls, strict=True):
-        own = naive.kept(tmp_path, silo.name, Controlled)
-        assert naive.furthest(own.control, control) < 1e-12
-        assert naive.furthest({"head": own.learner.head}, {"head": silo.head}) < 1e-12
+        state = naive.kept(tmp_path, silo.name, Controlled)
+        assert naive.furthest(state.control, control) < 1e-12
+        assert naive.furthest({"head": state.learner.head}, {"head": silo.head}) < 1e-12
     assert max(float(t.abs().max()) for t in c.values()) > 0.01
 
 
@@ -95,9 +95,9 @@ def test_c_stays_the_mean_of_the_c_i_whoever_comes(
         share = {p: n / sum(images.values()) if weights == "images" else 0.25 for p, n in images.items()}
         mean = {n: torch.zeros_like(t) for n, t in ran.state.control.items()}
         for name in images:
-            own = naive.kept(folder, name, Controlled)
-            absent += own is None
-            for n, t in own.control.items() if own is not None else ():
+            state = naive.kept(folder, name, Controlled)
+            absent += state is None
+            for n, t in state.control.items() if state is not None else ():
                 mean[n] += share[name] * t
         assert naive.furthest(ran.state.control, mean) < 1e-12
         assert max(float(t.abs().max()) for t in mean.values()) > 1e-3
@@ -121,9 +121,9 @@ def test_one_party_alone_is_plain_sgd(tmp_path: Path) -> None:
     """Its c_i is c, so the correction is nothing."""
     alone = Tiny(pooled=True, double=True)
     work = LocalTraining(epochs=2, batch_size=4, lr=0.05)
-    found = run(recipe("scaffold", local=work)[0], tmp_path / "scaffold", alone).state.backbone
+    backbone = run(recipe("scaffold", local=work)[0], tmp_path / "scaffold", alone).state.backbone
     plain = recipe("fedavg", local=work, momentum="none", head_momentum="keep")[0]
-    assert naive.furthest(found, run(plain, tmp_path / "fedavg", alone).state.backbone) < 1e-12
+    assert naive.furthest(backbone, run(plain, tmp_path / "fedavg", alone).state.backbone) < 1e-12
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 1.5])
@@ -132,13 +132,13 @@ def test_batchnorm_statistics_are_averaged_whatever_the_servers_rate(
 ) -> None:
     """One round, in which no control variate is at work yet: FedAvg's statistics, and a longer step of the weights."""
     build = Tiny(norm=True)
-    found = run(recipe("scaffold", rounds=1, server_lr=server_lr)[0], tmp_path / "scaffold", build).state
+    state = run(recipe("scaffold", rounds=1, server_lr=server_lr)[0], tmp_path / "scaffold", build).state
     plain = run(recipe("fedavg", rounds=1, momentum="none", head_momentum="keep")[0], tmp_path / "fedavg", build)
     first, mean = build().backbone.shared(), plain.state.backbone
-    assert set(found.control) == {n for n in mean if "running" not in n}
+    assert set(state.control) == {n for n in mean if "running" not in n}
     for n, t in mean.items():
         assert torch.allclose(
-            found.backbone[n], t if "running" in n else first[n] + server_lr * (t - first[n]), atol=1e-6
+            state.backbone[n], t if "running" in n else first[n] + server_lr * (t - first[n]), atol=1e-6
         )
         if server_lr == 1 or "running" in n:
-            assert torch.equal(found.backbone[n], t)
+            assert torch.equal(state.backbone[n], t)

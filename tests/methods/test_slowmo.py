@@ -18,8 +18,8 @@ def test_without_slow_momentum_it_is_fedavg(tmp_path: Path, momentum: Literal["r
     build = Tiny(norm=True, double=True)
     for rounds in (1, 3):
         slow, plain = (
-            run(recipe(name, rounds=rounds, momentum=momentum, **own)[0], tmp_path / f"{name}-{rounds}", build)
-            for name, own in (("slowmo", {"slow_momentum": 0.0}), ("fedavg", {}))
+            run(recipe(name, rounds=rounds, momentum=momentum, **settings)[0], tmp_path / f"{name}-{rounds}", build)
+            for name, settings in (("slowmo", {"slow_momentum": 0.0}), ("fedavg", {}))
         )
         assert naive.furthest(slow.state.backbone, plain.state.backbone) < 1e-11
         if rounds == 1:
@@ -44,7 +44,7 @@ def test_it_is_algorithm_1_by_a_plain_loop(
     parties = naive.silos(build, work)
     weights = naive.shares(parties)
     x, u = build().backbone.shared(), naive.zeros(build)
-    for found, lr in zip(states, [0.1] * 3 if schedule == "constant" else [0.1, 0.075, 0.025], strict=True):
+    for state, lr in zip(states, [0.1] * 3 if schedule == "constant" else [0.1, 0.075, 0.025], strict=True):
         ends = []
         for silo in parties:
             y, velocity = dict(x), naive.zeros(build)  # the base optimiser's buffers are reset
@@ -59,8 +59,8 @@ def test_it_is_algorithm_1_by_a_plain_loop(
         mean = naive.mean(weights, ends)
         u = {n: beta * u[n] + (x[n] - mean[n]) / lr for n in u}
         x = {n: x[n] - alpha * lr * u[n] if n in u else mean[n] for n in x}
-        assert naive.furthest(found.backbone, x) < 1e-12
-        assert naive.furthest(found.momentum, u) < 1e-12
+        assert naive.furthest(state.backbone, x) < 1e-12
+        assert naive.furthest(state.momentum, u) < 1e-12
 
 
 def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,8 @@ def posting(r: int) -> tuple[str, str, int, int]:
     return ("posts", GRADE, r, r)
 
 
-def collecting(r: int, now: int) -> list[tuple[str, str, int, int]]:
-    return [("collects", GRADE, r, now), ("collected", GRADE, r, now)]
+def collecting(r: int, round_: int) -> list[tuple[str, str, int, int]]:
+    return [("collects", GRADE, r, round_), ("collected", GRADE, r, round_)]
 
 
 @pytest.mark.parametrize("name", ["fedavg-fv", "pfm-fv"])
@@ -127,8 +127,8 @@ def test_a_run_stopped_at_any_answer_with_a_validation_under_way_is_never_stoppe
         try:
             run(method, folder, build, transport=stopping(after))
         except Stop:
-            found = checkpoint.load(folder / "checkpoints")
-            open_at_stops += found is not None and bool(found.posted)
+            loaded = checkpoint.load(folder / "checkpoints")
+            open_at_stops += loaded is not None and bool(loaded.posted)
             assert run(method, folder, build).bytes() == unbroken
         else:
             break
@@ -174,13 +174,13 @@ class Only(Tiny):
 def test_a_validator_that_fails_is_left_out_by_name_and_the_others_decide(tmp_path: Path) -> None:
     settings = {"rounds": 4, "norm": "moving"}
     ran = run(fv(**settings), tmp_path / "failed", THREE, transport=failing("judge-2"), on_error="exclude")
-    rest = run(fv(**settings), tmp_path / "rest", Only(**vars(THREE), first=2))
+    continued = run(fv(**settings), tmp_path / "rest", Only(**vars(THREE), first=2))
     assert [r["failed"] for r in metrics(ran)] == [{}, *[{"judge-2": "its disk is full"}] * 3]
-    assert [traced(r) for r in metrics(ran)] == [traced(r) for r in metrics(rest)]
-    assert [traced(r, "score") for r in metrics(ran)] == [traced(r, "score") for r in metrics(rest)]
+    assert [traced(r) for r in metrics(ran)] == [traced(r) for r in metrics(continued)]
+    assert [traced(r, "score") for r in metrics(ran)] == [traced(r, "score") for r in metrics(continued)]
     assert set(traced(metrics(ran)[1], "score")) == {"judge-0", "judge-1"}
     assert len({tuple(traced(r).values()) for r in metrics(ran)}) > 1
-    assert worlds.raw(ran.models.shared or {}) == worlds.raw(rest.models.shared or {})
+    assert worlds.raw(ran.models.shared or {}) == worlds.raw(continued.models.shared or {})
 
 
 def test_where_no_validator_answers_the_weighting_stays_and_the_round_goes_on(tmp_path: Path) -> None:
@@ -231,10 +231,12 @@ def test_a_score_is_that_of_the_model_on_the_validators_pairs(score: Any, tmp_pa
     faces, pairs = build.validating()["judge-0"]
     net = build().backbone.module
     net.load_state_dict({**net.state_dict(), **mean})
-    found = embed(net, faces).astype(np.float64)
-    cosines = [float(found[a] @ found[b]) for a, b in zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)]
-    genuine = sorted(c for c, same in zip(cosines, pairs.same, strict=True) if same)
-    impostor = sorted(c for c, same in zip(cosines, pairs.same, strict=True) if not same)
+    embeddings = embed(net, faces).astype(np.float64)
+    cosines = [
+        float(embeddings[a] @ embeddings[b]) for a, b in zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)
+    ]
+    genuine = sorted(c for c, is_genuine in zip(cosines, pairs.same, strict=True) if is_genuine)
+    impostor = sorted(c for c, is_genuine in zip(cosines, pairs.same, strict=True) if not is_genuine)
     assert pairs.fold is not None
     expected = {
         "accuracy": naive_accuracy(cosines, pairs.same.tolist(), pairs.fold.tolist()),

@@ -4,78 +4,54 @@ import pytest
 import torch
 from problems import problem
 
-from coalface.training.losses.adaface import AdaFace, LengthStatistics
+from coalface.training.losses.adaface import AdaFace
 from coalface.training.losses.margins import ArcFace, CosFace
 
 # One class at 60° (cosine 1/2), another at 90° (cosine 0).
 WEIGHTS = torch.tensor([[1.0, math.sqrt(3), 0.0], [0.0, 0.0, 5.0]], dtype=torch.float64)
-OWN = torch.tensor([0])
-
-
-def known(mean, std):
-    return LengthStatistics(mean=torch.tensor(mean).double(), std=torch.tensor(std).double())
 
 
 @pytest.mark.parametrize(
-    ("length", "kept"),
+    ("quality", "target"),
     [
-        # m = π/6 and h = 1: ẑ = (‖x‖ − 20) / 10, cut to ±1; cos(60° − 30°·ẑ) − (1 + ẑ)·π/6.
-        (20.0, 0.5 - math.pi / 6),
-        (10.0, 0.0),
-        (1.0, 0.0),
-        (15.0, math.cos(math.radians(75)) - math.pi / 12),
-        (30.0, math.sqrt(3) / 2 - math.pi / 3),
-        (99.0, math.sqrt(3) / 2 - math.pi / 3),
+        # m = π/6: cos(60° − 30°·ẑ) − (1 + ẑ)·π/6.
+        (0.0, 0.5 - math.pi / 6),
+        (-1.0, 0.0),
+        (-0.5, math.cos(math.radians(75)) - math.pi / 12),
+        (1.0, math.sqrt(3) / 2 - math.pi / 3),
     ],
 )
-def test_hand_worked_numbers(length, kept):
-    loss = AdaFace(scale=4, margin=math.pi / 6, concentration=1.0)
-    embedding = torch.tensor([[length, 0.0, 0.0]], dtype=torch.float64)
-    logits = loss.logits(embedding, WEIGHTS, OWN, known(20.0, 9.999))
-    torch.testing.assert_close(logits, torch.tensor([[4 * kept, 0.0]], dtype=torch.float64))
-    value = loss(embedding, WEIGHTS, OWN, known(20.0, 9.999))
-    assert value.item() == pytest.approx(math.log1p(math.exp(-4 * kept)))
+def test_hand_worked_margins(quality, target):
+    cosine, z = torch.tensor([[0.5]], dtype=torch.float64), torch.tensor([[quality]], dtype=torch.float64)
+    torch.testing.assert_close(AdaFace(margin=math.pi / 6).target(cosine, z), torch.full_like(z, target))
 
 
-def test_the_statistics_of_a_batch_and_the_running_ones():
-    loss = AdaFace(share=0.25)
-    batch = torch.tensor([[3.0, 4.0], [0.0, -7.0], [9.0, 0.0]])  # lengths 5, 7, 9: mean 7, deviation √(8/2) = 2
-    assert [v.item() for v in vars(loss.statistics(batch)).values()] == pytest.approx([7, 2])
-    running = loss.statistics(batch, loss.first())  # a quarter new: 7/4 + 15, 2/4 + 75
-    assert [v.item() for v in vars(running).values()] == pytest.approx([16.75, 75.5])
-    assert not running.mean.requires_grad
-    newest = AdaFace(share=1.0).statistics(batch, loss.first())
-    assert [v.item() for v in vars(newest).values()] == pytest.approx([7, 2])
-
-
-def test_without_statistics_those_of_the_batch_are_taken_and_nothing_is_kept():
-    loss = AdaFace()
-    given = problem()
-    first = loss(*given)
-    assert torch.equal(first, loss(*given, loss.statistics(given[0])))
-    loss(10 * given[0], *given[1:])
-    assert torch.equal(first, loss(*given))
-    assert not torch.equal(first, loss(*given, loss.first()))
+def test_hand_worked_qualities_and_loss():
+    # Lengths 5, 7 and 9: mean 7, deviation √(8/2) = 2, so at h = 1.0005 ẑ is −1, 0 and 1; at half of it ∓1/2.
+    batch = torch.tensor([[3.0, 4.0, 0.0], [7.0, 0.0, 0.0], [0.0, 0.0, 9.0]], dtype=torch.float64)
+    assert AdaFace(concentration=1.0005).quality(batch).view(-1).tolist() == pytest.approx([-1, 0, 1])
+    assert AdaFace(concentration=0.50025).quality(batch).view(-1).tolist() == pytest.approx([-0.5, 0, 0.5])
+    assert AdaFace(concentration=5.0).quality(batch).view(-1).tolist() == [-1, 0, 1]  # cut
+    loss = AdaFace(scale=4, margin=math.pi / 6, concentration=1.0005)
+    logits = loss.logits(batch, WEIGHTS, torch.zeros(3, dtype=torch.int64))
+    first = 4 * (0.5 - math.pi / 6)  # of the image of mean length, at 60° from its class and 90° from the other
+    torch.testing.assert_close(logits[1], torch.tensor([first, 0.0], dtype=torch.float64))
 
 
 def test_short_embeddings_get_arcface_and_those_of_mean_length_cosface():
-    embeddings, weights, labels = problem()
-    loss = AdaFace(margin=0.4)
-    short = loss(embeddings, weights, labels, known(1e6, 1.0))  # ẑ = −1
-    torch.testing.assert_close(short, ArcFace(margin=0.4)(embeddings, weights, labels))
-    middle = loss(embeddings, weights, labels, known(0.0, 1e12))  # ẑ = 0
-    torch.testing.assert_close(middle, CosFace(margin=0.4)(embeddings, weights, labels))
+    cosine = torch.linspace(-0.9, 1, 50, dtype=torch.float64)[:, None]
+    loss, zeros = AdaFace(margin=0.4), torch.zeros_like(cosine)
+    torch.testing.assert_close(loss.target(cosine, zeros - 1), ArcFace(margin=0.4).target(cosine))
+    torch.testing.assert_close(loss.target(cosine, zeros), CosFace(margin=0.4).target(cosine))
 
 
 def test_a_turned_angle_is_cut_to_a_half_circle():
-    angles = torch.linspace(0, math.pi, 1001, dtype=torch.float64)
-    embeddings = torch.stack([angles.cos(), angles.sin()], 1)
-    classes, labels = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64), torch.zeros(1001, dtype=torch.int64)
-    for mean, turn, additive in [(-1e6, -0.4, 0.8), (1e6, 0.4, 0.0)]:  # ẑ = 1, ẑ = −1
-        embeddings.requires_grad_()
-        logits = AdaFace(scale=1.0, margin=0.4).logits(embeddings, classes, labels, known(mean, 1.0))
-        torch.testing.assert_close(logits[:, 0], (angles + turn).clamp(0, math.pi).cos() - additive)
-        (gradient,) = torch.autograd.grad(logits[:, 0].sum(), embeddings)
+    angles = torch.linspace(0, math.pi, 1001, dtype=torch.float64)[:, None]
+    for quality, turn, additive in [(1.0, -0.4, 0.8), (-1.0, 0.4, 0.0)]:
+        cosine = angles.cos().requires_grad_()
+        target = AdaFace(margin=0.4).target(cosine, torch.full_like(angles, quality))
+        torch.testing.assert_close(target, (angles + turn).clamp(0, math.pi).cos() - additive)
+        (gradient,) = torch.autograd.grad(target.sum(), cosine)
         beyond = (angles + turn < -1e-9) | (angles + turn > math.pi + 1e-9)
         assert beyond.any() and (gradient[beyond] == 0).all() and gradient.isfinite().all()
 

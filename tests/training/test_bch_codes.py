@@ -73,11 +73,11 @@ def test_a_code_of_feduv_is_the_one_of_another_library(n, k):
 
     # Computed in Python: compiled arithmetic takes seconds for each field.
     field = galois.GF(n + 1, irreducible_poly=galois.Poly.Int(PRIMITIVE[n.bit_length()]), compile="python-calculate")
-    code, other = BCH(n, k), galois.BCH(n, d=OF_FEDUV[n, k], extension_field=field)
-    assert (other.k, other.d) == (k, code.d) == (k, OF_FEDUV[n, k])
-    assert code.generator.tolist() == np.asarray(other.generator_poly.coeffs).tolist()
+    code, of_galois = BCH(n, k), galois.BCH(n, d=OF_FEDUV[n, k], extension_field=field)
+    assert (of_galois.k, of_galois.d) == (k, code.d) == (k, OF_FEDUV[n, k])
+    assert code.generator.tolist() == np.asarray(of_galois.generator_poly.coeffs).tolist()
     messages = drawn(code, 200)
-    assert np.array_equal(code.encode(messages), np.asarray(other.encode(messages)))
+    assert np.array_equal(code.encode(messages), np.asarray(of_galois.encode(messages)))
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_the_update_of_one_user_shows_its_codeword(n, k):
     word = Codebook(BCH(n, k), users=1000).codeword(700, np.random.default_rng(0))
     update = trained(word, seed=1)
     assert torch.linalg.matrix_rank(update, rtol=1e-9) == 1
-    shown = update[:, 0].sign()
-    assert torch.equal(shown * shown[0], word.double() * word[0])  # and the number, which begins with 1, tells the sign
+    signs = update[:, 0].sign()
+    assert torch.equal(signs * signs[0], word.double() * word[0])  # and the number, which begins with 1, tells the sign
 
 
 def test_the_sum_of_five_users_shows_their_codewords():
@@ -173,9 +173,9 @@ def test_the_sum_of_five_users_shows_their_codewords():
     rows = next(rows for rows in itertools.combinations(range(12, 40), 5) if torch.linalg.cond(basis[list(rows)]) < 30)
     guesses = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=5)), dtype=torch.float64)
     vectors = torch.linalg.solve(basis[list(rows)], guesses.T).T @ basis.T  # (32, 127), in the span of the columns
-    found = vectors[((vectors.abs() - 1).abs() < 1e-6).all(1)].round()
-    assert len(found) == 10  # each codeword and its negative
-    assert {tuple(word) for word in words.tolist()} <= {tuple(word) for word in found.tolist()}
+    codewords = vectors[((vectors.abs() - 1).abs() < 1e-6).all(1)].round()
+    assert len(codewords) == 10  # each codeword and its negative
+    assert {tuple(word) for word in words.tolist()} <= {tuple(word) for word in codewords.tolist()}
 
 
 # --- scores and thresholds --------------------------------------------------------------------------------------------

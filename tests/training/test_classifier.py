@@ -81,12 +81,12 @@ def test_dense_steps_are_those_of_torch(loss: Any, momentum: float) -> None:
     matrix, losses = trained(classifier, sgd)
     a = numbers(SIZE, 3, seed=99).requires_grad_()
     optimiser = torch.optim.SGD([a, start.weights, *start.extra.values()], 0.05, momentum, weight_decay=0.1)
-    for (inputs, labels), said in zip(batches(5), losses, strict=True):
+    for (inputs, labels), expected_loss in zip(batches(5), losses, strict=True):
         optimiser.zero_grad()
         value = loss(inputs @ a.T, start.weights, labels, **start.extra)
         value.backward()
         optimiser.step()
-        assert said == pytest.approx(value.item(), abs=1e-12)
+        assert expected_loss == pytest.approx(value.item(), abs=1e-12)
     state = classifier.state()
     found = {"a": matrix, HEAD: state.weights} | state.extra
     assert naive.furthest(found, {"a": a, HEAD: start.weights} | start.extra) < 1e-12
@@ -97,10 +97,13 @@ def test_a_sample_of_all_is_the_dense_one_bit_for_bit() -> None:
     sgd = SGD(lr=0.05, momentum=0.9, weight_decay=0.1)
     whole, sampled = dense(SphereFace2(), sgd), SampledClassifier(dense(SphereFace2(), sgd), rate=0.999)
     assert torch.equal(trained(whole, sgd)[0], trained(sampled, sgd)[0])
-    one, other = whole.state(), sampled.state()
-    for mine, theirs in ((one.extra, other.extra), (one.velocity, other.velocity)):
-        assert worlds.raw(mine) == worlds.raw(theirs)
-    assert torch.equal(one.weights, other.weights)
+    dense_state, sampled_state = whole.state(), sampled.state()
+    for dense_tensors, sampled_tensors in (
+        (dense_state.extra, sampled_state.extra),
+        (dense_state.velocity, sampled_state.velocity),
+    ):
+        assert worlds.raw(dense_tensors) == worlds.raw(sampled_tensors)
+    assert torch.equal(dense_state.weights, sampled_state.weights)
 
 
 # --- which one a party has --------------------------------------------------------------------------------------------

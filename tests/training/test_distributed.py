@@ -36,10 +36,10 @@ def together(request: pytest.FixtureRequest) -> Iterator[Together]:
     processes.close()
 
 
-def apart(one: Tensor, other: Tensor) -> float:
+def apart(tensor: Tensor, expected: Tensor) -> float:
     """The largest difference, as a share of the largest number where that is above 1."""
-    assert one.shape == other.shape and one.dtype == other.dtype
-    return ((one - other).abs().max() / other.abs().max().clamp_min(1)).item() if one.numel() else 0.0
+    assert tensor.shape == expected.shape and tensor.dtype == expected.dtype
+    return ((tensor - expected).abs().max() / expected.abs().max().clamp_min(1)).item() if tensor.numel() else 0.0
 
 
 # --- loss and gradients -----------------------------------------------------------------------------------------------
@@ -59,15 +59,15 @@ def shares(shards: Shards, loss: CosineLoss, dtype: torch.dtype, n: int, k: int,
         rows = sampled_classes(labels, k, rate, np.random.default_rng(3))
         labels, classes = torch.searchsorted(rows, labels), len(rows)
         head = torch.where(torch.isin(torch.arange(k), rows)[:, None], head, torch.nan)  # others are never looked at
-        mine = rows[(rows >= block.start) & (rows < block.stop)]
+        own_rows = rows[(rows >= block.start) & (rows < block.stop)]
         first = int((rows < block.start).sum())
     else:
-        mine = torch.arange(k)[block]
+        own_rows = torch.arange(k)[block]
     embeddings = inputs[shards.span(n)] @ matrix.requires_grad_().T
     value, by_matrix, by_rows = sharded_gradients(
-        shards, loss, embeddings, [matrix], head[mine], labels, first=first, classes=classes
+        shards, loss, embeddings, [matrix], head[own_rows], labels, first=first, classes=classes
     )
-    return value, by_matrix[0], by_rows, head[mine]
+    return value, by_matrix[0], by_rows, head[own_rows]
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
@@ -79,19 +79,19 @@ def test_loss_and_gradients_are_those_of_one_process(
     together: Together, loss: CosineLoss, rate: float | None, dtype: torch.dtype
 ) -> None:
     for n, k in ((24, 37), (7, 11), (3, 3), (1, 40), (5, 1)):  # also fewer images, or classes, than processes
-        found = together.run(shares, loss, dtype, n, k, rate)
+        by_process = together.run(shares, loss, dtype, n, k, rate)
         inputs, matrix, head, labels = problem(dtype, n, k)
         if rate is not None:
             rows = sampled_classes(labels, k, rate, np.random.default_rng(3))
             head, labels = head[rows], torch.searchsorted(rows, labels)
         value = loss(inputs @ matrix.requires_grad_().T, head.requires_grad_(), labels)
         by_matrix, by_head = torch.autograd.grad(value, [matrix, head])
-        for mine in found:
-            assert torch.equal(mine[0], found[0][0]) and torch.equal(mine[1], found[0][1])  # bit for bit everywhere
-            assert apart(mine[0], value.detach()) < CLOSE[dtype]
-            assert apart(mine[1], by_matrix) < CLOSE[dtype]
-        assert torch.equal(torch.cat([mine[3] for mine in found]), head.detach())  # each row once
-        assert apart(torch.cat([mine[2] for mine in found]), by_head) < CLOSE[dtype]
+        for shard in by_process:
+            assert all(torch.equal(shard[i], by_process[0][i]) for i in (0, 1))  # bit for bit everywhere
+            assert apart(shard[0], value.detach()) < CLOSE[dtype]
+            assert apart(shard[1], by_matrix) < CLOSE[dtype]
+        assert torch.equal(torch.cat([shard[3] for shard in by_process]), head.detach())  # each row once
+        assert apart(torch.cat([shard[2] for shard in by_process]), by_head) < CLOSE[dtype]
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
@@ -146,9 +146,9 @@ def normed_apart(shards: Shards, dtype: torch.dtype, n: int) -> Any:
     part = shards.span(n)
     for _ in range(2):
         with synchronised(module, shards, n):
-            out, by_images, *rest = through(module, images[part], weights[part])
+            out, by_images, *buffers = through(module, images[part], weights[part])
     assert all("forward" not in vars(m) for m in module.modules())
-    return shards.gather(out, n), shards.gather(by_images, n), *shards.sum_all(rest), *module.buffers()
+    return shards.gather(out, n), shards.gather(by_images, n), *shards.sum_all(buffers), *module.buffers()
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,9 @@ def test_batchnorm_has_the_statistics_and_gradients_of_the_whole_batch(
     for _ in range(2):
         expected = through(module, images, weights)
     expected += module.buffers()
-    for found in together.run(normed_apart, dtype, n):
-        for mine, other in zip(found, expected, strict=True):
-            assert apart(mine, other) < bound
+    for outputs in together.run(normed_apart, dtype, n):
+        for tensor, oracle in zip(outputs, expected, strict=True):
+            assert apart(tensor, oracle) < bound
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -172,26 +172,26 @@ def test_batchnorm_has_the_statistics_and_gradients_of_the_whole_batch(
 
 def exact(build: Tiny, round_: int = 1) -> Any:
     """The party of all images, whose arithmetic is float64."""
-    here = party("all", build, round_)
-    network = Backbone(here.backbone.module.double(), build.policy)
-    compute = replace(here.compute, dtype=torch.float64)
-    return replace(here, backbone=network, compute=compute, initial=network.shared())
+    client = party("all", build, round_)
+    network = Backbone(client.backbone.module.double(), build.policy)
+    compute = replace(client.compute, dtype=torch.float64)
+    return replace(client, backbone=network, compute=compute, initial=network.shared())
 
 
 def learned(shards: Shards | None, build: Tiny, settings: dict[str, Any], momentum: Any) -> Any:
     """Two rounds of a party: the losses, the backbone and the private state."""
-    learner, said, shared = None, [], None
+    learner, expected_losses, shared = None, [], None
     for round_ in (1, 2):
-        here = replace(exact(build, round_=round_), shards=shards)
-        pull = lambda now, images, labels: {"up.bias": torch.full_like(now["up.bias"], 0.1)}  # noqa: E731
+        client = replace(exact(build, round_=round_), shards=shards)
+        pull = lambda trained, images, labels: {"up.bias": torch.full_like(trained["up.bias"], 0.1)}  # noqa: E731
         work = replace(WORK, **settings)
         loss, learner = learn(
-            here, shared or here.initial, learner, work, ArcFace(16.0, 0.3), momentum=momentum, pull=pull
+            client, shared or client.initial, learner, work, ArcFace(16.0, 0.3), momentum=momentum, pull=pull
         )
-        shared = here.backbone.shared()
-        said.append(loss)
+        shared = client.backbone.shared()
+        expected_losses.append(loss)
     assert learner is not None
-    return said, shared, learner
+    return expected_losses, shared, learner
 
 
 @pytest.mark.parametrize("settings", [{}, {"sample_rate": 0.9}, {"batch_size": 3, "steps_per_round": 4}], ids=str)
@@ -200,21 +200,22 @@ def test_rounds_of_a_party_over_several_processes_are_those_of_one(
     together: Together, settings: dict[str, Any], momentum: str
 ) -> None:
     build = Tiny(norm=True, policy="local", pooled=True)
-    said, shared, learner = learned(None, build, settings, momentum)
-    found = together.run(learned, build, settings, momentum)
-    for losses, backbone, kept in found:
-        assert losses == pytest.approx(said, abs=1e-11) and losses == found[0][0]
-        assert worlds.raw(backbone) == worlds.raw(found[0][1])
+    expected_losses, shared, learner = learned(None, build, settings, momentum)
+    by_process = together.run(learned, build, settings, momentum)
+    for losses, backbone, shard in by_process:
+        assert losses == pytest.approx(expected_losses, abs=1e-11) and losses == by_process[0][0]
+        assert worlds.raw(backbone) == worlds.raw(by_process[0][1])
         assert all(apart(backbone[name], shared[name]) < 1e-11 for name in shared)
-        assert all(apart(kept.kept[name], learner.kept[name]) < 1e-11 for name in learner.kept)
-        assert vars(kept.cursor) == vars(learner.cursor) and set(kept.velocity) == set(learner.velocity)
-        others = [name for name in kept.velocity if name != HEAD]
-        assert all(apart(kept.velocity[n], learner.velocity[n]) < 1e-11 for n in others)
-    whole = torch.cat([kept.head for _, _, kept in found])
+        assert all(apart(shard.kept[name], learner.kept[name]) < 1e-11 for name in learner.kept)
+        assert vars(shard.cursor) == vars(learner.cursor) and set(shard.velocity) == set(learner.velocity)
+        names = [name for name in shard.velocity if name != HEAD]
+        assert all(apart(shard.velocity[n], learner.velocity[n]) < 1e-11 for n in names)
+    whole = torch.cat([shard.head for _, _, shard in by_process])
     assert apart(whole, learner.head) < 1e-11
     assert not torch.equal(learner.head, fresh_head(exact(build)))
     if momentum == "keep":
-        assert apart(torch.cat([kept.velocity[HEAD] for _, _, kept in found]), learner.velocity[HEAD]) < 1e-11
+        velocity = torch.cat([shard.velocity[HEAD] for _, _, shard in by_process])
+        assert apart(velocity, learner.velocity[HEAD]) < 1e-11
 
 
 def drawn(shards: Shards, rows: int) -> Tensor:
@@ -228,11 +229,11 @@ def test_the_blocks_are_those_of_one_draw(together: Together, rows: int) -> None
 
 @pytest.mark.parametrize("part", [slice(0, 3), slice(3, 3), slice(2, 7), slice(0, 7)], ids=str)
 def test_a_part_of_a_batch_has_the_pixels_that_it_has_in_the_whole(part: slice) -> None:
-    here = party()
-    compute = Compute(augment=replace(here.compute.augment, crop=2, colour=0.3, blur=0.5))
+    client = party()
+    compute = Compute(augment=replace(client.compute.augment, crop=2, colour=0.3, blur=0.5))
     index = np.array([4, 0, 9, 1, 2, 8, 3])
-    one, other = np.random.default_rng(1), np.random.default_rng(1)
-    whole, labels = compute.batch(here.data, index, one)
-    cut, own = compute.batch(here.data, index, other, part=part)
-    assert torch.equal(cut, whole[part]) and torch.equal(own, labels[part])
-    assert one.random() == other.random()
+    rng, part_rng = np.random.default_rng(1), np.random.default_rng(1)
+    whole, labels = compute.batch(client.data, index, rng)
+    cut, part_labels = compute.batch(client.data, index, part_rng, part=part)
+    assert torch.equal(cut, whole[part]) and torch.equal(part_labels, labels[part])
+    assert rng.random() == part_rng.random()

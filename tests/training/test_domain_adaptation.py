@@ -82,27 +82,27 @@ def test_mmd_of_three_vectors_on_a_line_by_hand() -> None:
 def test_the_gradient_of_mmd_is_that_at_a_width_that_is_held() -> None:
     source, target = vectors(3, 0), vectors(2, 1)
     width = gamma([*source, *target])
-    both = torch.cat([source, target]).requires_grad_()
-    (found,) = torch.autograd.grad(mk_mmd(both[:3], both[3:], 3), both)
-    step, held, free = 1e-5, torch.zeros_like(both), torch.zeros_like(both)
+    stacked = torch.cat([source, target]).requires_grad_()
+    (slope,) = torch.autograd.grad(mk_mmd(stacked[:3], stacked[3:], 3), stacked)
+    step, numeric, free = 1e-5, torch.zeros_like(stacked), torch.zeros_like(stacked)
     for i in range(5):
         for j in range(4):
-            ends = [both.detach().clone() for _ in range(2)]
+            ends = [stacked.detach().clone() for _ in range(2)]
             for end, sign in zip(ends, (1, -1), strict=True):
                 end[i, j] += sign * step
-            for into, at in ((held, width), (free, None)):
+            for into, at in ((numeric, width), (free, None)):
                 above, below = (naive(end[:3], end[3:], 3, at) for end in ends)
                 into[i, j] = (above - below) / (2 * step)
-    assert torch.allclose(found, held, atol=1e-9)
-    assert not torch.allclose(found, free, atol=1e-3)  # of a γ that moves along
+    assert torch.allclose(slope, numeric, atol=1e-9)
+    assert not torch.allclose(slope, free, atol=1e-3)  # of a γ that moves along
 
 
 @pytest.mark.parametrize("flush", [False, True])
 def test_mmd_of_a_model_that_gives_all_images_one_embedding_is_zero_with_gradient_zero(flush: bool) -> None:
     torch.set_flush_denormal(flush)  # as runs do
-    both = torch.full((4, 3), 0.5).requires_grad_()
-    value = mk_mmd(both[:2], both[2:])
-    (gradient,) = torch.autograd.grad(value, both)
+    vectors = torch.full((4, 3), 0.5).requires_grad_()
+    value = mk_mmd(vectors[:2], vectors[2:])
+    (gradient,) = torch.autograd.grad(value, vectors)
     assert number(value) == 0 and torch.equal(gradient, torch.zeros(4, 3))
 
 
@@ -143,8 +143,8 @@ def by_domain(embeddings: Tensor) -> tuple[Tensor, Tensor]:
     return features[[0, 2, 3, 6]], features[[1, 4, 5]]
 
 
-def close(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
-    return all(torch.allclose(a, b, atol=1e-12) for a, b in zip(one, other, strict=True))
+def close(left: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> bool:
+    return all(torch.allclose(a, b, atol=1e-12) for a, b in zip(left, right, strict=True))
 
 
 def test_the_discrepancy_is_the_loss_of_the_source_and_the_mmd_of_unit_features() -> None:
@@ -157,7 +157,7 @@ def test_the_discrepancy_is_the_loss_of_the_source_and_the_mmd_of_unit_features(
     mmd = naive(*(features.detach() for features in by_domain(embeddings)), 3)
     alone = number(LOSS(embeddings[[0, 2, 3, 6]], weights, torch.tensor([2, 0, 0, 1])))
     assert number(value) == pytest.approx(alone + 0.7 * mmd, abs=1e-13)
-    gradients = [torch.autograd.grad(one, (embeddings, weights)) for one in (value, expected)]
+    gradients = [torch.autograd.grad(figure, (embeddings, weights)) for figure in (value, expected)]
     assert close(*gradients)
     assert (gradients[0][0][[1, 4, 5]].norm(dim=1) > 1e-3).all()  # the target's features are drawn as well
     assert loss.rows(3) == 3 and loss.extra(3) == {}
@@ -171,12 +171,12 @@ def adversary(weight: float, strength: float = 0.6) -> tuple[Adversary, dict[str
 
 def told_apart(features: Tensor, extra: dict[str, Tensor]) -> Tensor:
     """The cross-entropy of the domains, image by image, of features in the order of `LABELS`."""
-    each = []
+    losses = []
     for feature, label in zip(features, LABELS, strict=True):
         hidden = (extra["inner"] @ feature + extra["inner_bias"]).clamp(min=0)
         share = 1 / (1 + torch.exp(-(extra["outer"][0] @ hidden + extra["outer_bias"][0])))
-        each.append(-torch.log(share if label == -1 else 1 - share))
-    return torch.stack(each).mean()
+        losses.append(-torch.log(share if label == -1 else 1 - share))
+    return torch.stack(losses).mean()
 
 
 def test_the_adversary_is_the_loss_of_the_source_and_the_cross_entropy_of_the_domains() -> None:
@@ -187,12 +187,12 @@ def test_the_adversary_is_the_loss_of_the_source_and_the_cross_entropy_of_the_do
     domains = told_apart(embeddings / embeddings.norm(dim=1, keepdim=True), extra)
     assert number(value) == pytest.approx(number(classified + 0.7 * domains), abs=1e-12)
     trained = (embeddings, weights, *extra.values())
-    found = torch.autograd.grad(value, trained)
+    gradients = torch.autograd.grad(value, trained)
     by_class = torch.autograd.grad(classified, trained[:2])
     by_domains = torch.autograd.grad(domains, (embeddings, *extra.values()))
-    assert torch.allclose(found[0], by_class[0] - 0.6 * 0.7 * by_domains[0], atol=1e-12)  # −λ_p · weight
-    assert torch.allclose(found[1], by_class[1], atol=1e-12)
-    assert close(found[2:], tuple(0.7 * g for g in by_domains[1:]))  # the discriminator's own is as it is
+    assert torch.allclose(gradients[0], by_class[0] - 0.6 * 0.7 * by_domains[0], atol=1e-12)  # −λ_p · weight
+    assert torch.allclose(gradients[1], by_class[1], atol=1e-12)
+    assert close(gradients[2:], tuple(0.7 * g for g in by_domains[1:]))  # the discriminator's own is as it is
     assert by_domains[0].norm() > 0.01
 
 
@@ -202,22 +202,22 @@ def test_every_loss_can_be_held_by_both(name: str) -> None:
     of: CosineLoss = LOSSES[name]()
     embeddings = mixed()[0]
     weights = vectors(of.rows(3), 2).requires_grad_()
-    own = {n: t.double() for n, t in of.extra(3).items()}
-    made, extra = adversary(0.5)
-    for loss, beside in ((Discrepancy(of, 0.5), {}), (replace(made, of=of), extra)):
+    first_values = {n: t.double() for n, t in of.extra(3).items()}
+    adversarial, extra = adversary(0.5)
+    for loss, beside in ((Discrepancy(of, 0.5), {}), (replace(adversarial, of=of), extra)):
         assert loss.rows(3) == of.rows(3)
-        value = loss(embeddings, weights, LABELS, **own, **beside)
+        value = loss(embeddings, weights, LABELS, **first_values, **beside)
         (gradient,) = torch.autograd.grad(value, embeddings)
         assert torch.isfinite(value) and torch.isfinite(gradient).all()
         assert (gradient[LABELS < 0] != 0).any()
 
 
 def test_a_fresh_discriminator_is_drawn_from_its_generator_alone() -> None:
-    one, again, other = (fresh_discriminator(50, 40, np.random.default_rng(seed)) for seed in (0, 0, 1))
-    assert all(torch.equal(one[n], again[n]) for n in one) and not torch.equal(one["inner"], other["inner"])
-    assert {n: tuple(t.shape) for n, t in one.items()} == {
+    first, again, different = (fresh_discriminator(50, 40, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    assert all(torch.equal(first[n], again[n]) for n in first) and not torch.equal(first["inner"], different["inner"])
+    assert {n: tuple(t.shape) for n, t in first.items()} == {
         **{"inner": (40, 50), "inner_bias": (40,)},
         **{"outer": (1, 40), "outer_bias": (1,)},
     }
-    assert float(one["inner"].std()) == pytest.approx(math.sqrt(2 / 50), rel=0.05)
-    assert not one["inner_bias"].any() and not one["outer_bias"].any()
+    assert float(first["inner"].std()) == pytest.approx(math.sqrt(2 / 50), rel=0.05)
+    assert not first["inner_bias"].any() and not first["outer_bias"].any()

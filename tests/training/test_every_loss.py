@@ -37,36 +37,36 @@ def turned(cos, margin):
 
 
 def arcface(loss, x, rows, y, batch):
-    found = [cosine(x, w) for w in rows]
-    found[y] = turned(found[y], loss.margin)
-    return cross_entropy([loss.scale * c for c in found], y)
+    cosine_list = [cosine(x, w) for w in rows]
+    cosine_list[y] = turned(cosine_list[y], loss.margin)
+    return cross_entropy([loss.scale * c for c in cosine_list], y)
 
 
 def subcenter(loss, x, rows, y, batch):
     c = loss.centers
-    found = [max(cosine(x, rows[j * c + i]) for i in range(c)) for j in range(len(rows) // c)]
-    found[y] = turned(found[y], loss.margin)
-    return cross_entropy([loss.scale * v for v in found], y)
+    cosine_list = [max(cosine(x, rows[j * c + i]) for i in range(c)) for j in range(len(rows) // c)]
+    cosine_list[y] = turned(cosine_list[y], loss.margin)
+    return cross_entropy([loss.scale * v for v in cosine_list], y)
 
 
 def sphereface(loss, x, rows, y, batch):
-    m, found = loss.margin_factor, [cosine(x, w) for w in rows]
-    angle = math.acos(found[y])
+    m, cosine_list = loss.margin_factor, [cosine(x, w) for w in rows]
+    angle = math.acos(cosine_list[y])
     q = math.floor(angle * m / math.pi)
     psi = (-1) ** q * math.cos(m * angle) - 2 * q
-    found[y] = (loss.annealing * found[y] + psi) / (1 + loss.annealing)
+    cosine_list[y] = (loss.annealing * cosine_list[y] + psi) / (1 + loss.annealing)
     scale = length(x) if loss.scale is None else loss.scale
-    return cross_entropy([scale * c for c in found], y)
+    return cross_entropy([scale * c for c in cosine_list], y)
 
 
 def adaface(loss, x, rows, y, batch):
-    lengths = [length(other) for other in batch]
+    lengths = [length(embedding) for embedding in batch]
     quality = (length(x) - statistics.mean(lengths)) / (statistics.stdev(lengths) + 1e-3) * loss.concentration
     quality = min(max(quality, -1), 1)
-    found = [cosine(x, w) for w in rows]
-    angle = min(max(math.acos(found[y]) - loss.margin * quality, 0), math.pi)
-    found[y] = math.cos(angle) - (loss.margin + loss.margin * quality)
-    return cross_entropy([loss.scale * c for c in found], y)
+    cosine_list = [cosine(x, w) for w in rows]
+    angle = min(max(math.acos(cosine_list[y]) - loss.margin * quality, 0), math.pi)
+    cosine_list[y] = math.cos(angle) - (loss.margin + loss.margin * quality)
+    return cross_entropy([loss.scale * c for c in cosine_list], y)
 
 
 def sphereface2(loss, x, rows, y, batch):
@@ -91,8 +91,8 @@ class Row:
     softmax: bool = True
     """With a single class the loss is 0."""
 
-    def problem(self, k=7, **others):
-        return problem(k=k, rows=self.loss.rows(k), **others)
+    def problem(self, k=7, **options):
+        return problem(k=k, rows=self.loss.rows(k), **options)
 
     def __str__(self) -> str:
         return type(self.loss).__name__
@@ -118,9 +118,9 @@ def gradients(loss, embeddings, weights, labels):
     """The value and its gradients; all of them must be finite."""
     embeddings, weights = embeddings.clone().requires_grad_(), weights.clone().requires_grad_()
     value = loss(embeddings, weights, labels)
-    found = torch.autograd.grad(value, (embeddings, weights))
-    assert value.shape == () and value.isfinite() and all(g.isfinite().all() for g in found)
-    return value.detach(), *found
+    gradients_ = torch.autograd.grad(value, (embeddings, weights))
+    assert value.shape == () and value.isfinite() and all(g.isfinite().all() for g in gradients_)
+    return value.detach(), *gradients_
 
 
 def naive(row, embeddings, weights, labels):
@@ -131,9 +131,9 @@ def naive(row, embeddings, weights, labels):
 @every_row
 @every_dtype
 def test_a_naive_loop_gives_the_same(row, dtype):
-    given = row.problem(n=40, d=5, dtype=dtype)  # in 5 dimensions cosines of all sizes occur
+    inputs = row.problem(n=40, d=5, dtype=dtype)  # in 5 dimensions cosines of all sizes occur
     rel = 1e-12 if dtype == torch.float64 else 1e-5  # halves are computed in float32
-    assert row.loss(*given).item() == pytest.approx(naive(row, *given), rel=rel)
+    assert row.loss(*inputs).item() == pytest.approx(naive(row, *inputs), rel=rel)
 
 
 @every_row
@@ -163,8 +163,8 @@ def test_cosines_of_one_and_minus_one_are_no_edge(row, dtype, sign):
 def test_at_the_far_end_and_the_near_end_the_value_is_that_of_the_naive_loop(row):
     weights = torch.eye(4, dtype=torch.float64).repeat_interleave(row.loss.rows(1), 0)
     embeddings = torch.tensor([[2.0, 0, 0, 0], [0, -3.0, 0, 0], [0, 0, 5.0, 0]], dtype=torch.float64)
-    given = embeddings, weights, torch.arange(3)
-    assert row.loss(*given).item() == pytest.approx(naive(row, *given), rel=1e-12)
+    inputs = embeddings, weights, torch.arange(3)
+    assert row.loss(*inputs).item() == pytest.approx(naive(row, *inputs), rel=1e-12)
 
 
 @every_row
@@ -216,10 +216,10 @@ def test_lengths_whose_squares_are_no_numbers_are_lengths_all_the_same(row, far,
     assert row.loss(embeddings, weights, labels).item() == pytest.approx(
         naive(row, embeddings, weights, labels), rel=1e-5
     )
-    here = gradients(row.loss, embeddings, weights, labels)
-    there = gradients(row.loss, embeddings.double(), weights.double(), labels)
-    assert (here[1] != 0).any() and (here[2] != 0).any()
-    for by32, by64, of in ((here[1], there[1], embeddings), (here[2], there[2], weights)):
+    narrow = gradients(row.loss, embeddings, weights, labels)
+    wide = gradients(row.loss, embeddings.double(), weights.double(), labels)
+    assert (narrow[1] != 0).any() and (narrow[2] != 0).any()
+    for by32, by64, of in ((narrow[1], wide[1], embeddings), (narrow[2], wide[2], weights)):
         reach = of.double().abs().amax(1, keepdim=True)  # gradients by the direction, alike for long and short ones
         by_direction, off = by64 * reach, (by32.double() - by64) * reach
         assert off.abs().max() <= 1e-5 * by_direction.abs().max()
@@ -242,9 +242,9 @@ def test_a_vector_beside_one_of_no_ordinary_length_keeps_its_bits():
 def test_vectors_below_every_normal_number_count_as_zeros_and_what_is_no_number_stays_one(dtype):
     tiny = torch.finfo(dtype).tiny
     vectors = torch.tensor([[tiny / 8, 0], [4 * tiny, 3 * tiny]], dtype=dtype).requires_grad_()
-    found = unit(vectors)
-    torch.testing.assert_close(found.detach(), torch.tensor([[0, 0], [0.8, 0.6]], dtype=dtype))
-    (by,) = torch.autograd.grad(found[0].sum(), vectors)
+    units = unit(vectors)
+    torch.testing.assert_close(units.detach(), torch.tensor([[0, 0], [0.8, 0.6]], dtype=dtype))
+    (by,) = torch.autograd.grad(units[0].sum(), vectors)
     assert (by == 0).all()
     assert unit(torch.tensor([[math.nan, 1.0], [3.0, 4.0]])).isnan().tolist() == [[True, True], [False, False]]
     assert unit(torch.zeros(0, 3)).shape == (0, 3)
@@ -258,7 +258,7 @@ def test_vectors_below_every_normal_number_count_as_zeros_and_what_is_no_number_
         (ArcFace, {"margin": (-0.1, 3.2)}),
         (SubCenterArcFace, {"centers": (0,)}),
         (SphereFace, {"margin_factor": (0,), "annealing": (-1.0, math.nan), "scale": (0.0,)}),
-        (AdaFace, {"margin": (4.0,), "share": (0.0, 1.1), "concentration": (-1.0,)}),
+        (AdaFace, {"margin": (4.0,), "concentration": (-1.0,)}),
         (SphereFace2, {"power": (0.5,), "balance": (0.0, 1.0), "margin": (-1.0,)}),
         (PositiveHinge, {"target_cosine": (1.1, -1.1, math.nan)}),
     ],
@@ -314,7 +314,7 @@ def test_nothing_waits_for_a_device(row, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @every_row
 def test_a_cuda_device_gives_the_same(row):
-    given = row.problem(n=40, d=5)
-    here = gradients(row.loss, *given)
-    there = gradients(row.loss, *(t.cuda() for t in given))
-    torch.testing.assert_close([t.cpu() for t in there], list(here))
+    inputs = row.problem(n=40, d=5)
+    on_cpu = gradients(row.loss, *inputs)
+    on_gpu = gradients(row.loss, *(t.cuda() for t in inputs))
+    torch.testing.assert_close([t.cpu() for t in on_gpu], list(on_cpu))

@@ -25,13 +25,13 @@ def party() -> Party:
 
 
 def one_by_one(net: nn.Module, faces: worlds.FaceSet) -> Tensor:
-    each = []
+    embeddings_ = []
     for place in range(len(faces)):
         pixels = torch.from_numpy(faces.take(np.array([place])).astype(np.float32)).permute(0, 3, 1, 2)
         with torch.no_grad():
-            found = net.eval()(((pixels - 127.5) / 127.5).double())[0]
-        each.append(found / found.norm())
-    return torch.stack(each)
+            embedding = net.eval()(((pixels - 127.5) / 127.5).double())[0]
+        embeddings_.append(embedding / embedding.norm())
+    return torch.stack(embeddings_)
 
 
 @pytest.mark.parametrize("batch", [1, 4, 256])
@@ -50,11 +50,11 @@ def test_features_are_by_the_backbone_that_is_given_and_by_what_is_kept(party: P
     local = naive.party("silo-1", replace(NORM, policy="local"))
     shared = {n: 1.1 * t for n, t in local.backbone.shared().items()}
     kept = {n: t + 0.3 for n, t in local.backbone.kept().items()}
-    found = unit_features(local, local.data, shared, kept)
+    features = unit_features(local, local.data, shared, kept)
     net = NORM().backbone.module
     net.load_state_dict({**net.state_dict(), **shared, **kept})
-    assert torch.allclose(found, one_by_one(net, local.data), atol=1e-12)
-    assert not torch.allclose(found, unit_features(local, local.data, shared), atol=1e-3)
+    assert torch.allclose(features, one_by_one(net, local.data), atol=1e-12)
+    assert not torch.allclose(features, unit_features(local, local.data, shared), atol=1e-3)
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
@@ -70,15 +70,15 @@ def test_mean_embeddings_by_a_naive_loop() -> None:
     rng = np.random.default_rng(0)
     rows = nn.functional.normalize(torch.from_numpy(rng.standard_normal((20, 5)).astype(np.float32)))
     labels = torch.from_numpy(rng.integers(0, 4, 20))
-    found = mean_head(rows, labels, 4)
+    head = mean_head(rows, labels, 4)
     for k in range(4):
         mean = sum(row.double() for row, label in zip(rows, labels, strict=True) if label == k)
         assert isinstance(mean, Tensor)
-        assert torch.allclose(found[k].double(), mean / mean.norm(), atol=1e-7)
-    assert found.dtype == torch.float32
+        assert torch.allclose(head[k].double(), mean / mean.norm(), atol=1e-7)
+    assert head.dtype == torch.float32
 
 
 def test_a_class_without_images_or_whose_features_cancel_gets_zeros() -> None:
     rows = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
-    found = mean_head(rows, torch.tensor([0, 0, 2]), 4)
-    assert found.tolist() == [[0, 0], [0, 0], [0, 1], [0, 0]]
+    head = mean_head(rows, torch.tensor([0, 0, 2]), 4)
+    assert head.tolist() == [[0, 0], [0, 0], [0, 1], [0, 0]]

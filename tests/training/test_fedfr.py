@@ -39,9 +39,9 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 def l_cos(f: Tensor, rows: Tensor, y: int, s: float = 30.0, m: float = 0.4) -> Tensor:
     """(3)"""
-    own = torch.exp(s * (cosine(f, rows[y]) - m))
-    others = sum(torch.exp(s * cosine(f, rows[j])) for j in range(len(rows)) if j != y)
-    return -torch.log(own / (own + others))
+    own_term = torch.exp(s * (cosine(f, rows[y]) - m))
+    other_terms = sum(torch.exp(s * cosine(f, rows[j])) for j in range(len(rows)) if j != y)
+    return -torch.log(own_term / (own_term + other_terms))
 
 
 def l_con(f: Tensor, anchor: Tensor, previous: Tensor, tau: float = 0.5) -> Tensor:
@@ -75,22 +75,22 @@ def l_bce(
     return total
 
 
-def l_total(loss: JointLoss, given: dict[str, Tensor], labels: Tensor) -> Tensor:
+def l_total(loss: JointLoss, inputs: dict[str, Tensor], labels: Tensor) -> Tensor:
     """(7): the mean over the batch of all three."""
     total = torch.zeros((), dtype=torch.float64)
     for i, label in enumerate(labels.tolist()):
-        f = given["embeddings"][i]
-        total = total + l_cos(f, given["weights"], label)
+        f = inputs["embeddings"][i]
+        total = total + l_cos(f, inputs["weights"], label)
         if loss.contrastive:
-            total = total + loss.contrastive * l_con(f, given["anchor"][i], given["previous"][i], loss.temperature)
+            total = total + loss.contrastive * l_con(f, inputs["anchor"][i], inputs["previous"][i], loss.temperature)
         if loss.branch is None:
             continue
-        turned = given["turn"] @ (f if loss.through else f.detach()) + given["shift"]
+        turned = inputs["turn"] @ (f if loss.through else f.detach()) + inputs["shift"]
         mine = label - PUBLIC if label >= PUBLIC else None
         if isinstance(loss.branch, SphereFace2):
-            total = total + loss.weight * l_bce(turned, given["own"], mine, given["bias"])
+            total = total + loss.weight * l_bce(turned, inputs["own"], mine, inputs["bias"])
         elif mine is not None:
-            total = total + loss.weight * l_cos(turned, given["own"], mine)
+            total = total + loss.weight * l_cos(turned, inputs["own"], mine)
     return total / len(labels)
 
 
@@ -106,9 +106,9 @@ def problem(loss: JointLoss = LOSS, *, each: bool = False, seed: int = 0) -> dic
     return {name: torch.tensor(rng.standard_normal(shape)).requires_grad_() for name, shape in shapes.items()}
 
 
-def called(loss: JointLoss, given: dict[str, Tensor], labels: Tensor = LABELS) -> Tensor:
-    rest = {name: tensor for name, tensor in given.items() if name not in ("embeddings", "weights")}
-    return loss(given["embeddings"], given["weights"], labels, **rest)
+def called(loss: JointLoss, inputs: dict[str, Tensor], labels: Tensor = LABELS) -> Tensor:
+    keywords = {name: tensor for name, tensor in inputs.items() if name not in ("embeddings", "weights")}
+    return loss(inputs["embeddings"], inputs["weights"], labels, **keywords)
 
 
 @pytest.mark.parametrize("each", [False, True])
@@ -117,26 +117,26 @@ def called(loss: JointLoss, given: dict[str, Tensor], labels: Tensor = LABELS) -
 @pytest.mark.parametrize("branch", [BINARY, CLASSES, None])
 def test_value_and_gradients_are_those_of_the_loop(branch: Any, contrastive: float, through: bool, each: bool) -> None:
     loss = replace(LOSS, branch=branch, contrastive=contrastive, through=through)
-    given = problem(loss, each=each)
-    fast, slow = called(loss, given), l_total(loss, given, LABELS)
+    inputs = problem(loss, each=each)
+    fast, slow = called(loss, inputs), l_total(loss, inputs, LABELS)
     torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
-    found, expected = (torch.autograd.grad(value, list(given.values())) for value in (fast, slow))
-    for name, mine, theirs in zip(given, found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}")
-        assert mine.abs().max() > 1e-6
+    gradients, expected = (torch.autograd.grad(value, list(inputs.values())) for value in (fast, slow))
+    for name, gradient, oracle in zip(inputs, gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, oracle, rtol=1e-10, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}")
+        assert gradient.abs().max() > 1e-6
 
 
 def test_the_parts_by_torchs_own_losses() -> None:
     """L_con is a cross-entropy over two logits, L_BCE a binary one over g of the cosines."""
-    given = problem(each=True)
-    near = torch.stack([F.cosine_similarity(given["embeddings"], given[n]) for n in ("anchor", "previous")], dim=1)
+    inputs = problem(each=True)
+    near = torch.stack([F.cosine_similarity(inputs["embeddings"], inputs[n]) for n in ("anchor", "previous")], dim=1)
     contrast = F.cross_entropy(near / 0.5, torch.zeros(6, dtype=torch.int64))
-    turned = given["embeddings"] @ given["turn"].T + given["shift"]
+    turned = inputs["embeddings"] @ inputs["turn"].T + inputs["shift"]
     hit = (LABELS[:, None] - PUBLIC == torch.arange(OWN)).double()
-    logits = 30 * (2 * ((cosines(turned, given["own"]) + 1) / 2) ** 3 - 1 - 0.4 * (2 * hit - 1)) + given["bias"]
+    logits = 30 * (2 * ((cosines(turned, inputs["own"]) + 1) / 2) ** 3 - 1 - 0.4 * (2 * hit - 1)) + inputs["bias"]
     binary = F.binary_cross_entropy_with_logits(logits, hit, 0.3 + 0.4 * hit, reduction="sum") / 30 / 6
-    expected = CLASSES(given["embeddings"], given["weights"], LABELS) + 5 * contrast + 10 * binary
-    torch.testing.assert_close(called(LOSS, given), expected, rtol=1e-12, atol=1e-12)
+    expected = CLASSES(inputs["embeddings"], inputs["weights"], LABELS) + 5 * contrast + 10 * binary
+    torch.testing.assert_close(called(LOSS, inputs), expected, rtol=1e-12, atol=1e-12)
 
 
 def softplus(x: float) -> float:
@@ -146,24 +146,24 @@ def softplus(x: float) -> float:
 def test_hand_worked_numbers() -> None:
     """f along the first axis, Φ's row along the second, W's along the first and the third; Π turns f to the third."""
     first, second, third = torch.eye(3, dtype=torch.float64)[:, None]
-    rows, own = torch.cat([second, first, third]), torch.cat([first, third])
+    rows, omega = torch.cat([second, first, third]), torch.cat([first, third])
     loss = JointLoss(
         CosFace(scale=2.0, margin=0.5), 1, 3.0, 0.5, SphereFace2(scale=4, margin=0.25, power=1, balance=0.7), 10.0
     )
     turn = torch.eye(3, dtype=torch.float64)[[2, 1, 0]]
-    given = {"anchor": first, "previous": third, "turn": turn, "shift": torch.zeros(3).double(), "own": own}
-    given["bias"] = torch.tensor(0.5).double()
+    inputs = {"anchor": first, "previous": third, "turn": turn, "shift": torch.zeros(3).double(), "own": omega}
+    inputs["bias"] = torch.tensor(0.5).double()
     drifted = 3 * math.log(1 + math.exp(-2))  # cosines 1 and 0, over τ: 2 and 0
     # f' lies along the second row of Ω. The image is of the first: cosine 0 to its own, 1 to the other.
     wrong = 0.7 / 4 * softplus(4 * 0.25 - 0.5) + 0.3 / 4 * softplus(4 * 1.25 + 0.5)
     classes = math.log(1 + 2 * math.exp(-2 * 0.5))
-    found = loss(first, rows, torch.tensor([1]), **given)
-    assert float(found) == pytest.approx(classes + drifted + 10 * wrong, abs=1e-12)
+    value = loss(first, rows, torch.tensor([1]), **inputs)
+    assert float(value) == pytest.approx(classes + drifted + 10 * wrong, abs=1e-12)
     # The same image as a public one: its own row is Φ's, at cosine 0, and both binary classifiers must say no.
     nobody = 0.3 / 4 * (softplus(4 * 0.25 + 0.5) + softplus(4 * 1.25 + 0.5))
     classes = math.log(1 + (math.exp(2) + 1) / math.exp(-1))
-    found = loss(first, rows, torch.tensor([0]), **given)
-    assert float(found) == pytest.approx(classes + drifted + 10 * nobody, abs=1e-12)
+    value = loss(first, rows, torch.tensor([0]), **inputs)
+    assert float(value) == pytest.approx(classes + drifted + 10 * nobody, abs=1e-12)
 
 
 # --- the contrastive term ---------------------------------------------------------------------------------------------
@@ -183,12 +183,12 @@ def test_while_the_previous_model_is_everybodys_the_term_is_log_2_and_has_no_gra
 @pytest.mark.parametrize("through", [True, False])
 def test_a_batch_of_public_images_alone(through: bool) -> None:
     """The softmax branch has nothing to say of them, and goes on without an error; the binary one has negatives."""
-    public, given = torch.tensor([0, 1, 2, 2, 1, 0]), problem()
+    public, inputs = torch.tensor([0, 1, 2, 2, 1, 0]), problem()
     loss = replace(LOSS, branch=CLASSES, through=through)
-    given.pop("bias")
-    value = called(loss, given, public)
-    assert value == called(replace(loss, branch=None), given, public)
-    slopes = torch.autograd.grad(value, [given["turn"], given["shift"], given["own"], given["embeddings"]])
+    inputs.pop("bias")
+    value = called(loss, inputs, public)
+    assert value == called(replace(loss, branch=None), inputs, public)
+    slopes = torch.autograd.grad(value, [inputs["turn"], inputs["shift"], inputs["own"], inputs["embeddings"]])
     assert not any(slope.any() for slope in slopes[:3]) and slopes[3].any()
     binary = replace(LOSS, through=through)
     torch.testing.assert_close(called(binary, problem(), public), l_total(binary, problem(), public))
@@ -197,31 +197,31 @@ def test_a_batch_of_public_images_alone(through: bool) -> None:
 # --- distillation -----------------------------------------------------------------------------------------------------
 
 
-def l_kd(given: dict[str, Tensor], head: Tensor, labels: Tensor, alpha: float, t: float) -> Tensor:
+def l_kd(inputs: dict[str, Tensor], head: Tensor, labels: Tensor, alpha: float, t: float) -> Tensor:
     """(1 − α) L_cos + α T² Σ_j p_j log(p_j / q_j), an image at a time."""
     total = torch.zeros((), dtype=torch.float64)
     for i, label in enumerate(labels.tolist()):
-        f, anchor = given["embeddings"][i], given["anchor"][i].detach()
+        f, anchor = inputs["embeddings"][i], inputs["anchor"][i].detach()
         powers = [torch.exp(30 * cosine(anchor, head[j]) / t) for j in range(len(head))]
-        mine = [torch.exp(30 * cosine(f, given["weights"][j]) / t) for j in range(len(head))]
-        total = total + (1 - alpha) * l_cos(f, given["weights"], label)
-        for p, q in zip(powers, mine, strict=True):
+        pupil_powers = [torch.exp(30 * cosine(f, inputs["weights"][j]) / t) for j in range(len(head))]
+        total = total + (1 - alpha) * l_cos(f, inputs["weights"], label)
+        for p, q in zip(powers, pupil_powers, strict=True):
             share = p / sum(powers)
-            total = total + alpha * t**2 * share * torch.log(share / (q / sum(mine)))
+            total = total + alpha * t**2 * share * torch.log(share / (q / sum(pupil_powers)))
     return total / len(labels)
 
 
 @pytest.mark.parametrize(("alpha", "t"), [(0.5, 4.0), (1.0, 1.0), (0.2, 7.0)])
 def test_distillation_is_that_of_the_loop(alpha: float, t: float) -> None:
-    given, head = problem(replace(LOSS, branch=None)), problem(seed=1)["weights"].detach()
+    inputs, head = problem(replace(LOSS, branch=None)), problem(seed=1)["weights"].detach()
     fast = Distilled(CLASSES, head, alpha, t)(
-        given["embeddings"], given["weights"], LABELS, anchor=given["anchor"].detach()
+        inputs["embeddings"], inputs["weights"], LABELS, anchor=inputs["anchor"].detach()
     )
-    slow = l_kd(given, head, LABELS, alpha, t)
+    slow = l_kd(inputs, head, LABELS, alpha, t)
     torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
-    by = [given["embeddings"], given["weights"]]
-    for mine, theirs in zip(*(torch.autograd.grad(value, by) for value in (fast, slow)), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
+    by = [inputs["embeddings"], inputs["weights"]]
+    for gradient, oracle in zip(*(torch.autograd.grad(value, by) for value in (fast, slow)), strict=True):
+        torch.testing.assert_close(gradient, oracle, rtol=1e-10, atol=1e-12)
 
 
 def test_distillation_by_hand() -> None:
@@ -230,8 +230,8 @@ def test_distillation_by_hand() -> None:
     a = 1 / (1 + math.exp(-2))
     apart = a * math.log(a / (1 - a)) + (1 - a) * math.log((1 - a) / a)
     loss = Distilled(CosFace(scale=6.0, margin=0.0), rows, 0.25, 3.0)
-    found = loss(rows[1:], rows, torch.tensor([1]), anchor=rows[:1])
-    assert float(found) == pytest.approx(0.75 * math.log(1 + math.exp(-6)) + 0.25 * 9 * apart, abs=1e-12)
+    value = loss(rows[1:], rows, torch.tensor([1]), anchor=rows[:1])
+    assert float(value) == pytest.approx(0.75 * math.log(1 + math.exp(-6)) + 0.25 * 9 * apart, abs=1e-12)
 
 
 # --- other models of the party's backbone -----------------------------------------------------------------------------
@@ -240,17 +240,17 @@ def test_distillation_by_hand() -> None:
 def test_frozen_models_answer_in_evaluation_mode_and_leave_the_network_as_it_is() -> None:
     party = naive.party("silo-0", Tiny(norm=True, double=True))
     module, images = party.backbone.module.train(), party.compute.plain(party.data)
-    other = {name: tensor + 0.1 for name, tensor in party.backbone.shared().items()}
+    shifted = {name: tensor + 0.1 for name, tensor in party.backbone.shared().items()}
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    found = frozen(party, {"one": other, "two": party.backbone.shared()})(images)
+    embeddings = frozen(party, {"one": shifted, "two": party.backbone.shared()})(images)
     assert module.training and all(module.state_dict()[name].equal(tensor) for name, tensor in before.items())
-    assert not any(tensor.requires_grad for tensor in found.values())
+    assert not any(tensor.requires_grad for tensor in embeddings.values())
     alone = Tiny(norm=True, double=True)().backbone.module.eval()
-    for name, model in (("one", other), ("two", before)):
+    for name, model in (("one", shifted), ("two", before)):
         alone.load_state_dict({**alone.state_dict(), **model})
-        torch.testing.assert_close(found[name], alone(images).detach(), rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(embeddings[name], alone(images).detach(), rtol=1e-13, atol=1e-13)
     module.eval()
-    frozen(party, {"one": other})(images)
+    frozen(party, {"one": shifted})(images)
     assert not module.training
 
 
@@ -270,19 +270,19 @@ class Positions(nn.Module):
 
 def test_an_untrained_network_has_fresh_weights_throughout() -> None:
     """It follows from its generator alone, and takes nothing from the model that the party holds, nor from torch's."""
-    made = Positions()
-    party = replace(naive.party("silo-0", Tiny()), backbone=Backbone(made))
+    network = Positions()
+    party = replace(naive.party("silo-0", Tiny()), backbone=Backbone(network))
     first = untrained(party, np.random.default_rng(0))
-    drawn = {n for n, p in made.named_parameters() if p.unique().numel() > 1}
+    drawn = {n for n, p in network.named_parameters() if p.unique().numel() > 1}
     assert drawn and not any(first[n].equal(party.backbone.shared()[n]) for n in drawn)
     with torch.no_grad():
-        for tensor in made.state_dict().values():
+        for tensor in network.state_dict().values():
             tensor.add_(1)
     state = torch.random.get_rng_state()
-    again, other = untrained(party, np.random.default_rng(0)), untrained(party, np.random.default_rng(1))
+    again, different = untrained(party, np.random.default_rng(0)), untrained(party, np.random.default_rng(1))
     assert torch.random.get_rng_state().equal(state)
     assert first.keys() == party.backbone.shared().keys() and all(again[n].equal(first[n]) for n in first)
-    assert not any(other[n].equal(first[n]) for n in drawn)
+    assert not any(different[n].equal(first[n]) for n in drawn)
     module: nn.Module = party.backbone.module
     module.load_state_dict({**module.state_dict(), **first})
     embeddings = module.eval()(party.compute.plain(party.data).repeat(1, 1, 2, 2))

@@ -12,8 +12,8 @@ from coalface.training.fedfv import AgainstOthers, draw_subsets, equivalent_embe
 
 
 def unit(r, d, seed=0, dtype=torch.float64):
-    found = torch.randn(r, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return (found / found.norm(dim=1, keepdim=True)).to(dtype)
+    rows_ = torch.randn(r, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (rows_ / rows_.norm(dim=1, keepdim=True)).to(dtype)
 
 
 def rng(seed=0):
@@ -32,9 +32,9 @@ def test_three_fused_by_hand():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_naive_loop_over_the_same_draws(k, dtype):
     weights = unit(20, 16, dtype=dtype)
-    found = equivalent_embeddings(weights, 30, k, generator=rng(4))
-    assert found.dtype == dtype and found.shape == (30, 16)
-    for row, subset in zip(found.tolist(), draw_subsets(20, 30, k, rng(4)), strict=True):
+    fused = equivalent_embeddings(weights, 30, k, generator=rng(4))
+    assert fused.dtype == dtype and fused.shape == (30, 16)
+    for row, subset in zip(fused.tolist(), draw_subsets(20, 30, k, rng(4)), strict=True):
         mean = [sum(weights[i, j].item() for i in subset) / k for j in range(16)]
         length = math.sqrt(sum(v * v for v in mean))
         assert row == pytest.approx([v / length for v in mean], abs=1e-14 if dtype == torch.float64 else 1e-6)
@@ -62,9 +62,9 @@ def test_memory_hangs_on_n_and_k_and_not_on_n_times_r():
 def test_opposite_ones_are_drawn_anew():
     # Of the three pairs of (1, 0), (−1, 0) and (0, 1), the first has no mean: only the other two come out.
     weights = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
-    found = equivalent_embeddings(weights, 300, generator=rng())
-    assert torch.allclose(found.abs(), torch.full((300, 2), math.sqrt(0.5)))
-    right = int((found[:, 0] > 0).sum())
+    fused = equivalent_embeddings(weights, 300, generator=rng())
+    assert torch.allclose(fused.abs(), torch.full((300, 2), math.sqrt(0.5)))
+    right = int((fused[:, 0] > 0).sum())
     assert stats.binomtest(right, 300).pvalue > 0.01
 
 
@@ -88,29 +88,29 @@ def test_too_few_clients_left():
 @pytest.mark.parametrize("scale", [1.0, 7.5])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_the_softmax_against_others_in_a_naive_loop(scale, dtype):
-    embeddings, weights, others = (unit(n, 6, seed, dtype) * (1 + seed) for n, seed in ((9, 1), (3, 2), (5, 3)))
+    embeddings, weights, equivalents = (unit(n, 6, seed, dtype) * (1 + seed) for n, seed in ((9, 1), (3, 2), (5, 3)))
     labels = torch.arange(9) % 3
-    each = AgainstOthers(others, scale).each(embeddings, weights, labels)
-    assert each.shape == (9,) and each.dtype == dtype
+    losses = AgainstOthers(equivalents, scale).each(embeddings, weights, labels)
+    assert losses.shape == (9,) and losses.dtype == dtype
 
     def cosine(a, b):
         return sum(x * y for x, y in zip(a, b, strict=True)) / math.hypot(*a) / math.hypot(*b)
 
-    for found, row, y in zip(each.tolist(), embeddings.tolist(), labels.tolist(), strict=True):
-        own = math.exp(scale * cosine(row, weights[y].tolist()))
-        all_ = own + sum(math.exp(scale * cosine(row, other)) for other in others.tolist())
-        assert found == pytest.approx(-math.log(own / all_), abs=1e-12 if dtype == torch.float64 else 1e-5)
-    mean = AgainstOthers(others, scale)(embeddings, weights, labels)
-    assert mean.item() == pytest.approx(each.double().mean().item(), rel=1e-6)
+    for loss, row, y in zip(losses.tolist(), embeddings.tolist(), labels.tolist(), strict=True):
+        own_term = math.exp(scale * cosine(row, weights[y].tolist()))
+        total = own_term + sum(math.exp(scale * cosine(row, equivalent)) for equivalent in equivalents.tolist())
+        assert loss == pytest.approx(-math.log(own_term / total), abs=1e-12 if dtype == torch.float64 else 1e-5)
+    mean = AgainstOthers(equivalents, scale)(embeddings, weights, labels)
+    assert mean.item() == pytest.approx(losses.double().mean().item(), rel=1e-6)
 
 
 def test_the_softmax_against_others_is_that_of_all_rows_for_one_class():
     # With one class of its own it is the cross-entropy over [w ; W̃], which torch has.
-    embeddings, own, others = unit(7, 6, 1), unit(1, 6, 2), unit(5, 6, 3)
-    logits = 3.0 * embeddings @ torch.cat([own, others]).T
+    embeddings, own_term, equivalents = unit(7, 6, 1), unit(1, 6, 2), unit(5, 6, 3)
+    logits = 3.0 * embeddings @ torch.cat([own_term, equivalents]).T
     expected = torch.nn.functional.cross_entropy(logits, torch.zeros(7, dtype=torch.int64), reduction="none")
-    found = AgainstOthers(others, 3.0).each(embeddings, own, torch.zeros(7, dtype=torch.int64))
-    assert torch.allclose(found, expected, atol=1e-14)
+    loss = AgainstOthers(equivalents, 3.0).each(embeddings, own_term, torch.zeros(7, dtype=torch.int64))
+    assert torch.allclose(loss, expected, atol=1e-14)
 
 
 @pytest.mark.parametrize(("n", "scale"), [(100, 1.0), (1, 1.0), (5, 4.0)])
@@ -127,12 +127,12 @@ def test_the_floor_of_the_softmax_against_others(n, scale):
 
 
 def test_the_others_get_no_gradient_and_the_rest_that_of_the_value():
-    embeddings, own, others = unit(4, 6, 1).requires_grad_(), unit(2, 6, 2).requires_grad_(), unit(5, 6, 3)
-    loss = AgainstOthers(others, 2.0)
+    embeddings, own_term, equivalents = unit(4, 6, 1).requires_grad_(), unit(2, 6, 2).requires_grad_(), unit(5, 6, 3)
+    loss = AgainstOthers(equivalents, 2.0)
     labels = torch.tensor([0, 1, 1, 0])
-    assert torch.autograd.gradcheck(lambda e, w: loss.each(e, w, labels), (embeddings, own))
-    loss(embeddings, own, labels).backward()
-    assert others.grad is None and not others.requires_grad
-    kept = others.clone()
-    loss(embeddings, own, labels)
-    assert torch.equal(others, kept)
+    assert torch.autograd.gradcheck(lambda e, w: loss.each(e, w, labels), (embeddings, own_term))
+    loss(embeddings, own_term, labels).backward()
+    assert equivalents.grad is None and not equivalents.requires_grad
+    copy = equivalents.clone()
+    loss(embeddings, own_term, labels)
+    assert torch.equal(equivalents, copy)

@@ -20,13 +20,13 @@ Features = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 
-def oracle(features: Features, wanted: int | None = None) -> tuple[list[Labels], Labels | None]:
+def oracle(features: Features, clusters: int | None = None) -> tuple[list[Labels], Labels | None]:
     """The partitions of finch-clust, and that of the number wanted, over unit features."""
     features = features / np.linalg.norm(features, axis=1, keepdims=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # on import: that approximate neighbours are not installed
         from finch import FINCH
-    labels, _, wanted_labels = FINCH(features, req_clust=wanted, ensure_early_exit=False, verbose=False)
+    labels, _, wanted_labels = FINCH(features, req_clust=clusters, ensure_early_exit=False, verbose=False)
     return [finch._numbered(column.astype(np.int64)) for column in labels.T], wanted_labels
 
 
@@ -46,8 +46,8 @@ def random(seed: int, count: int, d: int) -> Features:
 def identities(seed: int, people: int, d: int, noise: float) -> tuple[Features, Labels]:
     """1 to 20 features of each person around a centre, shuffled."""
     rng = np.random.default_rng(seed)
-    known = rng.permutation(np.repeat(np.arange(people), rng.integers(1, 21, people)))
-    return rng.standard_normal((people, d))[known] + noise * rng.standard_normal((len(known), d)), known
+    labels = rng.permutation(np.repeat(np.arange(people), rng.integers(1, 21, people)))
+    return rng.standard_normal((people, d))[labels] + noise * rng.standard_normal((len(labels), d)), labels
 
 
 def lists(partitions: Partitions) -> list[list[int]]:
@@ -64,7 +64,7 @@ def naive(features: Features, threshold: float) -> list[list[int]]:
         means = [mean / math.sqrt(mean @ mean) for mean in means]
         groups = list(range(len(clusters)))
         for i, mean in enumerate(means):
-            cosines = [mean @ other if i != j else -math.inf for j, other in enumerate(means)]
+            cosines = [mean @ other_mean if i != j else -math.inf for j, other_mean in enumerate(means)]
             nearest = max(range(len(means)), key=lambda j: (cosines[j], -j))
             if nearest != i and max(0.0, 1 - cosines[nearest]) < threshold:
                 old, new = groups[i], groups[nearest]
@@ -140,47 +140,47 @@ def test_without_threshold_it_is_the_package_of_the_authors(kind: str, seed: int
     """Partition by partition; the package drops the last ones, from a level on that joins one pair or all."""
     features = random(seed, 700, 24) if kind == "random" else identities(seed, 70, 24, 0.6)[0]
     expected, _ = oracle(features)
-    found = cfinch(features)
+    partitions = cfinch(features)
     assert len(expected) >= 2
-    assert [level.tolist() for level in expected] == lists(found)[: len(expected)]
+    assert [level.tolist() for level in expected] == lists(partitions)[: len(expected)]
     assert all(
         a - b <= 1 or b == 1
-        for a, b in zip(found.counts[len(expected) - 1 :], found.counts[len(expected) :], strict=False)
+        for a, b in zip(partitions.counts[len(expected) - 1 :], partitions.counts[len(expected) :], strict=False)
     )
 
 
-@pytest.mark.parametrize("wanted", [1, 3, 12, 57])
+@pytest.mark.parametrize("clusters", [1, 3, 12, 57])
 @pytest.mark.parametrize("kind", ["random", "structured"])
-def test_refined_to_a_number_it_is_the_package_of_the_authors(kind: str, wanted: int) -> None:
+def test_refined_to_a_number_it_is_the_package_of_the_authors(kind: str, clusters: int) -> None:
     features = random(7, 300, 24) if kind == "random" else identities(8, 60, 24, 0.6)[0]
-    found = cfinch(features)
-    _, expected = oracle(features, wanted)
-    kept = Partitions(labels=found.labels[: len(oracle(features)[0])])  # of the levels that the package keeps
-    labels = refine(kept, features, wanted)
+    partitions = cfinch(features)
+    _, expected = oracle(features, clusters)
+    of_authors = Partitions(labels=partitions.labels[: len(oracle(features)[0])])  # the levels that it keeps
+    labels = refine(of_authors, features, clusters)
     assert expected is not None
     assert labels.tolist() == finch._numbered(expected.astype(np.int64)).tolist()
-    assert len(set(labels.tolist())) == wanted
+    assert len(set(labels.tolist())) == clusters
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.7, math.inf])
 def test_a_permutation_of_the_points_permutes_the_answer(threshold: float) -> None:
     for features in (random(10, 400, 16), identities(11, 40, 16, 0.6)[0]):
         order = np.random.default_rng(12).permutation(len(features))
-        found, moved = cfinch(features, threshold), cfinch(features[order], threshold)
-        assert [finch._numbered(level[order]).tolist() for level in found.labels] == lists(moved)
+        partitions, moved = cfinch(features, threshold), cfinch(features[order], threshold)
+        assert [finch._numbered(level[order]).tolist() for level in partitions.labels] == lists(moved)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 60), st.integers(2, 6), st.floats(0, 2))
 def test_levels_are_nested_and_end(seed: int, count: int, d: int, threshold: float) -> None:
     features = random(seed, count, d)
-    found = cfinch(features, threshold)
-    assert list(found.counts) == sorted(set(found.counts), reverse=True)
-    for level, counted in zip(found.labels, found.counts, strict=True):
+    partitions = cfinch(features, threshold)
+    assert list(partitions.counts) == sorted(set(partitions.counts), reverse=True)
+    for level, counted in zip(partitions.labels, partitions.counts, strict=True):
         assert list(dict.fromkeys(level.tolist())) == list(range(counted))  # numbered by first appearance
-    for fine, coarse in zip(found.labels, found.labels[1:], strict=False):
+    for fine, coarse in zip(partitions.labels, partitions.labels[1:], strict=False):
         assert len({*zip(fine.tolist(), coarse.tolist(), strict=True)}) == fine.max() + 1
-    assert lists(found) == naive(features, threshold)
+    assert lists(partitions) == naive(features, threshold)
 
 
 def test_none_one_and_doubles() -> None:
@@ -196,7 +196,7 @@ def test_a_cluster_whose_points_cancel_stays() -> None:
     assert lists(cfinch(features)) == [[0, 0]]
     lying = unit_features(np.array([[1.0, 0, 0], [-1.0, 0, 0], [0, 1.0, 0], [0, 1.0, 0.1], [0, 0.1, 1.0]]))
     labels = np.array([0, 0, 1, 1, 2])
-    index, cosine = finch._first_of_clusters(lying, labels, lying, labels)
+    index, cosine = finch._first_of_directed(*finch._directions(lying, labels, lying, labels))
     assert index.tolist() == [-1, 2, 1] and cosine[0] == -math.inf
     assert len(set(refine(Partitions(labels=(labels,)), lying, 2).tolist())) == 2
 
@@ -221,58 +221,59 @@ def test_small_clusters_are_dropped() -> None:
         drop_small(np.array([-2, 0]), 2)
 
 
-def pairwise_f(known: Labels, found: Labels) -> float:
-    same, together = known[:, None] == known, found[:, None] == found
-    np.fill_diagonal(same, False)
+def pairwise_f(labels: Labels, clusters: Labels) -> float:
+    is_genuine, together = labels[:, None] == labels, clusters[:, None] == clusters
+    np.fill_diagonal(is_genuine, False)
     np.fill_diagonal(together, False)
-    return float(2 * (same & together).sum() / (same.sum() + together.sum()))
+    return float(2 * (is_genuine & together).sum() / (is_genuine.sum() + together.sum()))
 
 
 def test_the_threshold_with_the_best_score() -> None:
-    features, known = identities(17, 25, 24, 0.5)
+    features, labels = identities(17, 25, 24, 0.5)
     tried: dict[float, float] = {}
 
-    def score(known: Labels, found: Labels) -> float:
-        tried[len(tried)] = pairwise_f(known, found)
+    def score(labels: Labels, clusters: Labels) -> float:
+        tried[len(tried)] = pairwise_f(labels, clusters)
         return tried[len(tried) - 1]
 
-    best = auto_threshold(features, known, score)
-    values = [pairwise_f(known, cfinch(features, tau).final) for tau in finch.GRID]
+    best = auto_threshold(features, labels, score)
+    values = [pairwise_f(labels, cfinch(features, tau).final) for tau in finch.GRID]
     top = finch.GRID[int(np.argmax(values))]
     assert abs(best - top) < 0.025
-    assert pairwise_f(known, cfinch(features, best).final) == max(tried.values()) >= max(values)
+    assert pairwise_f(labels, cfinch(features, best).final) == max(tried.values()) >= max(values)
     assert len(tried) == len(finch.GRID) + 2 * 19
     assert max(values) > 0.9 > values[-1]  # a good one exists, and is not the last
-    assert auto_threshold(features, known, score) == best
+    assert auto_threshold(features, labels, score) == best
 
 
 def test_of_equal_scores_the_smallest_threshold() -> None:
-    features, known = identities(18, 10, 8, 0.5)
-    assert auto_threshold(features, known, lambda known, found: 1.0) == pytest.approx(1e-6 / 20)
-    joined = auto_threshold(features, known, lambda known, found: float(found.max() == 0), grid=np.linspace(0.1, 2, 20))
+    features, labels = identities(18, 10, 8, 0.5)
+    assert auto_threshold(features, labels, lambda labels, clusters: 1.0) == pytest.approx(1e-6 / 20)
+    grid = np.linspace(0.1, 2, 20)
+    joined = auto_threshold(features, labels, lambda labels, clusters: float(clusters.max() == 0), grid=grid)
     assert cfinch(features, joined).counts[-1] == 1 < cfinch(features, joined - 0.1 / 19).counts[-1]
 
 
 def test_another_clustering_can_be_scored() -> None:
-    features, known = identities(19, 10, 8, 0.5)
+    features, labels = identities(19, 10, 8, 0.5)
     score = {"τ": 0.0}
 
     def clustering(rows: torch.Tensor, threshold: float) -> Labels:
         assert rows.norm(dim=1).sub(1).abs().max() < 1e-6
         score["τ"] = threshold
-        return known
+        return labels
 
-    found = auto_threshold(features, known, lambda *_: -abs(score["τ"] - 0.3312), cluster=clustering, grid=[0.2, 0.4])
-    assert found == pytest.approx(0.33)  # between 0.2 and 0.4 in steps of 0.01
+    chosen = auto_threshold(features, labels, lambda *_: -abs(score["τ"] - 0.3312), cluster=clustering, grid=[0.2, 0.4])
+    assert chosen == pytest.approx(0.33)  # between 0.2 and 0.4 in steps of 0.01
 
 
 def test_a_threshold_is_found_for_features_that_lie_close_together() -> None:
     rng = np.random.default_rng(0)
     centres = 1 + 0.02 * rng.standard_normal((30, 32))
-    known = np.repeat(np.arange(30), 6)
-    features = centres[known] + 0.001 * rng.standard_normal((180, 32))
-    best = auto_threshold(features, known, pairwise_f)
-    assert best < 1e-3 and pairwise_f(known, cfinch(features, best).final) > 0.99
+    labels = np.repeat(np.arange(30), 6)
+    features = centres[labels] + 0.001 * rng.standard_normal((180, 32))
+    best = auto_threshold(features, labels, pairwise_f)
+    assert best < 1e-3 and pairwise_f(labels, cfinch(features, best).final) > 0.99
 
 
 def test_features_without_a_direction_are_named() -> None:
@@ -284,10 +285,10 @@ def test_features_without_a_direction_are_named() -> None:
 
 
 def test_what_cannot_be_clustered_is_refused() -> None:
-    features, known = identities(20, 5, 8, 0.5)
+    features, labels = identities(20, 5, 8, 0.5)
     with pytest.raises(ValueError, match="ask for 1 to 4 of them, not 5"):
         refine(cfinch(np.eye(4), 0.5), np.eye(4), 5)
     with pytest.raises(ValueError):
         cfinch(np.eye(3), math.nan)
     with pytest.raises(ValueError, match="no score is a number"):
-        auto_threshold(features, known, lambda *_: math.nan)
+        auto_threshold(features, labels, lambda *_: math.nan)

@@ -22,19 +22,19 @@ WHOLE = replace(WORK, batch_size=64, weight_decay=0.01)
 
 def after_a_round(build: Tiny) -> tuple[Tensors, Learner]:
     """A backbone and a learner with some training behind them."""
-    here = party(build=build)
-    _, own = learn(here, here.initial, None, WORK, LOSS, momentum="keep")
-    return here.backbone.shared(), own
+    client = party(build=build)
+    _, learner = learn(client, client.initial, None, WORK, LOSS, momentum="keep")
+    return client.backbone.shared(), learner
 
 
 def test_a_full_gradient_is_the_mean_over_all_images_and_the_weight_decay() -> None:
     """One batch against a bare network; the class embeddings are the party's own, as its last round left them."""
-    backbone, own = after_a_round(EXACT)
-    found = full_gradient(party(build=EXACT), backbone, own, WHOLE, LOSS)
+    backbone, learner = after_a_round(EXACT)
+    gradient_ = full_gradient(party(build=EXACT), backbone, learner, WHOLE, LOSS)
     silo = naive.Silo("silo-1", EXACT, WORK)
     ((pixels, labels),) = silo.everything()
-    expected, _, _ = silo.gradients(backbone, own.head, pixels, labels)
-    assert naive.furthest(found, {n: g + 0.01 * backbone[n] for n, g in expected.items()}) < 1e-12
+    expected, _, _ = silo.gradients(backbone, learner.head, pixels, labels)
+    assert naive.furthest(gradient_, {n: g + 0.01 * backbone[n] for n, g in expected.items()}) < 1e-12
     first = full_gradient(
         party(build=EXACT), backbone, None, WHOLE, LOSS
     )  # of a party that has no class embeddings yet
@@ -45,35 +45,35 @@ def test_a_full_gradient_is_the_mean_over_all_images_and_the_weight_decay() -> N
 def test_batches_count_by_their_images_and_a_number_of_them_is_a_part_of_all() -> None:
     """Without BatchNorm the mean does not hang on how the images are cut: 11 images as 4 + 4 + 3, or at once."""
     build = replace(EXACT, norm=False)
-    backbone, own = after_a_round(build)
-    whole = full_gradient(party(build=build), backbone, own, WHOLE, LOSS)
+    backbone, learner = after_a_round(build)
+    whole = full_gradient(party(build=build), backbone, learner, WHOLE, LOSS)
     cut = replace(WHOLE, batch_size=4)
-    assert naive.furthest(full_gradient(party(build=build), backbone, own, cut, LOSS), whole) < 1e-12
-    some = full_gradient(party(build=build), backbone, own, cut, LOSS, batches=2)
+    assert naive.furthest(full_gradient(party(build=build), backbone, learner, cut, LOSS), whole) < 1e-12
+    some = full_gradient(party(build=build), backbone, learner, cut, LOSS, batches=2)
     assert naive.furthest(some, whole) > 1e-4
-    assert naive.furthest(full_gradient(party(build=build), backbone, own, cut, LOSS, batches=9), whole) < 1e-12
+    assert naive.furthest(full_gradient(party(build=build), backbone, learner, cut, LOSS, batches=9), whole) < 1e-12
 
 
 def test_a_gradient_is_at_the_weights_given_and_not_at_the_modules() -> None:
     """All of training stands at the point: backbone, class embeddings and what the loss has beside them."""
     loss = SphereFace2()
-    here = party(build=EXACT)
-    here.backbone.load(here.initial)
-    here.backbone.module.train()
-    named = {n: p.detach() for n, p in here.backbone.parameters.items()}
-    head = fresh_head(here)
+    client = party(build=EXACT)
+    client.backbone.load(client.initial)
+    client.backbone.module.train()
+    parameters_ = {n: p.detach() for n, p in client.backbone.parameters.items()}
+    head = fresh_head(client)
     extra = {n: t.double() + 0.3 for n, t in loss.extra(2).items()}
-    at = {n: 0.5 * w for n, w in named.items()} | {HEAD: head} | {f"loss.{n}": t for n, t in extra.items()}
-    pixels, labels = here.compute.batch(here.data, np.arange(len(here.data)), here.rng)
-    found = gradient(here, at, pixels, labels, loss)
+    at = {n: 0.5 * w for n, w in parameters_.items()} | {HEAD: head} | {f"loss.{n}": t for n, t in extra.items()}
+    pixels, labels = client.compute.batch(client.data, np.arange(len(client.data)), client.rng)
+    gradient_ = gradient(client, at, pixels, labels, loss)
     net = EXACT().backbone.module.train()
-    net.load_state_dict(net.state_dict() | {n: 0.5 * w for n, w in named.items()})
+    net.load_state_dict(net.state_dict() | {n: 0.5 * w for n, w in parameters_.items()})
     loss(net(pixels), head, labels, **extra).backward()
-    assert naive.furthest(found, {n: p.grad for n, p in net.named_parameters() if p.grad is not None}) < 1e-12
+    assert naive.furthest(gradient_, {n: p.grad for n, p in net.named_parameters() if p.grad is not None}) < 1e-12
 
 
-def sharded_gradient(shards: Shards, backbone: Tensors, own: Learner) -> Tensors:
-    block = replace(own, head=own.head[shards.span(len(own.head))].clone())
+def sharded_gradient(shards: Shards, backbone: Tensors, learner: Learner) -> Tensors:
+    block = replace(learner, head=learner.head[shards.span(len(learner.head))].clone())
     return full_gradient(
         replace(party(build=EXACT), shards=shards), backbone, block, replace(WHOLE, batch_size=5), LOSS
     )
@@ -83,11 +83,11 @@ def sharded_gradient(shards: Shards, backbone: Tensors, own: Learner) -> Tensors
 @pytest.mark.ci
 @pytest.mark.usefixtures("one_thread")
 def test_at_a_party_of_two_processes_it_is_that_of_one() -> None:
-    backbone, own = after_a_round(EXACT)
-    whole = full_gradient(party(build=EXACT), backbone, own, replace(WHOLE, batch_size=5), LOSS)
+    backbone, learner = after_a_round(EXACT)
+    whole = full_gradient(party(build=EXACT), backbone, learner, replace(WHOLE, batch_size=5), LOSS)
     pair = Together(2)
     try:
-        for found in pair.run(sharded_gradient, backbone, own):
-            assert naive.furthest(found, whole) < 1e-12
+        for gradient_ in pair.run(sharded_gradient, backbone, learner):
+            assert naive.furthest(gradient_, whole) < 1e-12
     finally:
         pair.close()

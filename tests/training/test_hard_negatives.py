@@ -35,10 +35,10 @@ def unit(n: int, d: int = 5, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("block", [1, 7, 4096])
 @pytest.mark.parametrize(("many", "own", "threshold"), [(40, 6, 0.6), (40, 1, 0.2), (1, 6, -0.5), (22, 3, 0.95)])
 def test_hard_negatives_are_those_of_the_double_loop(block: int, many: int, own: int, threshold: float) -> None:
-    public, mine = unit(many, seed=1), unit(own, seed=2)
-    near = [p for p in range(many) if any(sum((public[p] * mine[n]).tolist()) > threshold for n in range(own))]
-    found = hard_negatives(public, mine, threshold, block)
-    assert found.dtype == np.int64 and found.tolist() == near
+    public, local = unit(many, seed=1), unit(own, seed=2)
+    near = [p for p in range(many) if any(sum((public[p] * local[n]).tolist()) > threshold for n in range(own))]
+    chosen = hard_negatives(public, local, threshold, block)
+    assert chosen.dtype == np.int64 and chosen.tolist() == near
     assert many == 1 or 0 < len(near) < many or threshold == 0.95
 
 
@@ -60,7 +60,7 @@ def counting(build: Callable[[], FederatedData], passes: list[int]) -> Callable[
     def made() -> FederatedData:
         world = build()
         world.backbone.module.register_forward_hook(
-            lambda module, given, _: None if module.training else passes.append(len(given[0]))
+            lambda module, arguments, _: None if module.training else passes.append(len(arguments[0]))
         )
         return world
 
@@ -82,9 +82,9 @@ def test_parties_of_one_process_share_them_for_one_model() -> None:
     first = world.backbone.shared()
     second = {name: tensor + 0.01 for name, tensor in first.items()}
     for model, after in ((first, 1), (second, 2), (first, 3)):  # of several models the last is remembered
-        each = [public_features(party, model) for party in parties]
-        assert of_public(passes) == after and all(one is each[0] for one in each)
-        assert each[0].equal(public_features(alone(parties[0]), model))
+        features = [public_features(party, model) for party in parties]
+        assert of_public(passes) == after and all(feature is features[0] for feature in features)
+        assert features[0].equal(public_features(alone(parties[0]), model))
         passes.remove(len(shared.faces))
 
 
@@ -97,16 +97,17 @@ def test_what_a_party_keeps_of_the_model_tells_models_apart() -> None:
     build = replace(BUILD, norm=True, policy="local")
     party = naive.party("silo-0", build)
     shared, kept = party.backbone.shared(), party.backbone.kept()
-    other = {name: tensor + 1 for name, tensor in kept.items()}
-    one, two = public_features(party, shared, kept), public_features(party, shared, other)
-    assert not one.equal(two) and two.equal(public_features(alone(party), shared, other))
+    moved_kept = {name: tensor + 1 for name, tensor in kept.items()}
+    first, second = public_features(party, shared, kept), public_features(party, shared, moved_kept)
+    assert not first.equal(second) and second.equal(public_features(alone(party), shared, moved_kept))
 
 
 def test_a_digest_tells_names_shapes_dtypes_and_numbers_apart_and_not_their_order() -> None:
     a, b = torch.arange(4.0), torch.ones(2)
-    same = digest({"a": a, "b": b})
-    assert digest({"b": b, "a": a.clone()}) == same and digest({"a": torch.stack([a, a], 1)[:, 0], "b": b}) == same
-    others = [
+    digest_ = digest({"a": a, "b": b})
+    assert digest({"b": b, "a": a.clone()}) == digest_
+    assert digest({"a": torch.stack([a, a], 1)[:, 0], "b": b}) == digest_
+    variants = [
         {"a": a, "c": b},
         {"a": a.view(2, 2), "b": b},
         {"a": a.view(torch.int32), "b": b},
@@ -114,7 +115,7 @@ def test_a_digest_tells_names_shapes_dtypes_and_numbers_apart_and_not_their_orde
         {"a": b, "b": a},
         {"a": a},
     ]
-    assert len({same, *(digest(other) for other in others)}) == 7
+    assert len({digest_, *(digest(variant) for variant in variants)}) == 7
 
 
 def method(**changes: Any) -> FedFRJoint:

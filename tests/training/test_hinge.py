@@ -42,9 +42,9 @@ def test_the_hinge_on_codes_in_a_naive_loop(dtype, code_dtype):
     for row, y in zip(z.double().tolist(), labels.tolist(), strict=True):
         score = sum(a * int(b) for a, b in zip(row, codes[y].tolist(), strict=True)) / len(row)
         total += max(0.0, 1 - score)
-    found = hinge_on_codes(z, codes.to(code_dtype), labels)
-    assert found.dtype == torch.promote_types(dtype, torch.float32)
-    assert found.item() == pytest.approx(total / 30, rel=1e-12 if dtype == torch.float64 else 1e-5)
+    hinge = hinge_on_codes(z, codes.to(code_dtype), labels)
+    assert hinge.dtype == torch.promote_types(dtype, torch.float32)
+    assert hinge.item() == pytest.approx(total / 30, rel=1e-12 if dtype == torch.float64 else 1e-5)
 
 
 def test_what_does_not_fit_is_refused():
@@ -65,21 +65,21 @@ def coded_problem(n=12, k=7, c=15, d=4, dtype=torch.float64):
 
 def test_on_codes_scaled_is_one_less_the_cosine_in_a_naive_loop():
     embeddings, projection, codes, labels = coded_problem()
-    each = OnCodes(scaled=True).each(embeddings, codes, labels, projection=projection)
-    for found, g, y in zip(each.tolist(), embeddings.tolist(), labels.tolist(), strict=True):
+    losses = OnCodes(scaled=True).each(embeddings, codes, labels, projection=projection)
+    for hinge, g, y in zip(losses.tolist(), embeddings.tolist(), labels.tolist(), strict=True):
         z = [sum(w * x for w, x in zip(row, g, strict=True)) for row in projection.tolist()]
         cosine = sum(a * b for a, b in zip(z, codes[y].tolist(), strict=True)) / (15 * sum(a * a for a in z)) ** 0.5
-        assert found == pytest.approx(1 - cosine, abs=1e-13)
+        assert hinge == pytest.approx(1 - cosine, abs=1e-13)
     longer = OnCodes(scaled=True).each(9 * embeddings, codes, labels, projection=projection)
-    assert torch.allclose(longer, each, atol=1e-13)
+    assert torch.allclose(longer, losses, atol=1e-13)
 
 
 def test_one_long_projection_for_everybody_meets_few_codewords_unless_it_is_scaled():
     codes = BCH(511, 67)
     book, rng = Codebook(codes, 64), np.random.default_rng(0)
     drawn = torch.cat([book.codeword(user, rng)[None] for user in range(64)]).double()
-    one = torch.linalg.lstsq(drawn, 1.01 * drawn.new_full((64, 1), 511)).solution.T  # 64 equations in 511 unknowns
-    everybody = one.expand(64, -1)
+    solution = torch.linalg.lstsq(drawn, 1.01 * drawn.new_full((64, 1), 511)).solution.T  # 64 equations in 511 unknowns
+    everybody = solution.expand(64, -1)
     eye, users = torch.eye(511, dtype=torch.float64), torch.arange(64)
     bare, scaled = (OnCodes(way).each(everybody, drawn, users, projection=eye) for way in (False, True))
     assert bare.max() == 0 and scaled.min() > 0.7
@@ -93,8 +93,8 @@ def test_on_codes_the_gradient_reaches_embeddings_and_matrix():
 
     assert torch.autograd.gradcheck(loss, (embeddings.requires_grad_(), projection.requires_grad_()))
     # ∂/∂W' = −v gᵀ / c of an image whose hinge is open, by hand; 0 of one whose hinge is shut.
-    each = loss(embeddings, projection)
-    for place in (int((each > 0).nonzero()[0]), int((each == 0).nonzero()[0])):
-        (by,) = torch.autograd.grad(each[place], projection, retain_graph=True)
-        expected = -torch.outer(codes[labels[place]], embeddings[place].detach()) / 15 * float(each[place] > 0)
+    losses = loss(embeddings, projection)
+    for place in (int((losses > 0).nonzero()[0]), int((losses == 0).nonzero()[0])):
+        (by,) = torch.autograd.grad(losses[place], projection, retain_graph=True)
+        expected = -torch.outer(codes[labels[place]], embeddings[place].detach()) / 15 * float(losses[place] > 0)
         assert torch.allclose(by, expected, atol=1e-15)

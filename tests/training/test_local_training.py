@@ -35,20 +35,20 @@ def problem() -> tuple[list[Tensor], Callable[[Sequence[Tensor]], Tensor]]:
 @pytest.mark.parametrize("spend", [False, True])
 def test_a_step_is_that_of_torch(momentum: float, weight_decay: float, spend: bool) -> None:
     ours, loss = problem()
-    theirs = [w.clone().requires_grad_() for w in ours]
-    optimiser = torch.optim.SGD(theirs, lr=0.05, momentum=momentum, weight_decay=weight_decay)
+    torch_weights = [w.clone().requires_grad_() for w in ours]
+    optimiser = torch.optim.SGD(torch_weights, lr=0.05, momentum=momentum, weight_decay=weight_decay)
     velocity = [torch.zeros_like(w) for w in ours]
     for _ in range(8):
         optimiser.zero_grad()
-        loss(theirs).backward()
+        loss(torch_weights).backward()
         optimiser.step()
         gradients = torch.autograd.grad(loss(tracked := [w.clone().requires_grad_() for w in ours]), tracked)
-        given = [g.clone() for g in gradients]
+        untouched = [g.clone() for g in gradients]
         SGD(0.05, momentum, weight_decay).step(ours, gradients, velocity, spend=spend)
-        same = all(torch.equal(g, before) for g, before in zip(gradients, given, strict=True))
-        assert same == (not (spend and weight_decay))
-    for mine, other in zip(ours, theirs, strict=True):
-        assert (mine - other.detach()).abs().max().item() < 1e-12
+        unchanged = all(torch.equal(g, before) for g, before in zip(gradients, untouched, strict=True))
+        assert unchanged == (not (spend and weight_decay))
+    for weight, expected in zip(ours, torch_weights, strict=True):
+        assert (weight - expected.detach()).abs().max().item() < 1e-12
 
 
 def test_two_steps_worked_by_hand() -> None:
@@ -60,21 +60,21 @@ def test_two_steps_worked_by_hand() -> None:
     assert (v[0].item(), w[0].item()) == pytest.approx((1.256, 0.6544))
 
 
-def bare_loop(here: Party, work: LocalTraining, velocity: bool = True) -> tuple[Tensors, Tensor, float]:
+def bare_loop(client: Party, work: LocalTraining, velocity: bool = True) -> tuple[Tensors, Tensor, float]:
     """Local training as one would write it with torch alone, for one round."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        net = Net(norm=not isinstance(here.backbone.module.norm, torch.nn.Identity))
-    head = fresh_head(here).requires_grad_()
+        net = Net(norm=not isinstance(client.backbone.module.norm, torch.nn.Identity))
+    head = fresh_head(client).requires_grad_()
     optimiser = torch.optim.SGD(
         [*net.parameters(), head], lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay
     )
     total, images = 0.0, 0
     for epoch in range(work.epochs):
-        order = here.stream(here.stage, "epoch", epoch).permutation(len(here.data))
+        order = client.stream(client.stage, "epoch", epoch).permutation(len(client.data))
         for start in range(0, len(order), work.batch_size):
             index = order[start : start + work.batch_size]
-            pixels, labels = here.compute.batch(here.data, index, here.rng)
+            pixels, labels = client.compute.batch(client.data, index, client.rng)
             value = LOSS(net(pixels), head, labels)
             optimiser.zero_grad()
             value.backward()
@@ -86,31 +86,31 @@ def bare_loop(here: Party, work: LocalTraining, velocity: bool = True) -> tuple[
 @pytest.mark.parametrize("norm", [False, True])
 def test_a_round_is_a_bare_torch_loop(norm: bool) -> None:
     work = replace(WORK, epochs=3, momentum=0.9, weight_decay=0.01)
-    here = party("silo-0", Tiny(norm=norm))
-    mean, kept = learn(here, here.initial, None, work, LOSS, momentum="keep")
+    client = party("silo-0", Tiny(norm=norm))
+    mean, learner = learn(client, client.initial, None, work, LOSS, momentum="keep")
     expected, head, loss = bare_loop(party("silo-0", Tiny(norm=norm)), work)
-    shared = here.backbone.shared()
+    shared = client.backbone.shared()
     assert all(torch.allclose(shared[n], expected[n], atol=1e-6) for n in shared)
-    assert torch.allclose(kept.head, head, atol=1e-6)
+    assert torch.allclose(learner.head, head, atol=1e-6)
     assert mean == pytest.approx(loss, rel=1e-5)
-    assert (kept.cursor.epoch, kept.cursor.offset) == (3, 0)
+    assert (learner.cursor.epoch, learner.cursor.offset) == (3, 0)
 
 
 def two_rounds(momentum: Any, work: LocalTraining = WORK) -> tuple[Learner, Learner, Tensors]:
     """Two rounds at a party on its own weights."""
-    here = party()
-    _, first = learn(here, here.initial, None, work, LOSS, momentum=momentum)
-    between = here.backbone.shared()
-    here = party(round_=2)
-    _, second = learn(here, between, first, work, LOSS, momentum=momentum)
-    return first, second, here.backbone.shared()
+    client = party()
+    _, first = learn(client, client.initial, None, work, LOSS, momentum=momentum)
+    between = client.backbone.shared()
+    client = party(round_=2)
+    _, second = learn(client, between, first, work, LOSS, momentum=momentum)
+    return first, second, client.backbone.shared()
 
 
 def test_momentum_is_kept_reset_or_left_out_as_declared() -> None:
-    kept, reset, none = (two_rounds(m) for m in ("keep", "reset", "none"))
-    assert set(kept[0].velocity) == {HEAD, "down.weight", "down.bias", "up.weight", "up.bias"}
+    learner, reset, none = (two_rounds(m) for m in ("keep", "reset", "none"))
+    assert set(learner[0].velocity) == {HEAD, "down.weight", "down.bias", "up.weight", "up.bias"}
     assert reset[0].velocity == none[0].velocity == {}
-    weights = [r[2]["up.weight"] for r in (kept, reset, none)]
+    weights = [r[2]["up.weight"] for r in (learner, reset, none)]
     assert not torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[1], weights[2])
     without = two_rounds("reset", replace(WORK, momentum=0.0))
@@ -120,11 +120,11 @@ def test_momentum_is_kept_reset_or_left_out_as_declared() -> None:
 def test_kept_momentum_makes_two_rounds_one_long_one() -> None:
     work = LocalTraining(steps_per_round=2, batch_size=4, lr=0.05)
     _, second, weights = two_rounds("keep", work)
-    here = party()
+    client = party()
     draws = [party(), party(round_=2)]
-    here = replace(here, rng=Both(draws[0].rng, draws[1].rng, 2))  # the flips of rounds 1 and 2
-    _, once = learn(here, here.initial, None, replace(work, steps_per_round=4), LOSS, momentum="keep")
-    assert all(torch.equal(weights[n], t) for n, t in here.backbone.shared().items())
+    client = replace(client, rng=Both(draws[0].rng, draws[1].rng, 2))  # the flips of rounds 1 and 2
+    _, once = learn(client, client.initial, None, replace(work, steps_per_round=4), LOSS, momentum="keep")
+    assert all(torch.equal(weights[n], t) for n, t in client.backbone.shared().items())
     assert torch.equal(second.head, once.head)
     assert all(torch.equal(second.velocity[n], t) for n, t in once.velocity.items())
     assert vars(second.cursor) == vars(once.cursor)
@@ -137,37 +137,37 @@ class Both(np.random.Generator):
         super().__init__(first.bit_generator)
         self.sources = [first] * times + [second] * 1000
 
-    def random(self, *arguments: Any, **named: Any) -> Any:
-        return self.sources.pop(0).random(*arguments, **named)
+    def random(self, *arguments: Any, **options: Any) -> Any:
+        return self.sources.pop(0).random(*arguments, **options)
 
 
 def test_a_pull_is_added_to_the_gradient() -> None:
-    here, target = party(), {"up.bias": torch.full((8,), 3.0)}
-    strength, seen = 0.7, []
+    client, target = party(), {"up.bias": torch.full((8,), 3.0)}
+    strength, pulled_names = 0.7, []
 
-    def pull(now: Tensors, images: Tensor, labels: Tensor) -> Tensors:
-        seen.append(sorted(now))
-        return {n: strength * (now[n].detach() - t) for n, t in target.items()}
+    def pull(trained: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+        pulled_names.append(sorted(trained))
+        return {n: strength * (trained[n].detach() - t) for n, t in target.items()}
 
     batches = [np.arange(4)]
     sgd = SGD(lr=0.1)
-    here.backbone.load(here.initial)
-    train(here, classifier_for(here, fresh_head(here), LOSS, sgd), batches, sgd)
-    plain = here.backbone.shared()
-    here = party()
-    here.backbone.load(here.initial)
-    train(here, classifier_for(here, fresh_head(here), LOSS, sgd), batches, sgd, pull=pull)
-    pulled = here.backbone.shared()
-    assert seen == [sorted([HEAD, "down.weight", "down.bias", "up.weight", "up.bias"])]
-    moved = plain["up.bias"] - 0.1 * strength * (here.initial["up.bias"] - target["up.bias"])
+    client.backbone.load(client.initial)
+    train(client, classifier_for(client, fresh_head(client), LOSS, sgd), batches, sgd)
+    plain = client.backbone.shared()
+    client = party()
+    client.backbone.load(client.initial)
+    train(client, classifier_for(client, fresh_head(client), LOSS, sgd), batches, sgd, pull=pull)
+    pulled = client.backbone.shared()
+    assert pulled_names == [sorted([HEAD, "down.weight", "down.bias", "up.weight", "up.bias"])]
+    moved = plain["up.bias"] - 0.1 * strength * (client.initial["up.bias"] - target["up.bias"])
     assert torch.allclose(pulled["up.bias"], moved, atol=1e-6)
     assert torch.equal(pulled["up.weight"], plain["up.weight"])
 
 
 def test_a_loss_that_is_not_finite_says_what_to_do() -> None:
-    here = party()
+    client = party()
     with pytest.raises(FloatingPointError, match=r"training loss is (nan|inf) at learning rate .*lower local.lr"):
-        learn(here, here.initial, None, replace(WORK, lr=1e30, epochs=3), LOSS, momentum="reset")
+        learn(client, client.initial, None, replace(WORK, lr=1e30, epochs=3), LOSS, momentum="reset")
 
 
 # --- sampled class embeddings (partial FC) ----------------------------------------------------------------------------
@@ -178,26 +178,26 @@ def test_sampled_classes_hold_those_of_the_batch_and_as_many_others_as_the_rate_
     rate: float, expected: int
 ) -> None:
     labels = torch.tensor([7, 2, 7, 4])
-    seen = set()
+    drawn = set()
     for seed in range(200):
         rows = sampled_classes(labels, 10, rate, np.random.default_rng(seed))
         assert len(rows) == expected and {2, 4, 7} <= set(rows.tolist())
         assert rows.tolist() == sorted(set(rows.tolist())) and rows.dtype == torch.int64
-        seen |= set(rows.tolist())
-    assert seen == ({2, 4, 7} if expected == 3 else set(range(10)))
+        drawn |= set(rows.tolist())
+    assert drawn == ({2, 4, 7} if expected == 3 else set(range(10)))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_sampled_steps_are_those_of_the_chosen_rows_alone(momentum: float) -> None:
     """The same two steps by hand: gather rows, differentiate the loss over them, step, scatter; the others stay."""
     sgd = SGD(lr=0.05, momentum=momentum, weight_decay=0.1)
-    here, twin = (party("all", Tiny(pooled=True)) for _ in range(2))
-    head = torch.randn((6, here.backbone.embedding_size), generator=torch.Generator().manual_seed(3))
+    client, twin = (party("all", Tiny(pooled=True)) for _ in range(2))
+    head = torch.randn((6, client.backbone.embedding_size), generator=torch.Generator().manual_seed(3))
     batches = [np.array([0, 7]), np.array([1, 8])]  # of two identities; a third is drawn for each
-    here.backbone.load(here.initial)
-    trained = train(here, classifier_for(here, head, LOSS, sgd, sample_rate=0.5), batches, sgd)
-    found, velocity = trained.head, trained.velocity
-    mine = here.backbone.shared()
+    client.backbone.load(client.initial)
+    trained = train(client, classifier_for(client, head, LOSS, sgd, sample_rate=0.5), batches, sgd)
+    rows_after, velocity = trained.head, trained.velocity
+    shared = client.backbone.shared()
     twin.backbone.load(twin.initial)
     module, expected, speed = twin.backbone.module.train(), head.clone(), torch.zeros_like(head)
     speeds = [torch.zeros_like(p) for p in module.parameters()]
@@ -213,12 +213,12 @@ def test_sampled_steps_are_those_of_the_chosen_rows_alone(momentum: float) -> No
         of_rows = speed[rows]
         sgd.step(parameters, gradients, [*speeds, of_rows])
         expected[rows], speed[rows] = part.detach(), of_rows
-    assert torch.equal(found, expected)
-    assert all(torch.equal(a, b) for a, b in zip(mine.values(), twin.backbone.shared().values(), strict=True))
+    assert torch.equal(rows_after, expected)
+    assert all(torch.equal(a, b) for a, b in zip(shared.values(), twin.backbone.shared().values(), strict=True))
     assert torch.equal(velocity[HEAD], speed) if momentum else velocity == {}
-    left = sorted(set(range(len(head))) - touched)
-    assert 2 <= len(left) <= 3
-    assert torch.equal(found[left], head[left])
+    untouched_rows = sorted(set(range(len(head))) - touched)
+    assert 2 <= len(untouched_rows) <= 3
+    assert torch.equal(rows_after[untouched_rows], head[untouched_rows])
 
 
 # --- losses with rows and tensors of their own ------------------------------------------------------------------------
@@ -227,16 +227,16 @@ def test_sampled_steps_are_those_of_the_chosen_rows_alone(momentum: float) -> No
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_every_loss_trains_for_two_rounds_and_learns(name: str) -> None:
     """What a loss has beside one class embedding a class is made, trained, kept with its momentum, and goes on."""
-    given = {} if name in ("positive", "sphereface2") else {"scale": 8.0}
-    loss = LOSSES[name](**given)
+    settings = {} if name in ("positive", "sphereface2") else {"scale": 8.0}
+    loss = LOSSES[name](**settings)
     work = LocalTraining(batch_size=6, lr=0.05, momentum=0.5, weight_decay=0.0, epochs=12)
-    here = party("all", Tiny(pooled=True))
-    first, one = learn(here, here.initial, None, work, loss, momentum="keep")
-    assert len(one.head) == loss.rows(6)
-    assert set(one.extra) == set(loss.extra(6)) and all(f"loss.{n}" in one.velocity for n in one.extra)
-    for extra, begun in loss.extra(6).items():
-        assert not torch.equal(one.extra[extra], begun)
+    client = party("all", Tiny(pooled=True))
+    first, learner = learn(client, client.initial, None, work, loss, momentum="keep")
+    assert len(learner.head) == loss.rows(6)
+    assert set(learner.extra) == set(loss.extra(6)) and all(f"loss.{n}" in learner.velocity for n in learner.extra)
+    for extra, start in loss.extra(6).items():
+        assert not torch.equal(learner.extra[extra], start)
     again = party("all", Tiny(pooled=True), round_=2)
-    second, two = learn(again, here.backbone.shared(), one, work, loss, momentum="keep")
+    second, later_learner = learn(again, client.backbone.shared(), learner, work, loss, momentum="keep")
     assert second < first
-    assert not any(torch.equal(two.extra[n], one.extra[n]) for n in one.extra)
+    assert not any(torch.equal(later_learner.extra[n], learner.extra[n]) for n in learner.extra)

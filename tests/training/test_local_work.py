@@ -25,12 +25,12 @@ def stream(numbers: int) -> list[int]:
 
 @pytest.mark.parametrize(("batch", "iterations"), [(4, 1), (4, 5), (3, 2), (11, 1), (10, 3), (1, 7)])
 def test_iterations_go_on_across_rounds_as_one_long_stream(batch: int, iterations: int) -> None:
-    cursor, seen = Cursor(), []
+    cursor, places = Cursor(), []
     for _ in range(6):
         batches, cursor = by_iterations(IMAGES, batch, iterations, cursor, order)
         assert [len(b) for b in batches] == [batch] * iterations
-        seen += np.concatenate(batches).tolist()
-    assert seen == stream(6 * iterations * batch)
+        places += np.concatenate(batches).tolist()
+    assert places == stream(6 * iterations * batch)
 
 
 def test_a_party_with_fewer_images_than_a_batch_uses_all_it_has() -> None:

@@ -37,13 +37,13 @@ def test_pytorch_metric_learning_gives_the_same_value_and_gradient():
     }
     for loss, oracle in oracles.items():
         ours = embeddings.clone().requires_grad_()
-        theirs = embeddings.clone().requires_grad_()
+        oracle_embeddings = embeddings.clone().requires_grad_()
         oracle.W.data = weights.T.clone()
-        mine, other = loss(ours, weights, labels), oracle(theirs, labels)
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
-        mine.backward()
-        other.backward()
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+        value, expected = loss(ours, weights, labels), oracle(oracle_embeddings, labels)
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+        value.backward()
+        expected.backward()
+        torch.testing.assert_close(ours.grad, oracle_embeddings.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_no_margin_is_the_softmax():
@@ -56,18 +56,18 @@ def test_no_margin_is_the_softmax():
 @pytest.mark.parametrize("margin", [0.1, 0.5, 1.2])
 def test_arcface_falls_with_the_angle_all_the_way(margin):
     angles = torch.linspace(0, math.pi, 5001, dtype=torch.float64)
-    kept = ArcFace(margin=margin).target(angles.cos())
-    assert (kept.diff() < 0).all()
+    target = ArcFace(margin=margin).target(angles.cos())
+    assert (target.diff() < 0).all()
     before = angles < math.pi - margin - 1e-9
-    torch.testing.assert_close(kept[before], (angles[before] + margin).cos())
+    torch.testing.assert_close(target[before], (angles[before] + margin).cos())
 
 
 def test_arcface_at_cosine_one_keeps_the_exact_value():
     for dtype in (torch.float32, torch.float64):
         ends = torch.tensor([1.0, -1.0, 1.0 + torch.finfo(dtype).eps], dtype=dtype)
-        kept = ArcFace(margin=0.5).target(ends)
+        target = ArcFace(margin=0.5).target(ends)
         expected = torch.tensor([math.cos(0.5), -1 - 0.5 * math.sin(0.5), math.cos(0.5)], dtype=dtype)
-        torch.testing.assert_close(kept, expected)
+        torch.testing.assert_close(target, expected)
 
 
 def test_the_registry_makes_each_loss_with_the_papers_defaults():
@@ -78,7 +78,7 @@ def test_the_registry_makes_each_loss_with_the_papers_defaults():
         "sphereface": SphereFace(scale=None, margin_factor=4, annealing=0.0),
         "sphereface2": SphereFace2(scale=30.0, margin=0.4, power=3.0, balance=0.7),
         "subcenter-arcface": SubCenterArcFace(scale=64.0, margin=0.5, centers=3),
-        "adaface": AdaFace(scale=64.0, margin=0.4, concentration=0.333, share=0.01),
+        "adaface": AdaFace(scale=64.0, margin=0.4, concentration=0.333),
         "positive": PositiveHinge(target_cosine=0.9),
     }
 

@@ -37,24 +37,24 @@ def party() -> Party:
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[list[list[int]]]:
     """Round by round, the images of each step."""
-    seen: list[list[list[int]]] = []
+    drawn_batches: list[list[list[int]]] = []
     plain = mixed_batches.train
 
-    def noting(party: Party, head: Tensor, batches: Any, *rest: Any, **more: Any) -> Any:
-        seen.append([batch.tolist() for batch in batches])
-        return plain(party, head, batches, *rest, **more)
+    def noting(party: Party, head: Tensor, batches: Any, *arguments: Any, **options: Any) -> Any:
+        drawn_batches.append([batch.tolist() for batch in batches])
+        return plain(party, head, batches, *arguments, **options)
 
     monkeypatch.setattr(mixed_batches, "train", noting)
-    return seen
+    return drawn_batches
 
 
 def rounds(party: Party, work: LocalTraining, count: int) -> Mixed:
-    own, backbone = None, party.initial
+    mixed, backbone = None, party.initial
     for _ in range(count):
-        _, own = learn_mixed(party, backbone, own, work, Discrepancy(LOSS, 0.5), {})
+        _, mixed = learn_mixed(party, backbone, mixed, work, Discrepancy(LOSS, 0.5), {})
         backbone = party.backbone.shared()
-    assert own is not None
-    return own
+    assert mixed is not None
+    return mixed
 
 
 def permutations(party: Party, name: str, images: list[int], numbers: int) -> list[int]:
@@ -67,16 +67,16 @@ def permutations(party: Party, name: str, images: list[int], numbers: int) -> li
 def test_a_batch_has_as_many_images_of_each_domain_and_goes_on_across_epochs_and_rounds(
     party: Party, steps: list[list[list[int]]]
 ) -> None:
-    own = rounds(party, WORK, 3)
-    known = [i for i, label in enumerate(party.data.labels) if label >= 0]
+    mixed = rounds(party, WORK, 3)
+    source_places = [i for i, label in enumerate(party.data.labels) if label >= 0]
     unknown = [i for i, label in enumerate(party.data.labels) if label < 0]
-    assert (len(known), len(unknown)) == (12, 24)
+    assert (len(source_places), len(unknown)) == (12, 24)
     every = [step for of_round in steps for step in of_round]
     assert [len(of_round) for of_round in steps] == [4, 4, 4] and {len(step) for step in every} == {10}
-    assert [i for step in every for i in step[:5]] == permutations(party, "epoch", known, 60)
+    assert [i for step in every for i in step[:5]] == permutations(party, "epoch", source_places, 60)
     assert [i for step in every for i in step[5:]] == permutations(party, "target epoch", unknown, 60)
-    assert (own.learner.cursor.epoch, own.learner.cursor.offset) == (4, 12)
-    assert (own.target.epoch, own.target.offset) == (2, 12)
+    assert (mixed.learner.cursor.epoch, mixed.learner.cursor.offset) == (4, 12)
+    assert (mixed.target.epoch, mixed.target.offset) == (2, 12)
 
 
 def test_a_target_with_fewer_images_than_a_batch_gives_all_it_has(party: Party, steps: list[list[list[int]]]) -> None:
@@ -108,12 +108,12 @@ class Plain:
         pixels = torch.from_numpy(faces.take(np.arange(len(faces)))).permute(0, 3, 1, 2)
         self.images, self.labels = ((pixels.float() - 127.5) / 127.5).double(), torch.from_numpy(faces.labels)
         self.work, self.loss, self.target = work, loss, target
-        known = np.flatnonzero(faces.labels >= 0).tolist()
+        source_places = np.flatnonzero(faces.labels >= 0).tolist()
         unknown = np.flatnonzero(faces.labels < 0).tolist()
-        self.order = permutations(party, "epoch", known, 100), permutations(party, "target epoch", unknown, 100)
+        self.order = permutations(party, "epoch", source_places, 100), permutations(party, "target epoch", unknown, 100)
         with torch.no_grad():
-            features = nn.functional.normalize(self.net(self.images[known]))
-        means = torch.stack([features[self.labels[known] == k].mean(0) for k in range(2)])
+            features = nn.functional.normalize(self.net(self.images[source_places]))
+        means = torch.stack([features[self.labels[source_places] == k].mean(0) for k in range(2)])
         self.head = nn.Parameter(means / means.norm(dim=1, keepdim=True))
         self.beside: list[nn.Parameter] = []
 
@@ -129,11 +129,11 @@ class Plain:
             optimiser.param_groups[0]["lr"] = self.work.lr * (1 + math.cos(math.pi * round_ / count)) / 2
             assert self.work.steps_per_round is not None
             for _ in range(self.work.steps_per_round):
-                mine, theirs = (order[place : place + self.work.batch_size] for order in self.order)
+                of_source, of_target = (order[place : place + self.work.batch_size] for order in self.order)
                 place += self.work.batch_size
-                embedded = self.net(self.images[mine])
-                classified = self.loss(embedded, self.head, self.labels[mine])
-                target = nn.functional.normalize(self.net(self.images[theirs]))
+                embedded = self.net(self.images[of_source])
+                classified = self.loss(embedded, self.head, self.labels[of_source])
+                target = nn.functional.normalize(self.net(self.images[of_target]))
                 optimiser.zero_grad()
                 step(classified, nn.functional.normalize(embedded), target, round_ / count)
                 optimiser.step()
@@ -146,22 +146,22 @@ def ran(method: Method, folder: Path, build: Tiny = WORLD) -> Ran:
 
 @pytest.mark.parametrize("weight", [0.0, 0.9])
 def test_dan_is_its_loop_and_without_weight_that_of_the_source_alone(tmp_path: Path, weight: float) -> None:
-    found = ran(recipe("dan", rounds=3, local=WORK, weight=weight, kernels=3)[0], tmp_path)
+    models = ran(recipe("dan", rounds=3, local=WORK, weight=weight, kernels=3)[0], tmp_path)
     plain = Plain(WORK)
 
-    def step(classified: Tensor, source: Tensor, target: Tensor, done: float) -> None:
+    def step(classified: Tensor, source: Tensor, target: Tensor, progress: float) -> None:
         (classified if not weight else classified + weight * naive_mmd(source, target, 3)).backward()
 
-    assert naive.furthest(found.state.backbone, plain.train(3, step)) < 1e-10
-    kept = naive.kept(tmp_path, "all", Mixed)
-    assert float((kept.learner.head - plain.head).detach().abs().max()) < 1e-10
-    assert set(kept.learner.velocity) == {*found.state.backbone, HEAD}
+    assert naive.furthest(models.state.backbone, plain.train(3, step)) < 1e-10
+    mixed = naive.kept(tmp_path, "all", Mixed)
+    assert float((mixed.learner.head - plain.head).detach().abs().max()) < 1e-10
+    assert set(mixed.learner.velocity) == {*models.state.backbone, HEAD}
 
 
 @pytest.mark.parametrize("weight", [0.5, 2.0])
 def test_dann_is_its_loop(tmp_path: Path, weight: float) -> None:
     """Two losses in place of a reversed gradient: F − λ_p · weight · C for the features, weight · C for the other."""
-    found = ran(recipe("dann", rounds=3, local=WORK, weight=weight, hidden=7)[0], tmp_path)
+    models = ran(recipe("dann", rounds=3, local=WORK, weight=weight, hidden=7)[0], tmp_path)
     plain, party = Plain(WORK), naive.party("all", WORLD)
     rng = party.stream("train", "discriminator")
     inner = rng.standard_normal((7, 8), dtype=np.float32) * math.sqrt(2 / 8)
@@ -169,23 +169,23 @@ def test_dann_is_its_loop(tmp_path: Path, weight: float) -> None:
     drawn = [torch.from_numpy(inner), torch.zeros(7), torch.from_numpy(outer), torch.zeros(1)]
     plain.beside = [nn.Parameter(t.double()) for t in drawn]
 
-    def step(classified: Tensor, source: Tensor, target: Tensor, done: float) -> None:
-        one, two, three, four = plain.beside
-        logits = torch.relu(torch.cat([source, target]) @ one.T + two) @ three.T[:, 0] + four
+    def step(classified: Tensor, source: Tensor, target: Tensor, progress: float) -> None:
+        inner, inner_bias, outer, outer_bias = plain.beside
+        logits = torch.relu(torch.cat([source, target]) @ inner.T + inner_bias) @ outer.T[:, 0] + outer_bias
         share = torch.sigmoid(logits)
         right = torch.cat([1 - share[: len(source)], share[len(source) :]])
         apart = weight * -right.log().mean()
-        strength = math.tanh(5 * done)
+        strength = math.tanh(5 * progress)
         (classified - strength * apart).backward(retain_graph=True)
         for p, gradient in zip(plain.beside, torch.autograd.grad(apart, plain.beside), strict=True):
             p.grad = gradient
 
-    assert naive.furthest(found.state.backbone, plain.train(3, step)) < 1e-10
-    kept = naive.kept(tmp_path, "all", Mixed)
+    assert naive.furthest(models.state.backbone, plain.train(3, step)) < 1e-10
+    mixed = naive.kept(tmp_path, "all", Mixed)
     names = ("inner", "inner_bias", "outer", "outer_bias")
     for name, expected in zip(names, plain.beside, strict=True):
-        assert float((kept.learner.extra[name] - expected).detach().abs().max()) < 1e-10
-    moved = kept.learner.extra["inner"].float() - torch.from_numpy(inner)
+        assert float((mixed.learner.extra[name] - expected).detach().abs().max()) < 1e-10
+    moved = mixed.learner.extra["inner"].float() - torch.from_numpy(inner)
     assert float(moved.abs().max()) > 1e-3
 
 

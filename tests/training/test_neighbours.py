@@ -46,9 +46,9 @@ def brute(rows: Tensor) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     wide = rows.double().numpy()
     index, cosine = np.empty(len(wide), dtype=np.int64), np.empty(len(wide))
     for i in range(len(wide)):
-        found = halved(wide[i], wide)
-        found[i] = -np.inf
-        index[i], cosine[i] = found.argmax(), found.max()
+        halves = halved(wide[i], wide)
+        halves[i] = -np.inf
+        index[i], cosine[i] = halves.argmax(), halves.max()
     return index, cosine
 
 
@@ -91,23 +91,23 @@ def test_equals_float64_brute_force(name: str) -> None:
     index, cosine = brute(rows)
     for precision in PRECISIONS:
         for block in (64, 192, None):
-            found = first_neighbours(rows, precision=precision, block=block)
-            assert found.index.tolist() == index.tolist(), (precision, block)
-            assert found.cosine.tolist() == cosine.tolist(), (precision, block)
+            neighbours = first_neighbours(rows, precision=precision, block=block)
+            assert neighbours.index.tolist() == index.tolist(), (precision, block)
+            assert neighbours.cosine.tolist() == cosine.tolist(), (precision, block)
 
 
 def test_agrees_with_rational_arithmetic() -> None:
     rows = near_ties(20, 60, 8, 1e-4)
     exact = [[Fraction(float(value)) for value in row] for row in rows]
-    found = first_neighbours(rows)
-    for i, own in enumerate(exact):
-        products = [sum((a * b for a, b in zip(own, row, strict=True)), Fraction(0)) for row in exact]
+    neighbours = first_neighbours(rows)
+    for i, cosines_of_row in enumerate(exact):
+        products = [sum((a * b for a, b in zip(cosines_of_row, row, strict=True)), Fraction(0)) for row in exact]
         products[i] = Fraction(-2)
         best = max(products)
-        assert best - products[found.index[i]] <= Fraction(1, 10**15)
-        assert abs(best - Fraction(float(found.cosine[i]))) <= Fraction(1, 10**15)
+        assert best - products[neighbours.index[i]] <= Fraction(1, 10**15)
+        assert abs(best - Fraction(float(neighbours.cosine[i]))) <= Fraction(1, 10**15)
         if sum(best - product <= Fraction(1, 10**15) for product in products) == 1:
-            assert found.index[i] == products.index(best)
+            assert neighbours.index[i] == products.index(best)
 
 
 @settings(max_examples=60, deadline=None)
@@ -118,9 +118,9 @@ def test_small_rows_of_few_values(data: st.DataObject) -> None:
     row = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0, 1.0 + 2.0**-8, 1.0 + 2.0**-20]), min_size=d, max_size=d)
     drawn = data.draw(st.lists(row.filter(any), min_size=2, max_size=40))
     rows = unit(torch.tensor(drawn, dtype=data.draw(st.sampled_from([torch.float32, torch.float64]))))
-    found = first_neighbours(rows, precision=data.draw(st.sampled_from(["float32", "bfloat16"])), block=64)
+    neighbours = first_neighbours(rows, precision=data.draw(st.sampled_from(["float32", "bfloat16"])), block=64)
     index, cosine = brute(rows)
-    assert found.index.tolist() == index.tolist() and found.cosine.tolist() == cosine.tolist()
+    assert neighbours.index.tolist() == index.tolist() and neighbours.cosine.tolist() == cosine.tolist()
 
 
 def adversarial() -> dict[str, Tensor]:
@@ -162,8 +162,8 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         decide(self, row, column)
 
     monkeypatch.setattr(_Search, "_decide", watched)
-    found = first_neighbours(torch.eye(420))
-    assert found.index.tolist() == [1] + [0] * 419
+    neighbours = first_neighbours(torch.eye(420))
+    assert neighbours.index.tolist() == [1] + [0] * 419
     assert set(waited) == {2**17, 420 * 419 - 2**17}
 
 
@@ -174,12 +174,12 @@ def test_threads_and_what_the_process_says_of_precision_do_not_matter(noise: flo
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     try:
         torch.set_num_threads(2)
-        for said in ("medium", "highest"):
-            torch.set_float32_matmul_precision(said)
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=said == "highest"):
-                found = first_neighbours(rows)
-            assert torch.get_float32_matmul_precision() == said
-            assert torch.equal(found.index, expected.index) and torch.equal(found.cosine, expected.cosine)
+        for precision_name in ("medium", "highest"):
+            torch.set_float32_matmul_precision(precision_name)
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision_name == "highest"):
+                neighbours = first_neighbours(rows)
+            assert torch.get_float32_matmul_precision() == precision_name
+            assert torch.equal(neighbours.index, expected.index) and torch.equal(neighbours.cosine, expected.cosine)
     finally:
         torch.set_num_threads(threads)
         torch.set_float32_matmul_precision(precision)
@@ -188,32 +188,32 @@ def test_threads_and_what_the_process_says_of_precision_do_not_matter(noise: flo
 def test_precision_is_asked_for_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the search is done in; not every machine gives a process that asks for less any less."""
     places = [torch.backends.mkldnn.matmul, torch.backends.cuda.matmul]
-    seen = []
+    precisions = []
     run = _Search.run
 
     def watched(self: _Search) -> None:
-        seen.extend(place.fp32_precision for place in places)
+        precisions.extend(place.fp32_precision for place in places)
         run(self)
 
     monkeypatch.setattr(_Search, "run", watched)
     before = [place.fp32_precision for place in places]
     try:
-        for said in ("bf16", "tf32"):
-            places[0].fp32_precision = said
+        for precision_name in ("bf16", "tf32"):
+            places[0].fp32_precision = precision_name
             places[1].fp32_precision = "tf32"
             first_neighbours(torch.eye(3))
-            assert [place.fp32_precision for place in places] == [said, "tf32"]
+            assert [place.fp32_precision for place in places] == [precision_name, "tf32"]
     finally:
         for place, value in zip(places, before, strict=True):
             place.fp32_precision = value
-    assert seen == ["ieee"] * 4
+    assert precisions == ["ieee"] * 4
 
 
 def test_none_and_one() -> None:
     none = first_neighbours(torch.empty(0, 4))
     assert none.index.shape == none.cosine.shape == (0,)
-    one = first_neighbours(torch.ones(1, 1))
-    assert one.index.tolist() == [-1] and one.cosine.tolist() == [-torch.inf]
+    alone = first_neighbours(torch.ones(1, 1))
+    assert alone.index.tolist() == [-1] and alone.cosine.tolist() == [-torch.inf]
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 0.5])
@@ -228,17 +228,18 @@ def test_rows_that_are_not_of_length_one_are_named(bad: float) -> None:
 @pytest.mark.parametrize("noise", [1e-2, 1e-6])
 def test_twenty_thousand_with_near_ties_and_doubles(noise: float) -> None:
     rows = near_ties(70, 20_000, 256, noise)
-    found = first_neighbours(rows)
+    neighbours = first_neighbours(rows)
     wide = rows.double()
     for start in range(0, len(rows), 1000):
         cosines = wide[start : start + 1000] @ wide.T
-        own = torch.arange(len(cosines))
-        cosines[own, start + own] = -9
+        places = torch.arange(len(cosines))
+        cosines[places, start + places] = -9
         close = cosines >= cosines.amax(dim=1, keepdim=True) - 1e-13
         for i in range(len(cosines)):
             near = close[i].nonzero().view(-1)
             exact = halved(wide[start + i].numpy(), wide[near].numpy())
-            assert found.index[start + i] == near[int(exact.argmax())] and found.cosine[start + i] == exact.max()
+            assert neighbours.index[start + i] == near[int(exact.argmax())]
+            assert neighbours.cosine[start + i] == exact.max()
 
 
 MEMORY = r"""
@@ -260,8 +261,8 @@ print((peak() - before) * 1024 / rows.nbytes)
 @pytest.mark.slow
 def test_memory_is_at_most_three_times_the_rows() -> None:
     """The rows among it. (What was measured in all, blocks included, is in the page on speed.)"""
-    made = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-    assert 1 < float(made.stdout) < 3
+    process = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert 1 < float(process.stdout) < 3
 
 
 @pytest.mark.gpu
@@ -270,8 +271,9 @@ def test_on_a_gpu_the_same(name: str) -> None:
     rows = CASES[name]()
     expected = first_neighbours(rows)
     for precision in PRECISIONS[:1] + PRECISIONS[2:]:
-        found = first_neighbours(rows.cuda(), precision=precision)
-        assert torch.equal(found.index.cpu(), expected.index) and torch.equal(found.cosine.cpu(), expected.cosine)
+        neighbours = first_neighbours(rows.cuda(), precision=precision)
+        assert torch.equal(neighbours.index.cpu(), expected.index)
+        assert torch.equal(neighbours.cosine.cpu(), expected.cosine)
 
 
 @pytest.mark.gpu
@@ -280,9 +282,10 @@ def test_a_million_on_a_gpu() -> None:
     generator = torch.Generator("cuda").manual_seed(0)
     rows = torch.nn.functional.normalize(torch.randn(1_000_000, 256, generator=generator, device="cuda"))
     torch.cuda.reset_peak_memory_stats()
-    found = first_neighbours(rows)
+    neighbours = first_neighbours(rows)
     assert torch.cuda.max_memory_allocated() <= 3 * rows.nbytes
     for i in range(0, 1_000_000, 100_003):
         cosines = inner(rows, rows[i : i + 1])
         cosines[i] = -9
-        assert found.cosine[i] == cosines.max() and found.index[i] == int((cosines == cosines.max()).nonzero()[0])
+        assert neighbours.cosine[i] == cosines.max()
+        assert neighbours.index[i] == int((cosines == cosines.max()).nonzero()[0])

@@ -19,7 +19,7 @@ from coalface.training.fedfv import AgainstOthers
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import OwnClassLoss
 from coalface.training.losses.hinge import OnCodes, PositiveHinge
-from coalface.training.one_identity import batches, first_centres, train_many, train_one, why_not
+from coalface.training.one_identity import batches, first_centres, train_many, train_one, unbatchable_reason
 
 EXACT = Tiny(parties=4, one_identity=True, double=True)
 """Clients of 6, 5, 4 and 6 images, half of which are turned at random."""
@@ -49,28 +49,28 @@ def test_the_first_class_embedding_is_the_mean_of_unit_embeddings_at_length_one(
     someone, theta = party(1, build), build().backbone.shared()
     theta = {n: t + 0.1 for n, t in theta.items()}
     someone.backbone.module.train()
-    found = first_centres([someone], theta, [torch.zeros(1, 8, dtype=torch.float64)])[0]
+    centre = first_centres([someone], theta, [torch.zeros(1, 8, dtype=torch.float64)])[0]
     net = build().backbone.module.eval()
     net.load_state_dict({**net.state_dict(), **theta})
     total = torch.zeros(8, dtype=torch.float64)
     for image in someone.compute.plain(someone.data):
         embedding = net(image[None])[0].detach()
         total += embedding / embedding.norm()
-    assert torch.allclose(found[0], total / total.norm(), atol=1e-14)
+    assert torch.allclose(centre[0], total / total.norm(), atol=1e-14)
 
 
 def test_only_who_has_none_gets_a_first_one_and_each_its_own() -> None:
     some, theta = members(), EXACT().backbone.shared()
-    none, own = torch.zeros(1, 8, dtype=torch.float64), rows(1)
-    sent = [none, own, none, none]
-    found = first_centres(some, theta, sent)
-    assert found[1] is own
+    none, random_centre = torch.zeros(1, 8, dtype=torch.float64), rows(1)
+    sent = [none, random_centre, none, none]
+    centres_ = first_centres(some, theta, sent)
+    assert centres_[1] is random_centre
     for place in (0, 2, 3):
         alone = first_centres([some[place]], theta, [none])[0]
-        assert torch.allclose(found[place], alone, atol=1e-14)
+        assert torch.allclose(centres_[place], alone, atol=1e-14)
         assert float(alone.norm()) == pytest.approx(1, abs=1e-14)
     assert not sent[0].any()  # what was sent stays as it is
-    assert len({t.numpy().tobytes() for t in found}) == 4
+    assert len({t.numpy().tobytes() for t in centres_}) == 4
 
 
 # --- which images a round takes ---------------------------------------------------------------------------------------
@@ -94,8 +94,8 @@ def test_work_goes_on_where_the_round_stands(work: LocalTraining, client: int) -
     for round_ in range(1, 10):
         someone = party(client, round_=round_)
         expected, cursor = work.batches(someone, cursor)
-        found = batches(someone, work)
-        assert [b.tolist() for b in found] == [b.tolist() for b in expected]
+        batches_ = batches(someone, work)
+        assert [b.tolist() for b in batches_] == [b.tolist() for b in expected]
 
 
 # --- many parties as one batch ----------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_many_are_the_mean_of_each(loss: OwnClassLoss, settings: dict[str, Any],
     """
     theta, codes = EXACT().backbone.shared(), isinstance(loss, OnCodes)
     centres = [rows(1, seed=s).sign() if codes else rows(1, seed=s) for s in range(4)]
-    kept = [c.clone() for c in centres]
+    centres_before = [c.clone() for c in centres]
     together = train_many(members(round_=4), theta, centres, work, loss, **settings)
     backbone = {n: t.clone() for n, t in together.backbone.items()}
     each, ends = [], []
@@ -136,11 +136,13 @@ def test_many_are_the_mean_of_each(loss: OwnClassLoss, settings: dict[str, Any],
     if settings.get("extra"):
         assert naive.furthest(together.extra, naive.mean(share, [t.extra for t in each])) < 1e-13
         assert naive.furthest(together.extra, settings["extra"]) > 1e-4
-    for mine, trained, before in zip(together.centres, each, kept, strict=True):
-        assert (mine - trained.head).abs().max() < 1e-13
-        assert bool((mine == before).all()) is bool(settings.get("fixed"))
+    for centre, trained, before in zip(together.centres, each, centres_before, strict=True):
+        assert (centre - trained.head).abs().max() < 1e-13
+        assert bool((centre == before).all()) is bool(settings.get("fixed"))
     assert list(together.losses) == pytest.approx([t.loss for t in each], abs=1e-13)
-    assert all(torch.equal(a, b) for a, b in zip(centres, kept, strict=True))  # and what was sent stays as it is
+    assert all(
+        torch.equal(a, b) for a, b in zip(centres, centres_before, strict=True)
+    )  # and what was sent stays as it is
 
 
 # --- where they cannot be one batch -----------------------------------------------------------------------------------
@@ -164,19 +166,22 @@ def test_many_are_the_mean_of_each(loss: OwnClassLoss, settings: dict[str, Any],
         ),
     ],
 )
-def test_why_not(work: LocalTraining, says: str) -> None:
-    found = why_not(work, 6, EXACT().backbone)
-    assert bool(found) == bool(says)
-    assert re.search(says, found)
+def test_unbatchable_reason(work: LocalTraining, says: str) -> None:
+    reason = unbatchable_reason(work, 6, EXACT().backbone)
+    assert bool(reason) == bool(says)
+    assert re.search(says, reason)
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.Sequential(nn.SyncBatchNorm(4))])
 def test_batchnorm_is_a_reason_wherever_it_lies(norm: nn.Module) -> None:
     backbone = EXACT().backbone
     object.__setattr__(backbone, "module", nn.Sequential(backbone.module, norm))
-    assert why_not(ONE, 6, backbone) == "the backbone has BatchNorm, whose statistics are of a party's own batch"
+    assert (
+        unbatchable_reason(ONE, 6, backbone)
+        == "the backbone has BatchNorm, whose statistics are of a party's own batch"
+    )
     object.__setattr__(backbone, "module", nn.Sequential(nn.GroupNorm(2, 4), nn.LayerNorm(4)))
-    assert why_not(ONE, 6, backbone) == ""
+    assert unbatchable_reason(ONE, 6, backbone) == ""
 
 
 @pytest.mark.parametrize("work", ["one", "centres", "embeddings"])

@@ -55,14 +55,14 @@ def test_pytorch_metric_learning_gives_the_same_value_and_gradient(m):
     embeddings, weights, labels = problem(n=40, k=9, d=6, dtype=torch.float32)
     oracle = SphereFaceLoss(num_classes=9, embedding_size=6, margin=m, scale=1)
     oracle.W.data = weights.T.clone()
-    ours, theirs = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
-    mine, other = SphereFace(margin_factor=m)(ours, weights, labels), oracle(theirs, labels)
-    torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
-    mine.backward()
-    other.backward()
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+    ours, oracle_embeddings = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
+    value, expected = SphereFace(margin_factor=m)(ours, weights, labels), oracle(oracle_embeddings, labels)
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, oracle_embeddings.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_a_factor_of_one_with_a_scale_is_the_softmax():
-    given = problem()
-    torch.testing.assert_close(SphereFace(scale=30.0, margin_factor=1)(*given), Softmax(scale=30.0)(*given))
+    inputs = problem()
+    torch.testing.assert_close(SphereFace(scale=30.0, margin_factor=1)(*inputs), Softmax(scale=30.0)(*inputs))

@@ -48,10 +48,10 @@ def test_torchs_binary_cross_entropy_gives_the_same_with_one_bias_for_each_class
     logits = 20 * (g - 0.3 * (2 * is_own - 1)) + bias
     weight = torch.where(is_own == 1, 0.6, 0.4)
     oracle = F.binary_cross_entropy_with_logits(logits, is_own, weight=weight, reduction="sum") / 20 / len(labels)
-    mine = loss(embeddings, weights, labels, bias)
-    torch.testing.assert_close(mine, oracle)
-    found, expected = (torch.autograd.grad(v, bias)[0] for v in (mine, oracle))
-    torch.testing.assert_close(found, expected)
+    value = loss(embeddings, weights, labels, bias)
+    torch.testing.assert_close(value, oracle)
+    gradient_, expected = (torch.autograd.grad(v, bias)[0] for v in (value, oracle))
+    torch.testing.assert_close(gradient_, expected)
 
 
 @pytest.mark.parametrize("loss", [SphereFace2(), SphereFace2(balance=0.5), SphereFace2(scale=64, margin=0.9, power=1)])

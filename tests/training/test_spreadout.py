@@ -42,11 +42,11 @@ def dot(a, b):
 
 def naive_terms(units, top_k):
     """The ordered pairs that the sum goes over: of equal cosines the lower index is nearer."""
-    for c, one in enumerate(units):
-        others = [o for o in range(len(units)) if o != c]
+    for c, unit_row in enumerate(units):
+        other_rows = [o for o in range(len(units)) if o != c]
         if top_k is not None:
-            others = sorted(others, key=lambda o: (-dot(one, units[o]), o))[:top_k]
-        yield from ((c, o) for o in others)
+            other_rows = sorted(other_rows, key=lambda o: (-dot(unit_row, units[o]), o))[:top_k]
+        yield from ((c, o) for o in other_rows)
 
 
 def naive_value(weights, margin=0.7, reduce="sum", top_k=None):
@@ -65,9 +65,9 @@ def autograd(weights, margin=0.7, reduce="sum", top_k=None, tangent=False):
     return leaf.grad
 
 
-def close(found, expected, bound=1e-12):
-    assert found.shape == expected.shape and found.dtype == expected.dtype
-    assert (found - expected).abs().max().item() <= bound * max(1.0, expected.abs().max().item())
+def close(tensor, expected, bound=1e-12):
+    assert tensor.shape == expected.shape and tensor.dtype == expected.dtype
+    assert (tensor - expected).abs().max().item() <= bound * max(1.0, expected.abs().max().item())
 
 
 which_pairs = pytest.mark.parametrize(("margin", "top_k"), [(0.2, None), (2.0, None), (0.7, 1), (1.0, 3), (0.7, 1000)])
@@ -78,8 +78,8 @@ which_pairs = pytest.mark.parametrize(("margin", "top_k"), [(0.2, None), (2.0, N
 @which_pairs
 def test_the_value_in_a_naive_loop(weights, margin, reduce, top_k):
     expected = naive_value(weights, margin, reduce, top_k)
-    found = value(weights, margin=margin, reduce=reduce, top_k=top_k, block=7)
-    assert found == pytest.approx(expected, rel=1e-12, abs=1e-15)
+    computed = value(weights, margin=margin, reduce=reduce, top_k=top_k, block=7)
+    assert computed == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 @weights_of
@@ -134,18 +134,18 @@ def test_of_equal_neighbours_the_lower_is_nearer(block):
         assert value(rows, block=block, **terms) == pytest.approx(naive_value(rows, **terms), rel=1e-14)
         close(gradient(rows, block=block, **terms), autograd(rows, **terms))
     # One direction nine times: all neighbours are equal, and those of every class but 0 and 1 are 0 and 1.
-    same = torch.tensor([[1.0, 0.0]], dtype=torch.float64).repeat(9, 1)
-    close(gradient(same, margin=1.0, top_k=2, block=block), autograd(same, margin=1.0, top_k=2))
-    assert gradient(same, margin=1.0, top_k=2, block=block)[:, 0].tolist() == [20, 20, 8] + [4] * 6
+    rows_alike = torch.tensor([[1.0, 0.0]], dtype=torch.float64).repeat(9, 1)
+    close(gradient(rows_alike, margin=1.0, top_k=2, block=block), autograd(rows_alike, margin=1.0, top_k=2))
+    assert gradient(rows_alike, margin=1.0, top_k=2, block=block)[:, 0].tolist() == [20, 20, 8] + [4] * 6
 
 
 def test_one_class_and_two():
-    one = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    single = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
     for top_k, reduce, tangent in itertools.product([None, 1, 5], ["sum", "mean"], [False, True]):
-        assert value(one, top_k=top_k, reduce=reduce) == 0
-        assert gradient(one, top_k=top_k, reduce=reduce, tangent=tangent).tolist() == [[0, 0]]
-        close(spread_out(one, step=10.0, top_k=top_k, reduce=reduce, tangent=tangent), one / 5)
-    assert cosine_histogram(one).pairs.sum() == 0
+        assert value(single, top_k=top_k, reduce=reduce) == 0
+        assert gradient(single, top_k=top_k, reduce=reduce, tangent=tangent).tolist() == [[0, 0]]
+        close(spread_out(single, step=10.0, top_k=top_k, reduce=reduce, tangent=tangent), single / 5)
+    assert cosine_histogram(single).pairs.sum() == 0
     two = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
     for top_k in (None, 1, 5):
         assert value(two, margin=1.0, top_k=top_k) == 2 and value(two, margin=1.0, top_k=top_k, reduce="mean") == 1
@@ -171,10 +171,10 @@ def naive_descent(weights, step, steps, momentum, tangent, **terms):
 @pytest.mark.parametrize("terms", [{}, {"top_k": 3}, {"reduce": "mean", "margin": 1.2}], ids=str)
 def test_descent_is_that_of_an_optimiser(terms, tangent, momentum):
     weights = clustered(30, 8)
-    kept = weights.clone()
+    copy = weights.clone()
     settings = {"step": 0.02, "steps": 4, "momentum": momentum, "tangent": tangent}
     close(spread_out(weights, **settings, **terms, block=11), naive_descent(weights, **settings, **terms), 1e-11)
-    assert torch.equal(weights, kept)
+    assert torch.equal(weights, copy)
 
 
 def test_where_small_steps_collapse():
@@ -241,18 +241,18 @@ def test_the_histogram_counts_every_pair_once(weights, block):
     units = units_of(weights)
     cosines = [dot(a, b) for a, b in itertools.combinations(units, 2)]
     expected, edges = np.histogram(cosines, bins=200, range=(-1, 1))
-    found = cosine_histogram(weights, block=block)
-    assert np.allclose(found.edges, edges, atol=1e-15)
-    assert found.pairs.dtype == np.int64 and found.pairs.tolist() == expected.tolist()
+    histogram = cosine_histogram(weights, block=block)
+    assert np.allclose(histogram.edges, edges, atol=1e-15)
+    assert histogram.pairs.dtype == np.int64 and histogram.pairs.tolist() == expected.tolist()
 
 
 def test_the_histogram_by_hand():
     # Cosines of the six pairs: 1, −1, 0, −1, 0, 0. Quarters from −1: the ends and an edge in the bin above it.
     weights = torch.tensor([[1.0, 0.0], [2.0, 0.0], [-1.0, 0.0], [0.0, 1.0]])
     assert cosine_histogram(weights, bins=4).pairs.tolist() == [2, 0, 3, 1]
-    same = torch.full((5, 3), 0.1)  # cosines that rounding may put beyond 1
-    assert cosine_histogram(same, bins=4).pairs.tolist() == [0, 0, 0, 10]
-    assert cosine_histogram(torch.cat([same, -same]), bins=4).pairs.tolist() == [25, 0, 0, 20]
+    alike = torch.full((5, 3), 0.1)  # cosines that rounding may put beyond 1
+    assert cosine_histogram(alike, bins=4).pairs.tolist() == [0, 0, 0, 10]
+    assert cosine_histogram(torch.cat([alike, -alike]), bins=4).pairs.tolist() == [25, 0, 0, 20]
 
 
 @pytest.mark.parametrize("function", [value, gradient, mean_cosine, cosine_histogram])

@@ -26,19 +26,19 @@ def test_pytorch_metric_learning_gives_the_same_value_and_gradient():
     degrees = math.degrees(0.5)
     oracle = SubCenterArcFaceLoss(num_classes=9, embedding_size=6, margin=degrees, scale=64, sub_centers=3)
     oracle.W.data = weights.T.clone()
-    ours, theirs = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
+    ours, oracle_embeddings = embeddings.clone().requires_grad_(), embeddings.clone().requires_grad_()
     weights.requires_grad_()
-    mine, other = SubCenterArcFace()(ours, weights, labels), oracle(theirs, labels)
-    torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
-    mine.backward()
-    other.backward()
-    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+    value, expected = SubCenterArcFace()(ours, weights, labels), oracle(oracle_embeddings, labels)
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, oracle_embeddings.grad, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(weights.grad, oracle.W.grad.T, rtol=1e-4, atol=1e-5)
 
 
 def test_one_center_a_class_is_arcface():
-    given = problem()
-    assert torch.equal(SubCenterArcFace(centers=1)(*given), ArcFace()(*given))
+    inputs = problem()
+    assert torch.equal(SubCenterArcFace(centers=1)(*inputs), ArcFace()(*inputs))
 
 
 def test_only_the_nearest_center_of_a_class_learns_from_an_image():

@@ -37,9 +37,9 @@ class Together:
         """What the function returns at each of them, by rank. Raises AssertionError with the trace of what failed."""
         for pipe in self._pipes:
             pipe.send((function, args))
-        found = [pipe.recv() for pipe in self._pipes]
-        assert all(fine for fine, _ in found), "\n".join(what for fine, what in found if not fine)
-        return [what for _, what in found]
+        answers = [pipe.recv() for pipe in self._pipes]
+        assert all(fine for fine, _ in answers), "\n".join(answer for fine, answer in answers if not fine)
+        return [answer for _, answer in answers]
 
     def close(self) -> None:
         for process in self._processes:

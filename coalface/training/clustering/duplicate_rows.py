@@ -31,8 +31,8 @@ def identical(rows: Tensor) -> Groups | None:
     again = (hashes[1:] == hashes[:-1]).nonzero().view(-1) + 1
     for part in slices(len(again), few(rows)):
         places = again[part]
-        same = (rows[order[places]] == rows[order[places - 1]]).all(dim=1)
-        again[part] = torch.where(same, places, 0)
+        is_equal = (rows[order[places]] == rows[order[places - 1]]).all(dim=1)
+        again[part] = torch.where(is_equal, places, 0)
     again = again[again > 0]
     if not len(again):
         return None

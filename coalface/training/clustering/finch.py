@@ -106,11 +106,11 @@ def drop_small(labels: Labels, size: int) -> Labels:
     """
     if len(labels) and labels.min() < -1:
         raise ValueError(f"labels are 0 or more, or -1 for none; got {labels.min()}")
-    kept = labels >= 0
-    if kept.any():
-        kept &= np.bincount(labels[kept])[labels] >= size  # −1 looks up some number; it is not kept in any case
+    is_large = labels >= 0
+    if is_large.any():
+        is_large &= np.bincount(labels[is_large])[labels] >= size  # −1 looks up some number, to no effect
     remaining = np.full(len(labels), -1, dtype=np.int64)
-    remaining[kept] = _numbered(labels[kept])
+    remaining[is_large] = _numbered(labels[is_large])
     return remaining
 
 
@@ -181,9 +181,9 @@ def unit_features(features: Tensor | NDArray[np.floating]) -> Tensor:
         lengths[part] = torch.linalg.vector_norm(rows[part], dim=1, dtype=torch.float64)
     bad = (~((lengths > 0) & (lengths < math.inf))).nonzero().view(-1).tolist()
     if bad:
-        named = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
+        first_rows = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
         raise ValueError(
-            f"{len(bad)} of {len(rows)} features are zero or not finite, rows {named}: they have no direction. "
+            f"{len(bad)} of {len(rows)} features are zero or not finite, rows {first_rows}: they have no direction. "
             "Leave them out, or look at what the backbone makes of these images"
         )
     if bool(((lengths - 1).abs() <= 4 * torch.finfo(rows.dtype).eps).all()):
@@ -215,19 +215,15 @@ def _levels(rows: Tensor, first: FirstNeighbours, threshold: float) -> Partition
         if summands is rows and 8 * count <= len(rows):  # few enough for their sums to be kept: next, sum these
             summands = _sums(rows, labels, np.arange(len(rows)), 0, count, len(rows))
             belongs = np.arange(count)
-        index, cosine = _first_of_clusters(rows, labels, summands, belongs)
+        index, cosine = _first_of_directed(*_directions(rows, labels, summands, belongs))
     return Partitions(labels=tuple(levels) or (labels,))
 
 
-def _first_of_clusters(
-    rows: Tensor, labels: Labels, summands: Tensor, belongs: Labels
-) -> tuple[Labels, NDArray[np.float64]]:
-    """(K,) the first neighbour of each cluster, −1 where it has none, and the cosine to it."""
-    return _first_of_directed(*_directions(rows, labels, summands, belongs))
-
-
 def _first_of_directed(vectors: Tensor, directed: NDArray[np.bool_]) -> tuple[Labels, NDArray[np.float64]]:
-    """(K,) as above, from the (K', d) unit vectors of those that have a direction."""
+    """(K,) the first neighbour of each cluster, −1 where it has none, and the cosine to it.
+
+    `vectors` are the (K', d) unit vectors of those that have a direction.
+    """
     index, cosine = np.full(len(directed), -1, dtype=np.int64), np.full(len(directed), -math.inf)
     if len(vectors) > 1:
         first = first_neighbours(vectors)
@@ -332,24 +328,25 @@ class _Merging:
 
     def merge(self) -> None:
         """Merge the two nearest."""
-        one = int(self.cosine.argmax())
-        other = int(self.index[one])
-        if other < 0:
-            left = len(np.unique(self.into))
-            raise ValueError(f"{left} clusters cannot be made fewer: at most one of them has a direction to merge by")
-        kept, gone = min(one, other), max(one, other)
-        self.into[self.into == gone] = kept
-        self.sums[kept] += self.sums[gone]
-        self.sizes[kept] += self.sizes[gone]
-        unit, directed = _normalised(self.sums[kept : kept + 1], self.sizes[kept : kept + 1], self.points)
-        self.open[gone], self.open[kept] = False, directed[0]
-        self.vectors[kept] = unit[0] if directed[0] else 0.0
-        bereft = np.flatnonzero(self.open & np.isin(self.index, (kept, gone)))
-        self.index[[kept, gone]], self.cosine[[kept, gone]] = -1, -math.inf
-        if self.open[kept]:
-            self._seek(kept)
+        nearest = int(self.cosine.argmax())
+        neighbour = int(self.index[nearest])
+        if neighbour < 0:
+            count = len(np.unique(self.into))
+            raise ValueError(f"{count} clusters cannot be made fewer: at most one of them has a direction to merge by")
+        survivor, absorbed = min(nearest, neighbour), max(nearest, neighbour)
+        self.into[self.into == absorbed] = survivor
+        self.sums[survivor] += self.sums[absorbed]
+        self.sizes[survivor] += self.sizes[absorbed]
+        sums, sizes = self.sums[survivor : survivor + 1], self.sizes[survivor : survivor + 1]
+        unit, directed = _normalised(sums, sizes, self.points)
+        self.open[absorbed], self.open[survivor] = False, directed[0]
+        self.vectors[survivor] = unit[0] if directed[0] else 0.0
+        bereft = np.flatnonzero(self.open & np.isin(self.index, (survivor, absorbed)))
+        self.index[[survivor, absorbed]], self.cosine[[survivor, absorbed]] = -1, -math.inf
+        if self.open[survivor]:
+            self._seek(survivor)
         for cluster in map(int, bereft):
-            if cluster != kept:
+            if cluster != survivor:
                 self._seek(cluster)
 
     def _seek(self, cluster: int) -> None:

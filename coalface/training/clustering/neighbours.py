@@ -94,12 +94,10 @@ def first_neighbours(rows: Tensor, *, precision: Precision = "auto", block: int 
     block = -(-min(block, max(1, len(rows))) // SEGMENT) * SEGMENT
     with _as_it_is(rows.device):
         groups = identical(rows)
-        if groups is None:
-            search = _Search(rows, None, block, precision)
-            search.run()
-            return FirstNeighbours(index=search.place, cosine=search.best)
-        search = _Search(rows, groups.lowest, block, precision)
+        search = _Search(rows, None if groups is None else groups.lowest, block, precision)
         search.run()
+        if groups is None:
+            return FirstNeighbours(index=search.place, cosine=search.best)
         return _with_identical(rows, groups, search)
 
 
@@ -127,11 +125,11 @@ class _Search:
     def run(self) -> None:
         blocks = list(slices(self.count, self.block))
         memory = self.rows.new_empty(self.block * self.block, dtype=self.low.dtype)
-        for one in blocks:  # neighbours often lie close in the order as well: then these settle most
-            self._meet(one, one, memory)
-        for index, one in enumerate(blocks):
-            for other in blocks[index + 1 :]:
-                self._meet(one, other, memory)
+        for block in blocks:  # neighbours often lie close in the order as well: then these settle most
+            self._meet(block, block, memory)
+        for index, block in enumerate(blocks):
+            for later_block in blocks[index + 1 :]:
+                self._meet(block, later_block, memory)
         self._settle()
 
     def _take(self, at: Tensor | slice) -> Tensor:
@@ -163,23 +161,23 @@ class _Search:
                 widest = max(widest, _longest(rounded))
                 error = max(error, _longest(rounded.sub_(exact)))
         widest = longest if whole else widest
-        own = (math.ceil(math.log2(max(2, self.d))) + 2) * 2.0**-53 * longest**2
+        own_rounding = (math.ceil(math.log2(max(2, self.d))) + 2) * 2.0**-53 * longest**2
         sums = (self.d + 1) * 2.0**-23 * widest**2
-        self.bound = (error * (longest + widest) + sums + own) * (1 + 1e-9) + 1e-30
+        self.bound = (error * (longest + widest) + sums + own_rounding) * (1 + 1e-9) + 1e-30
         self.relative = 2.0**-8 if dtype == torch.bfloat16 else 0.0
-        self.bound64 = ((self.d + 1) * 2.0**-52 * longest**2 + own) * (1 + 1e-9)
+        self.bound64 = ((self.d + 1) * 2.0**-52 * longest**2 + own_rounding) * (1 + 1e-9)
         return low
 
     def _crowds(self) -> bool:
         """Whether most rows would have many candidates, estimated from some of them."""
         step = max(1, self.count // PROBES)
         some = self._take(torch.arange(0, self.count, step, device=self.rows.device)).float()
-        kept = some.new_full((len(some), CROWDED + 2), -math.inf)  # with the row itself
+        nearest = some.new_full((len(some), CROWDED + 2), -math.inf)  # with the row itself
         for part in slices(self.count, 8 * self.block):
             cosines = some @ self._take(part).float().T
-            kept = torch.cat([kept, cosines], dim=1).topk(CROWDED + 2, dim=1).values
-        width = 2 * (self.bound + self.relative * kept[:, 1].abs())
-        return bool((kept[:, -1] >= kept[:, 1] - width).float().mean() > 0.5)
+            nearest = torch.cat([nearest, cosines], dim=1).topk(CROWDED + 2, dim=1).values
+        width = 2 * (self.bound + self.relative * nearest[:, 1].abs())
+        return bool((nearest[:, -1] >= nearest[:, 1] - width).float().mean() > 0.5)
 
     def _lower(self, value: Tensor) -> Tensor:
         return value - self.bound - self.relative * value.abs()
@@ -193,9 +191,9 @@ class _Search:
 
     # Candidates
 
-    def _meet(self, one: slice, other: slice, memory: Tensor) -> None:
+    def _meet(self, rows_at: slice, columns_at: slice, memory: Tensor) -> None:
         """All pairs of two blocks."""
-        left, right = self.low[one], self.low[other]
+        left, right = self.low[rows_at], self.low[columns_at]
         shape = [-(-len(side) // SEGMENT) * SEGMENT for side in (left, right)]
         table = memory[: shape[0] * shape[1]].view(*shape)
         if [len(left), len(right)] == shape:
@@ -203,53 +201,53 @@ class _Search:
         else:  # at the end of the rows
             table.fill_(NOT)
             table[: len(left), : len(right)] = left @ right.T
-        if one == other:
+        if rows_at == columns_at:
             table.fill_diagonal_(NOT)
-        self._look(table, one, other, rows=True)
-        if one != other:
-            self._look(table, other, one, rows=False)
+        self._look(table, rows_at, columns_at, rows=True)
+        if rows_at != columns_at:
+            self._look(table, columns_at, rows_at, rows=False)
 
-    def _look(self, table: Tensor, mine: slice, theirs: slice, rows: bool) -> None:
-        """The candidates of block `mine` in block `theirs`; `table` has them as its rows, or as its columns."""
+    def _look(self, table: Tensor, searching: slice, searched: slice, rows: bool) -> None:
+        """The candidates of block `searching` in block `searched`; `table` has the first as its rows or columns."""
         segments = table.view(table.shape[0], -1, SEGMENT) if rows else table.view(-1, SEGMENT, table.shape[1])
         # Numbers from 0 on are in the order of their bits, read as an integer, and above those below 0, which are in
         # the opposite order: of these alone the largest integer is that of the lowest, and the largest unknown.
         codes = segments.view(_CODES[table.dtype])
         most = codes.amax(2) if rows else codes.amax(1).T
-        most = most[: mine.stop - mine.start].contiguous().view(table.dtype).float()
-        floor = torch.maximum(self.floor[mine], self._lower(most.amax(1).double()))
-        self.floor[mine] = floor
+        most = most[: searching.stop - searching.start].contiguous().view(table.dtype).float()
+        floor = torch.maximum(self.floor[searching], self._lower(most.amax(1).double()))
+        self.floor[searching] = floor
         hot = (most.clamp_(min=0) >= self._reaches(floor)[:, None]).nonzero()
         if not len(hot):
             return
         crowd = CROWDED * len(hot[:, 0].unique_consecutive())
         if len(hot) <= crowd:
-            kept = []
+            candidates = []
             for part in hot.split(CHUNK // SEGMENT):
                 row, segment = part.T
                 values = (segments[row, segment] if rows else segments[segment, :, row]).double()
                 upper = self._upper(values)
                 near, place = (upper >= floor[row, None]).nonzero().T
                 columns = segment[near] * SEGMENT + place
-                kept.append((row[near] + mine.start, columns + theirs.start, upper[near, place]))
-            if sum(len(row) for row, _, _ in kept) <= crowd:
-                for candidates in kept:
-                    self._keep(*candidates)
+                candidates.append((row[near] + searching.start, columns + searched.start, upper[near, place]))
+            if sum(len(row) for row, _, _ in candidates) <= crowd:
+                for candidate in candidates:
+                    self._keep(*candidate)
                 return
-        self._look_closer(hot[:, 0].unique_consecutive() + mine.start, theirs)
+        self._look_closer(hot[:, 0].unique_consecutive() + searching.start, searched)
 
-    def _look_closer(self, row: Tensor, theirs: slice) -> None:
+    def _look_closer(self, row: Tensor, searched: slice) -> None:
         """The candidates of some rows in a block, by its product in float64."""
-        right = self._take(theirs).double()
+        right = self._take(searched).double()
         for some in row.split(max(1, CHUNK // max(len(right), self.d))):
             table = self._take(some).double() @ right.T
-            own = (some >= theirs.start) & (some < theirs.stop)
-            table[own, some[own] - theirs.start] = NOT
+            in_block = (some >= searched.start) & (some < searched.stop)
+            table[in_block, some[in_block] - searched.start] = NOT
             floor = torch.maximum(self.floor[some], table.amax(1) - self.bound64)
             self.floor[some] = floor
             upper = table.add_(self.bound64)
             near, place = (upper >= floor[:, None]).nonzero().T
-            self._keep(some[near], place + theirs.start, upper[near, place])
+            self._keep(some[near], place + searched.start, upper[near, place])
 
     def _keep(self, row: Tensor, column: Tensor, upper: Tensor) -> None:
         # One float32 above: what is kept must not be below.
@@ -267,13 +265,13 @@ class _Search:
     def _settle(self, keep: bool = False) -> None:
         """Drop what is not a candidate any more; compute T of the others, unless they are few and may be kept."""
         row, column, upper = (memory[: self.waiting] for memory in self.pending)
-        left = (upper.double() >= self.floor[row.long()]).nonzero().view(-1)
-        if keep and len(left) <= self.limit // 2:
+        remaining = (upper.double() >= self.floor[row.long()]).nonzero().view(-1)
+        if keep and len(remaining) <= self.limit // 2:
             for memory in self.pending:
-                memory[: len(left)] = memory[left]
-            self.waiting = len(left)
+                memory[: len(remaining)] = memory[remaining]
+            self.waiting = len(remaining)
             return
-        for some in left.split(max(1, 64 * CHUNK // max(1, self.d))):
+        for some in remaining.split(max(1, 64 * CHUNK // max(1, self.d))):
             self._decide(row[some].long(), column[some].long())
         self.waiting = 0
 
@@ -294,11 +292,11 @@ def _with_identical(rows: Tensor, groups: Groups, search: _Search) -> FirstNeigh
     best, place = search.best, torch.where(search.place < 0, -1, groups.lowest[search.place])
     twin = inner_of(rows, groups.lowest, groups.lowest).masked_fill_(groups.second < 0, -math.inf)
     best, place, twin = best[groups.of], place[groups.of], twin[groups.of]
-    own = torch.arange(len(rows), device=rows.device)
+    places = torch.arange(len(rows), device=rows.device)
     lowest = groups.lowest[groups.of]
-    other = torch.where(lowest == own, groups.second[groups.of], lowest)
-    mine = (twin > best) | ((twin == best) & (other < place))
-    return FirstNeighbours(index=torch.where(mine, other, place), cosine=torch.where(mine, twin, best))
+    twin_place = torch.where(lowest == places, groups.second[groups.of], lowest)
+    nearer = (twin > best) | ((twin == best) & (twin_place < place))
+    return FirstNeighbours(index=torch.where(nearer, twin_place, place), cosine=torch.where(nearer, twin, best))
 
 
 def _check(rows: Tensor) -> None:
@@ -309,8 +307,8 @@ def _check(rows: Tensor) -> None:
         off[part] = _lengths(rows[part])
     bad = (~((off - 1).abs() <= 1e-3)).nonzero().view(-1).tolist()  # a length that is no number is not near 1
     if bad:
-        named = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
-        raise ValueError(f"{len(bad)} of {len(rows)} rows are not of length one or not finite, rows {named}")
+        first_rows = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
+        raise ValueError(f"{len(bad)} of {len(rows)} rows are not of length one or not finite, rows {first_rows}")
 
 
 @contextmanager

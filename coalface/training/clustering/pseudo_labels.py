@@ -63,15 +63,15 @@ class Labelling(TypedSettings):
         return self.algorithm in BY_THRESHOLD
 
     @property
-    def asks(self) -> bool:
+    def asks_source(self) -> bool:
         """Whether the source client is asked for τ."""
         return self.threshold == "auto" and self.by_threshold
 
     def choose(self, features: Tensor, labels: NDArray[np.int64]) -> float:
         """The τ whose clusters of (n, d) unit features fit (n,) known identities best, by pairwise F."""
 
-        def score(known: NDArray[np.int64], found: NDArray[np.int64]) -> float:
-            return evaluate_clusters(known, found).pairwise_f
+        def score(identities: NDArray[np.int64], clusters: NDArray[np.int64]) -> float:
+            return evaluate_clusters(identities, clusters).pairwise_f
 
         by = self._dbscan if self.algorithm == "dbscan" else None
         return auto_threshold(features, labels, score, cluster=by)
@@ -94,8 +94,8 @@ class Labelling(TypedSettings):
     def _level(self, levels: Partitions) -> NDArray[np.int64]:
         """FINCH's level nearest to the wanted number of clusters, of two the finer; or the last with more than one."""
         if self.clusters is not None:
-            wanted = self.clusters
-            return min(levels.labels, key=lambda level: abs(int(level.max()) + 1 - wanted))
+            count = self.clusters
+            return min(levels.labels, key=lambda level: abs(int(level.max()) + 1 - count))
         apart = [level for level in levels.labels if level.max() > 0]
         return apart[-1] if apart else levels.final
 

@@ -52,8 +52,9 @@ def _forward(layer: Any, shards: Shards, images: int, x: Tensor) -> Tensor:
         if layer.running_mean is not None:
             layer.num_batches_tracked.add_(1)
             rate = 1 / float(layer.num_batches_tracked) if layer.momentum is None else layer.momentum
-            for running, now in ((layer.running_mean, mean), (layer.running_var, variance * (count / (count - 1)))):
-                running.mul_(1 - rate).add_(now.to(running.dtype), alpha=rate)
+            unbiased = variance * (count / (count - 1))
+            for running, statistic in ((layer.running_mean, mean), (layer.running_var, unbiased)):
+                running.mul_(1 - rate).add_(statistic.to(running.dtype), alpha=rate)
     return y
 
 
@@ -87,9 +88,9 @@ class _Normalise(torch.autograd.Function):
         normal, inverse, scale = ctx.saved_tensors
         across, shape, count, shards = ctx.about
         dy = gradients[0].to(normal.dtype)
-        own = torch.stack([dy.sum(across), (dy * normal).sum(across)])
-        means = shards.sum_(own.clone()) / count
+        sums = torch.stack([dy.sum(across), (dy * normal).sum(across)])
+        means = shards.sum_(sums.clone()) / count
         dx = dy - means[0].view(shape) - normal * means[1].view(shape)
         dx = dx * (inverse if scale is None else inverse * scale).view(shape)
-        by_scale, by_shift = (own[1], own[0]) if scale is not None else (None, None)
+        by_scale, by_shift = (sums[1], sums[0]) if scale is not None else (None, None)
         return dx.to(gradients[0].dtype), by_scale, by_shift, None, None, None

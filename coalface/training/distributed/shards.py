@@ -71,10 +71,10 @@ class Shards:
         """The maximum over the processes, in place."""
         return self._reduced(tensor, dist.ReduceOp.MAX)
 
-    def gather(self, own: Tensor, n: int) -> Tensor:
+    def gather(self, rows: Tensor, n: int) -> Tensor:
         """The n rows of which each process has those of `span(n)`."""
-        whole = own.new_zeros(n, *own.shape[1:])
-        whole[self.span(n)] = own
+        whole = rows.new_zeros(n, *rows.shape[1:])
+        whole[self.span(n)] = rows
         return self.sum_(whole)
 
     def sum_all(self, tensors: Sequence[Tensor]) -> list[Tensor]:

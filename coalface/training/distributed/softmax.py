@@ -74,12 +74,12 @@ def sharded_gradients(
             (slope,) = torch.autograd.grad(target, cosine, torch.ones_like(target))
             logits[owned] = target.detach()[:, 0]
             logits.mul_(loss.scale)
-            own = x.new_zeros(n)
-            own[where] = logits[owned]
+            own_logits = x.new_zeros(n)
+            own_logits[where] = logits[owned]
             top = logits.amax(1) if len(rows) else x.new_full((n,), -torch.inf)
             logits.sub_(shards.max_(top)[:, None]).exp_()
-            total, own = shards.sum_(torch.stack([logits.sum(1), own]))
-            value = (total.log() + top - own).mean()
+            total, own_logits = shards.sum_(torch.stack([logits.sum(1), own_logits]))
+            value = (total.log() + top - own_logits).mean()
             logits.div_(total[:, None])[owned] -= 1  # dL/dlogit · n, and next dL/dcosine
             logits.mul_(loss.scale / n)[owned] *= slope[:, 0]
             by_x, by_rows = torch.zeros_like(x), torch.empty_like(rows)

@@ -40,12 +40,12 @@ def mk_mmd(source: Tensor, target: Tensor, kernels: int = 5) -> Tensor:
             f"the discrepancy is one of two sets of vectors under some kernels; got {len(source)}, {len(target)} "
             f"vectors and {kernels} kernels"
         )
-    both = torch.cat([source, target])
-    squares = torch.cdist(both, both, compute_mode="donot_use_mm_for_euclid_dist").square()
-    count = len(both)
+    vectors = torch.cat([source, target])
+    squares = torch.cdist(vectors, vectors, compute_mode="donot_use_mm_for_euclid_dist").square()
+    count = len(vectors)
     width = squares.detach().sum() / max(1, count * (count - 1))
-    width = width.clamp_min(torch.finfo(both.dtype).eps ** 2)  # where all are equal: nothing to divide by
-    scales = 2.0 ** (torch.arange(kernels, dtype=both.dtype, device=both.device) - (kernels - 1) / 2)
+    width = width.clamp_min(torch.finfo(vectors.dtype).eps ** 2)  # where all are equal: nothing to divide by
+    scales = 2.0 ** (torch.arange(kernels, dtype=vectors.dtype, device=vectors.device) - (kernels - 1) / 2)
     alike = torch.exp(-squares / (scales[:, None, None] * width)).mean(0)
     n = len(source)
     return alike[:n, :n].mean() + alike[n:, n:].mean() - 2 * alike[:n, n:].mean()
@@ -68,13 +68,13 @@ def reverse_gradient(features: Tensor, strength: float) -> Tensor:
     return reversed_
 
 
-def reversal_at(done: float) -> float:
+def reversal_at(progress: float) -> float:
     """λ_p = 2 / (1 + e^{−10 p}) − 1 at the share p of the training that is done.
 
     >>> round(reversal_at(0.0), 3), round(reversal_at(0.5), 3)
     (0.0, 0.987)
     """
-    return 2 / (1 + math.exp(-10 * done)) - 1
+    return 2 / (1 + math.exp(-10 * progress)) - 1
 
 
 def fresh_discriminator(size: int, hidden: int, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -104,9 +104,9 @@ class Discrepancy(CosineLoss):
     kernels: int = 5
 
     def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
-        known, features = labels != UNKNOWN, unit(embeddings)
-        classified = self.of(embeddings[known], weights, labels[known], **extra)
-        return classified + self.weight * mk_mmd(features[known], features[~known], self.kernels)
+        is_source, features = labels != UNKNOWN, unit(embeddings)
+        classified = self.of(embeddings[is_source], weights, labels[is_source], **extra)
+        return classified + self.weight * mk_mmd(features[is_source], features[~is_source], self.kernels)
 
     def rows(self, classes: int) -> int:
         return self.of.rows(classes)
@@ -128,12 +128,12 @@ class Adversary(CosineLoss):
     """λ_p."""
 
     def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **extra: Tensor) -> Tensor:
-        known = labels != UNKNOWN
+        is_source = labels != UNKNOWN
         discriminator = {name: extra.pop(name) for name in ("inner", "inner_bias", "outer", "outer_bias")}
         features = unit(embeddings)
         logits = discriminate(reverse_gradient(features, self.strength), discriminator)
-        told_apart = F.binary_cross_entropy_with_logits(logits, (~known).to(logits.dtype))
-        return self.of(embeddings[known], weights, labels[known], **extra) + self.weight * told_apart
+        told_apart = F.binary_cross_entropy_with_logits(logits, (~is_source).to(logits.dtype))
+        return self.of(embeddings[is_source], weights, labels[is_source], **extra) + self.weight * told_apart
 
     def rows(self, classes: int) -> int:
         return self.of.rows(classes)

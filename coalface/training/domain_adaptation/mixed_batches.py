@@ -31,11 +31,11 @@ class Mixed:
 
 
 def learn_mixed(
-    party: Party, backbone: Tensors, own: Mixed | None, work: LocalTraining, loss: CosineLoss, extra: Tensors
+    party: Party, backbone: Tensors, state: Mixed | None, work: LocalTraining, loss: CosineLoss, extra: Tensors
 ) -> tuple[float, Mixed]:
     """One round at a party with images of both domains: the mean loss, and what it keeps; momentum goes on throughout.
 
-    A step takes `work.batch` images of the source and as many of the target, each from a permutation of its own. The
+    A step takes `work.batch_size` images of the source and as many of the target, each from its own permutation. The
     class embeddings start at the mean features of their identities (of a loss with several rows for a class at random),
     and what the loss trains beside them at `extra`. Raises ValueError where several processes play the party, where
     class embeddings are to be sampled, or where a domain has no image.
@@ -44,31 +44,33 @@ def learn_mixed(
         raise ValueError("a batch of two domains is not split over processes: leave engine.processes_per_party out")
     if (work.sample_rate or 1) < 1:
         raise ValueError("local.sample_rate: in a batch of two domains all class embeddings are trained; leave it out")
-    known = np.flatnonzero(party.data.labels != UNKNOWN)
-    unknown = np.flatnonzero(party.data.labels == UNKNOWN)
-    if not len(known) or not len(unknown):
-        raise ValueError(f"{party.name} holds {len(known)} images of the source and {len(unknown)} of the target")
-    source = party.data.select(known)
-    learner = own.learner if own else _begin(replace(party, data=source), backbone, loss, extra)
-    batches, cursor = work.batches(replace(party, data=source), learner.cursor)
+    of_source = np.flatnonzero(party.data.labels != UNKNOWN)
+    of_target = np.flatnonzero(party.data.labels == UNKNOWN)
+    if not len(of_source) or not len(of_target):
+        raise ValueError(f"{party.name} holds {len(of_source)} images of the source and {len(of_target)} of the target")
+    source = replace(party, data=party.data.select(of_source))
+    learner = state.learner if state else _begin(source, backbone, loss, extra)
+    source_batches, cursor = work.batches(source, learner.cursor)
 
     def order(epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return party.stream(party.stage, "target epoch", epoch).permutation(len(unknown))
+        return party.stream(party.stage, "target epoch", epoch).permutation(len(of_target))
 
-    beside, target = by_iterations(len(unknown), work.batch_size, len(batches), own.target if own else Cursor(), order)
+    steps, begin = len(source_batches), state.target if state else Cursor()
+    target_batches, target = by_iterations(len(of_target), work.batch_size, steps, begin, order)
     party.backbone.load(backbone, learner.kept)
     sgd, velocity = work.sgd(party), learner.velocity
     classifier = classifier_for(party, learner.head, loss, sgd, extra=learner.extra, velocity=velocity)
-    mixed = [np.concatenate([known[one], unknown[other]]) for one, other in zip(batches, beside, strict=True)]
+    pairs = zip(source_batches, target_batches, strict=True)
+    mixed = [np.concatenate([of_source[s], of_target[t]]) for s, t in pairs]
     trained = train(party, classifier, mixed, sgd, velocity=velocity)
-    kept = Learner(
+    learner = Learner(
         head=trained.head,
         extra=trained.extra,
         kept=party.backbone.kept(),
         velocity=trained.velocity,
         cursor=cursor,
     )
-    return trained.loss, Mixed(learner=kept, target=target)
+    return trained.loss, Mixed(learner=learner, target=target)
 
 
 def _begin(party: Party, backbone: Tensors, loss: CosineLoss, extra: Tensors) -> Learner:
@@ -77,5 +79,5 @@ def _begin(party: Party, backbone: Tensors, loss: CosineLoss, extra: Tensors) ->
         head = mean_head(features, torch.from_numpy(party.data.labels).to(features.device), classes)
     else:
         head = fresh_head(party, rows)
-    beside = {name: tensor.to(head.dtype) for name, tensor in extra.items()}
-    return Learner(head=head, extra=beside, kept=party.backbone.kept(), velocity={}, cursor=Cursor())
+    extra = {name: tensor.to(head.dtype) for name, tensor in extra.items()}
+    return Learner(head=head, extra=extra, kept=party.backbone.kept(), velocity={}, cursor=Cursor())

@@ -69,8 +69,8 @@ class MarginSoftmax(CosineLoss):
         check_shapes(embeddings, weights, labels)
         cosines = self.cosines(embeddings, weights)
         check_labels(labels, cosines.shape[1])
-        own = labels[:, None]
-        return cosines.scatter(1, own, self.target(cosines.gather(1, own))).mul_(self.scale)
+        own_class = labels[:, None]
+        return cosines.scatter(1, own_class, self.target(cosines.gather(1, own_class))).mul_(self.scale)
 
     def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self.logits(embeddings, weights, labels), labels)
@@ -154,10 +154,10 @@ def cosines(embeddings: Tensor, weights: Tensor) -> Tensor:
         return unit(embeddings) @ unit(weights).T
 
 
-def require(loss: CosineLoss, what: str, holds: bool, got: float) -> None:
+def require(loss: CosineLoss, requirement: str, holds: bool, value: float) -> None:
     """Raise ValueError, naming the loss, unless what it needs of its settings holds."""
     if not holds:
-        raise ValueError(f"{type(loss).__name__} needs {what}; got {got}")
+        raise ValueError(f"{type(loss).__name__} needs {requirement}; got {value}")
 
 
 def sine(cosine: Tensor) -> Tensor:

@@ -52,8 +52,8 @@ class SphereFace(CosineLoss):
     def logits(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
         """(n, k) scaled cosines, s·f for the own classes; arguments and errors as for the loss."""
         check(embeddings, weights, labels)
-        scores, own = cosines(embeddings, weights), labels[:, None]
-        marked = scores.scatter(1, own, self.target(scores.gather(1, own)))
+        scores, own_class = cosines(embeddings, weights), labels[:, None]
+        marked = scores.scatter(1, own_class, self.target(scores.gather(1, own_class)))
         if self.scale is not None:
             return marked * self.scale
         return marked * lengths(wide(embeddings, weights)[0])

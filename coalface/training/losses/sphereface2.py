@@ -77,13 +77,13 @@ class SphereFace2(CosineLoss):
         classes = len(weights)
         if bias is not None and bias.shape not in ((), (classes,)):
             raise ValueError(f"bias is {tuple(bias.shape)}: give one number, or one for each of {classes} classes")
-        found = cosines(embeddings, weights)
+        cosine = cosines(embeddings, weights)
         shift = self.start(classes) if bias is None else bias
         # A cosine of −1 may come out just below it, where a power is not defined.
-        spread = 2 * ((found + 1) / 2).clamp_min(0) ** self.power - 1
-        own = labels[:, None] == torch.arange(classes, device=labels.device)
+        spread = 2 * ((cosine + 1) / 2).clamp_min(0) ** self.power - 1
+        is_own = labels[:, None] == torch.arange(classes, device=labels.device)
         # log(1 + e^x) = −log σ(−x): exact in every dtype, and linear where e^x would overflow.
         genuine = -F.logsigmoid(self.scale * (spread - self.margin) + shift)
         impostor = -F.logsigmoid(-self.scale * (spread + self.margin) - shift)
-        terms = torch.where(own, self.balance * genuine, (1 - self.balance) * impostor)
+        terms = torch.where(is_own, self.balance * genuine, (1 - self.balance) * impostor)
         return terms.sum(1).mean() / self.scale

@@ -186,8 +186,8 @@ def cosine_histogram(weights: Tensor, bins: int = 200, block: int = BLOCK) -> Co
         raise ValueError(f"a histogram needs a bin and a block of one at least; got bins {bins}, block {block}")
     rows = unit_rows(weights)
     pairs = torch.zeros(bins, dtype=torch.int64, device=rows.device)
-    for one, other, cosines in _blocks(rows, block):
-        if one == other:
+    for block_i, block_j, cosines in _blocks(rows, block):
+        if block_i == block_j:
             above = torch.ones_like(cosines, dtype=torch.bool).triu_(1)
             cosines = cosines[above]
         places = cosines.add_(1).mul_(bins / 2).to(torch.int32).clamp_(0, bins - 1)
@@ -208,9 +208,9 @@ def unit_rows(weights: Tensor, first: int = 0) -> Tensor:
     off = torch.linalg.vector_norm(rows, dim=1).sub_(1).abs_()
     bad = (~(off < 0.5)).nonzero().view(-1).tolist()  # a row of NaN is no nearer to 1 than to 0
     if bad:
-        named = ", ".join(str(first + row) for row in bad[:5]) + (", …" if len(bad) > 5 else "")
+        first_rows = ", ".join(str(first + row) for row in bad[:5]) + (", …" if len(bad) > 5 else "")
         raise ValueError(
-            f"{len(bad)} of {len(weights)} class embeddings are zero or not finite, rows {named}: no direction. "
+            f"{len(bad)} of {len(weights)} class embeddings are zero or not finite, rows {first_rows}: no direction. "
             "Leave them out, or look for a party whose training diverged"
         )
     return rows
@@ -246,12 +246,12 @@ def _blocks(rows: Tensor, block: int) -> Iterator[tuple[slice, slice, Tensor]]:
     """
     widest = min(block, len(rows))
     memory = rows.new_empty(widest * widest)
-    for one in _slices(len(rows), block):
-        for other in _slices(len(rows), block):
-            if other.start >= one.start:
-                left, right = rows[one], rows[other]
+    for block_i in _slices(len(rows), block):
+        for block_j in _slices(len(rows), block):
+            if block_j.start >= block_i.start:
+                left, right = rows[block_i], rows[block_j]
                 out = memory[: len(left) * len(right)].view(len(left), len(right))
-                yield one, other, torch.mm(left, right.T, out=out)
+                yield block_i, block_j, torch.mm(left, right.T, out=out)
 
 
 def _gradient(rows: Tensor, floor: float, reduce: Reduce, top_k: int | None, block: int) -> Tensor:
@@ -267,26 +267,26 @@ def _hinges(rows: Tensor, floor: float, top_k: int | None, block: int, into: Ten
     if top_k is not None and top_k < len(rows) - 1:
         return _nearest_hinges(rows, floor, top_k, block, into)
     total = 0.0
-    for one, other, cosines in _blocks(rows, block):
+    for block_i, block_j, cosines in _blocks(rows, block):
         hinge = cosines.sub_(floor).clamp_min_(0)
-        if one == other:
+        if block_i == block_j:
             hinge.fill_diagonal_(0)
         active = int(hinge.count_nonzero())
         if active:
-            total += (1 if one == other else 2) * _squares(hinge)
+            total += (1 if block_i == block_j else 2) * _squares(hinge)
             if into is not None:
-                _multiply(hinge, active, rows, one, other, into)
+                _multiply(hinge, active, rows, block_i, block_j, into)
     return total
 
 
-def _multiply(hinge: Tensor, active: int, rows: Tensor, one: slice, other: slice, into: Tensor) -> None:
+def _multiply(hinge: Tensor, active: int, rows: Tensor, block_i: slice, block_j: slice, into: Tensor) -> None:
     """Add the block's part of the gradient of the sum over all pairs: 4 H U_J to I, and 4 Hᵀ U_I to J."""
     if active * SPARSE <= hinge.numel():
         places = hinge.nonzero().T
         hinge = _sparse(places, hinge[places[0], places[1]], hinge.shape)
-    into[one].addmm_(hinge, rows[other], alpha=4)
-    if one != other:
-        into[other].addmm_(hinge.t(), rows[one], alpha=4)
+    into[block_i].addmm_(hinge, rows[block_j], alpha=4)
+    if block_i != block_j:
+        into[block_j].addmm_(hinge.t(), rows[block_i], alpha=4)
 
 
 def _nearest_hinges(rows: Tensor, floor: float, top_k: int, block: int, into: Tensor | None) -> float:
@@ -318,12 +318,12 @@ def _nearest(rows: Tensor, floor: float, top_k: int, block: int) -> tuple[Tensor
     """
     cosine = rows.new_full((len(rows), top_k), floor)
     place = torch.full((len(rows), top_k), -1, dtype=torch.int64, device=rows.device)
-    for one, other, cosines in _blocks(rows, block):
-        if one == other:
+    for block_i, block_j, cosines in _blocks(rows, block):
+        if block_i == block_j:
             cosines.fill_diagonal_(-math.inf)
-        _keep_nearest(cosine[one], place[one], cosines, other.start)
-        if one != other:
-            _keep_nearest(cosine[other], place[other], cosines.T, one.start)
+        _keep_nearest(cosine[block_i], place[block_i], cosines, block_j.start)
+        if block_i != block_j:
+            _keep_nearest(cosine[block_j], place[block_j], cosines.T, block_i.start)
     return cosine, place
 
 
@@ -332,18 +332,18 @@ def _keep_nearest(cosine: Tensor, place: Tensor, fresh: Tensor, start: int) -> N
     better = (fresh.amax(1) > cosine[:, -1]).nonzero().view(-1)
     if not len(better):
         return
-    fresh, kept, top_k = fresh[better], cosine[better], cosine.shape[1]
+    fresh, nearest, top_k = fresh[better], cosine[better], cosine.shape[1]
     columns = fresh.shape[1]
     values, at = fresh.topk(min(top_k + 1, columns), dim=1)
     if columns > top_k:
         # Which of several equal ones `topk` takes is not said: where the last to enter equals the first to stay out, a
         # stable sort of the row decides.
-        tied = ((values[:, -1] == values[:, -2]) & (values[:, -1] > kept[:, -1])).nonzero().view(-1)
+        tied = ((values[:, -1] == values[:, -2]) & (values[:, -1] > nearest[:, -1])).nonzero().view(-1)
         if len(tied):
             at[tied] = fresh[tied].sort(dim=1, descending=True, stable=True).indices[:, : top_k + 1]
         at = at[:, :top_k]
     at = at.sort(dim=1).values
-    merged = torch.cat([kept, fresh.gather(1, at)], dim=1)
+    merged = torch.cat([nearest, fresh.gather(1, at)], dim=1)
     places = torch.cat([place[better], at + start], dim=1)
     merged, order = merged.sort(dim=1, descending=True, stable=True)
     cosine[better] = merged[:, :top_k]
