@@ -165,8 +165,7 @@ class Hostile(InProcess):
             if request.party in self._liars and not isinstance(reply, StepFailed) and declared.reply is not None:
                 pairs = ((request.each, declared.each), (request.common, declared.common))
                 sent = [m.message(cls) for m, cls in pairs if m is not None and cls is not None]
-                data = reply.data if isinstance(reply, codec.Encoded) else reply
-                message = codec.decode(bytearray(data), declared.reply)
+                message = codec.decode(bytearray(reply.data), declared.reply)
                 reply = codec.encode(rewritten(message, sent, self._attack))
             yield request, reply
 

@@ -57,8 +57,9 @@ def measure(reply: Any, sent: list[Any], when: int, errors: Errors) -> None:
         before = matrices(next(m for m in sent if getattr(m, field, None) is model), field) if is_update else 0 * exact
         size = torch.linalg.norm(exact - before).item()
         for name, dtype in TYPES.items():
-            data = compression.encode(reply, sent, name).data
-            back = matrices(compression.decode(data, type(reply), sent, name), field)
+            cls = type(reply)
+            data = codec.encode(reply, change=compression.narrowing(cls, sent, name)).data
+            back = matrices(codec.decode(data, cls, change=compression.widening(cls, sent, name)), field)
             errors.setdefault((field, name), []).append((when, torch.linalg.norm(back - exact).item() / size))
             if is_update and name != "int8":
                 off = torch.linalg.norm(exact.to(dtype).double() - exact).item() / size
@@ -109,11 +110,11 @@ def speed(name: str) -> dict[str, dict[str, float]]:
     for kind in kinds:
         times = []
         for _ in range(7):
-            start = time.perf_counter()
-            data = compression.encode(reply, sent, kind).data
+            begun = time.perf_counter()
+            data = codec.encode(reply, change=compression.narrowing(Backbone, sent, kind)).data
             middle = time.perf_counter()
-            compression.decode(data, Backbone, sent, kind)
-            times.append((middle - start, time.perf_counter() - middle))
+            codec.decode(data, Backbone, change=compression.widening(Backbone, sent, kind), sent=sent)
+            times.append((middle - begun, time.perf_counter() - middle))
         encoding, decoding = (1000 * statistics.median(column) for column in zip(*times, strict=True))
         timings[kind or "float32"] = {"MB": len(data) / 1e6, "encode ms": encoding, "decode ms": decoding}
     return timings

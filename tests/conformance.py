@@ -11,7 +11,6 @@ import pytest
 from torch import Tensor
 from worlds import Ran, Tiny, recipe, run
 
-from coalface.core import codec
 from coalface.core.method import Method
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request
@@ -59,7 +58,7 @@ def listening(heard: Heard) -> type[InProcess]:
                 if after != (common, each):
                     heard.changed.append(f"{request.party}, step {request.step}, round {request.round}")
                 assert not isinstance(reply, Exception), reply
-                heard.replies.append((request, bytes(reply.data if isinstance(reply, codec.Encoded) else reply)))
+                heard.replies.append((request, bytes(reply.data)))
                 yield request, reply
 
     return Listening

@@ -114,7 +114,7 @@ def kept(folder: Path, party: str, cls: type) -> Any:
     paths = list((folder / "parties" / party).glob("*.commit"))
     assert len(paths) <= 1  # the accepted one: the others are forgotten at the end of a stage
     states = Commit.open(paths[0]).states() if paths else {}
-    return codec.unpack(states[cls.__name__], cls) if cls.__name__ in states else None
+    return codec.decode(states[cls.__name__], cls) if cls.__name__ in states else None
 
 
 def watched(method: type, monkeypatch: pytest.MonkeyPatch) -> list[Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,35 +256,18 @@ class Lagged(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SlowValidation(Validation):
-    """The same, in its own time; says when it ended."""
+class HeldValidation(Validation):
+    """The same, but that `silo-2` waits until somebody writes to the named pipe `gate`."""
 
-    clock: str
+    gate: str
 
     @step(role="validator")
     def score(self, party: Party, own: Seen | None, common: Candidate) -> tuple[Score, Seen]:
-        time.sleep(1.0)
-        tell(self.clock, f"score {party.name} {party.round}")
+        if party.name == "silo-2":
+            pipe = os.open(self.gate, os.O_RDONLY | os.O_NONBLOCK)
+            assert select.select([pipe], [], [], 60)[0], "nobody opened the gate"
+            os.close(pipe)
         return super().score(party, own, common)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Timed(Lagged):
-    """Says in files of `clock` when each mover began."""
-
-    lag: int = 1
-    clock: str
-    validation: SlowValidation
-
-    @step(role="trainer")
-    def move(self, party: Party, common: Values) -> Moved:
-        tell(self.clock, f"move {party.name} {party.round}")
-        return super().move(party, common)
-
-
-def tell(folder: str, name: str) -> None:
-    """Leave the time in a file; processes of one machine have the same clock."""
-    (Path(folder) / name).write_text(str(time.monotonic()))
 
 
 @state

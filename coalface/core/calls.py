@@ -39,16 +39,16 @@ def check_call(
         raise TypeError(f"{where}: `to` is the text {to!r}; give a list of names, `to=[{to!r}]`.")
     if each is not None and not isinstance(each, Mapping):
         raise TypeError(f"{where}: `each` is a {type(each).__name__}; give a mapping from party to message.")
-    known = parties(declaration.role)
-    names = tuple(sorted(to if to is not None else each if each is not None else known))
-    if not known:
+    members = parties(declaration.role)
+    names = tuple(sorted(to if to is not None else each if each is not None else members))
+    if not members:
         raise ValueError(f"{where}: no party has the role {declaration.role!r}.")
     if not names:
-        given = "each" if to is None else "to"
-        raise ValueError(f"{where}: `{given}` is empty. Name at least one party, or leave it out to ask all of them.")
+        empty = "each" if to is None else "to"
+        raise ValueError(f"{where}: `{empty}` is empty. Name at least one party, or leave it out to ask all of them.")
     if len(set(names)) < len(names):
         raise ValueError(f"{where}: `to` names a party twice, so it would count twice. Name each party once.")
-    if unknown := sorted(set(names) - set(known))[:5]:
+    if unknown := sorted(set(names) - set(members))[:5]:
         raise ValueError(f"{where}: {unknown} do not have the role {declaration.role!r}.")
     if each is not None and (missing := [p for p in names if p not in each][:5]):
         raise ValueError(f"{where}: `each` has no message for {missing}; give every party in `to` one.")
@@ -57,7 +57,7 @@ def check_call(
         _check_message(where, "each", value, declaration)
     if aggregate is not None:
         try:
-            check_aggregate(aggregate, declaration, known)
+            check_aggregate(aggregate, declaration, members)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{where}: {error}") from None
     return name, declaration, names
@@ -103,13 +103,13 @@ def check_mean(mean: Mean, *, everyone: Sequence[str], reply: type, sent: Sequen
     numbers = [n for n, a in fields.items() if a in (int, float)]
     if isinstance(mean.by, str) and mean.by not in numbers:
         raise ValueError(f"Mean({mean.field!r}, by={mean.by!r}): {name} has no such number; it has {numbers}.")
-    other = counterpart(reply, mean.field)
-    if other is None:
+    source = counterpart(reply, mean.field)
+    if source is None:
         raise ValueError(
             f"Mean({mean.field!r}): {name}.{mean.field} is free(), so replies need not have the same tensors. Declare "
             f"what it must look like, `{mean.field}: … = like('…')`, or read the replies one by one from answer.each."
         )
-    if mean.of == "differences" and (other != mean.field or not any(mean.field in resolved(c, "") for c in sent)):
+    if mean.of == "differences" and (source != mean.field or not any(mean.field in resolved(c, "") for c in sent)):
         raise ValueError(
             f"Mean({mean.field!r}, of='differences'): the party is sent nothing named {mean.field!r}. Send the "
             "values under that name, or average differences that the step computes."

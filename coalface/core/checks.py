@@ -25,18 +25,18 @@ def short(key: str) -> str:
     return ".".join(told(part, 80) for part in key.split("."))
 
 
-def unknown_key(where: str, known: Sequence[str], of: str = "a recipe") -> RecipeError:
+def unknown_key(where: str, keys: Sequence[str], of: str = "a recipe") -> RecipeError:
     """The error of a key that is not known."""
     where = short(where)
     parent, _, key = where.rpartition(".")
-    near = difflib.get_close_matches(key, known, n=1)
+    near = difflib.get_close_matches(key, keys, n=1)
     hint = f"; did you mean {parent + '.' if parent else ''}{near[0]}?" if near else "."
-    return RecipeError(f"not a key of {of}{hint} Known here: {', '.join(known) or 'none'}", where=where)
+    return RecipeError(f"not a key of {of}{hint} Known here: {', '.join(keys) or 'none'}", where=where)
 
 
-def unknown_name(name: object, known: Iterable[str], where: str) -> RecipeError:
+def unknown_name(name: object, known_names: Iterable[str], where: str) -> RecipeError:
     """The error of a name that is not known, with the nearest one if one is near."""
-    near = difflib.get_close_matches(str(name), names := list(known), n=1)
+    near = difflib.get_close_matches(str(name), names := list(known_names), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return RecipeError(f"{repr(name)[:100]} is not known{hint} Known: {', '.join(names) or 'none'}", where=where)
 
@@ -48,9 +48,9 @@ def nearest(name: str, registry: Mapping[str, Any], where: str) -> str:
     return name
 
 
-def needs_section(where: str, value: object, known: Sequence[str]) -> RecipeError:
+def needs_section(where: str, value: object, keys: Sequence[str]) -> RecipeError:
     """The error of a value where keys should be."""
-    such = f", such as {', '.join(known[:3])}" if known else ""
+    such = f", such as {', '.join(keys[:3])}" if keys else ""
     return RecipeError(f"this key has keys below it{such}; got {repr(value)[:200]}", where=where)
 
 
@@ -94,9 +94,9 @@ def wrong_value(where: str, value: object, errors: Sequence[ErrorDetails]) -> Re
 def _finite(value: Any) -> bool:
     """Whether every number in a setting is finite."""
     if isinstance(value, Mapping):
-        return all(_finite(each) for each in value.values())
+        return all(_finite(item) for item in value.values())
     if isinstance(value, list | tuple):
-        return all(_finite(each) for each in value)
+        return all(_finite(item) for item in value)
     return not isinstance(value, float) or math.isfinite(value)
 
 

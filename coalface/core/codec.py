@@ -16,7 +16,7 @@ import itertools
 import json
 import math
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -62,7 +62,7 @@ class Entry:
 class Encoded:
     """The bytes of one value. The entries follow each other in `data`, and their sizes add up to its length."""
 
-    data: bytearray
+    data: bytearray | memoryview
     entries: tuple[Entry, ...] = ()
     """Not known of bytes that were received."""
     _hashing: Hashing | None = dataclasses.field(default=None, repr=False)
@@ -75,24 +75,20 @@ class Encoded:
 
     @functools.cached_property
     def sums(self) -> tuple[str, ...]:
-        """SHA-256 of every entry; hashing that began with the encoding is waited for."""
-        return (self._hashing or Hashing(self._pieces())).result()
-
-    def _pieces(self) -> list[memoryview]:
-        ends = itertools.accumulate(entry.bytes for entry in self.entries)
+        """SHA-256 of the header and of every tensor, of bytes that are known to be an encoding."""
+        if self._hashing is not None:
+            return self._hashing.result()
         view = memoryview(self.data)
-        return [view[end - e.bytes : end] for e, end in zip(self.entries, ends, strict=True)]
+        start = 8 + int.from_bytes(view[:8], "little")
+        header = json.loads(bytes(view[8:start]))
+        ends = [start, *(start + entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")]
+        return Hashing([view[begin:end] for begin, end in itertools.pairwise([0, *ends])]).result()
 
     def message(self, cls: type[T]) -> T:
         """Decoded as `cls`, once: what goes to many parties is read once in a process. Nobody may write to it."""
         if cls not in self._read:
             self._read[cls] = decode(self.data, cls)
         return typing.cast(T, self._read[cls])
-
-
-def data_of(reply: Encoded | bytearray | memoryview) -> bytearray | memoryview:
-    """The bytes of a reply, as it was just encoded, or as it was saved or received."""
-    return reply.data if isinstance(reply, Encoded) else reply
 
 
 class Hashing:
@@ -124,46 +120,35 @@ def encode(message: Any, *, hashed: bool = False, change: Change | None = None) 
 
     With `hashed` the hashing begins beside it; the message's tensors stay as they are until `sums` has been read.
     """
-    if kind_of(message) != "message" or isinstance(message, type):
-        what = "private state, which never leaves a party" if kind_of(message) == "private" else "not a message"
+    kind = kind_of(type(message))
+    if kind != "message":
+        refusal = "private state, which never leaves a party" if kind == "private" else "not a message"
         raise WireError(
-            f"{type(message).__name__} is {what}: only classes declared with @message can be sent. "
+            f"{type(message).__name__} is {refusal}: only classes declared with @message can be sent. "
             "Copy the fields that may leave into a message."
         )
-    for name, annotation in hints(message.__class__).items():
-        if not _fits(value := getattr(message, name), annotation):
-            raise WireError(
-                f"{type(message).__name__}.{name} holds a {type(value).__name__}, not the declared {annotation}, and "
-                "only what is declared is sent. Convert it, or declare the field as what it holds."
-            )
     return pack(message, hashed=hashed, change=change)
-
-
-def _fits(value: Any, annotation: Any) -> bool:
-    inner, optional = without_none(annotation)
-    if inner == Tensors:
-        fits = isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
-        return fits or (optional and value is None)
-    if isinstance(value, bool) and inner is not bool:
-        return False
-    return isinstance(value, (float, int) if inner is float else inner) or (optional and value is None)
 
 
 def decode(
     data: bytearray | memoryview, cls: type[T], *, change: Change | None = None, sent: Sequence[Any] | None = None
 ) -> T:
-    """The message of class `cls` in writable bytes; its tensors are views of them. Raises WireError.
+    """The value of the declared class `cls` in writable bytes; its tensors are views of them. Raises WireError.
 
     Of a reply to the messages `sent`, what is larger than any that they ask for is refused before it is read.
     """
-    if kind_of(cls) != "message":
-        raise WireError(f"{cls.__name__} is not declared with @message; nothing else is read from the wire.")
-    if sent is None:
-        return unpack(data, cls, change=change)
-    header, body = _room(cls, sent)
-    if len(data) > header + body:
-        raise WireError(f"{cls.__name__}: {len(data):,} bytes came, and what was asked for takes {body:,.0f}.")
-    return unpack(data, cls, change=change, longest=header)
+    longest = None
+    if sent is not None:
+        longest, body = _room(cls, sent)
+        if len(data) > longest + body:
+            raise WireError(f"{cls.__name__}: {len(data):,} bytes came, and what was asked for takes {body:,.0f}.")
+    tensors, skeleton = read_tensors(data, cls, longest)
+    if change is not None:
+        tensors = change(tensors)
+    value = _restore(skeleton, cls, "", tensors)
+    if tensors:
+        raise WireError(f"{cls.__name__}: it does not declare these tensors: {', '.join(sorted(tensors)[:5])}.")
+    return typing.cast(T, value)
 
 
 def _room(cls: Any, sent: Sequence[Any]) -> tuple[int, int]:
@@ -176,13 +161,10 @@ def _room(cls: Any, sent: Sequence[Any]) -> tuple[int, int]:
         if counterpart(cls, field) is None:  # the server does not know its form
             header, body = header + TENSOR_HEADER * (SENT if inner == Tensors else 1), body + FREE
             continue
-        model = model_of(cls, field, sent)
-        named = {f"{field}/{name}": t for name, t in model.items()} if isinstance(model, dict) else {field: model}
-        for path, tensor in named.items():
-            if isinstance(tensor, Tensor):
-                scales = 4 * tensor.shape[0] if tensor.dim() else 0  # of one that is narrowed
-                header += 4 * len(json.dumps(path)) + TENSOR_HEADER
-                body += tensor.numel() * tensor.element_size() + scales
+        for path, tensor in by_path(field, model_of(cls, field, sent)).items():
+            scales = 4 * tensor.shape[0] if tensor.dim() else 0  # of one that is narrowed
+            header += 4 * len(json.dumps(path)) + TENSOR_HEADER
+            body += tensor.numel() * tensor.element_size() + scales
     return header, body
 
 
@@ -211,11 +193,14 @@ def pack(value: Any, *, hashed: bool = False, change: Change | None = None) -> E
 
 def _layout(value: Any, change: Change | None = None) -> tuple[bytearray, list[tuple[str, Tensor]]]:
     """The header of an encoding, and its tensors by name in the order in which they follow."""
-    found: dict[str, Tensor] = {}
-    skeleton = _flatten(value, "", found)
+    tensors: dict[str, Tensor] = {}
+    try:
+        skeleton = _flatten(value, type(value), "", tensors)
+    except WireError as error:
+        raise WireError(f"{type(value).__name__}.{error}") from None
     if change is not None:
-        found = change(found)
-    ordered = sorted(found.items(), key=lambda item: -item[1].element_size())  # keeps every tensor aligned
+        tensors = change(tensors)
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # keeps every tensor aligned
     head: dict[str, Any] = {"__metadata__": {"coalface": json.dumps(skeleton, separators=(",", ":"))}}
     offset = 0
     for name, tensor in ordered:
@@ -244,37 +229,34 @@ def raw(tensor: Tensor) -> memoryview:
     return (flat.view(torch.uint8) if tensor.dtype == torch.bfloat16 else flat).numpy().data.cast("B")
 
 
-def unpack(
-    data: bytearray | memoryview, cls: type[T], *, change: Change | None = None, longest: int | None = None
-) -> T:
-    """A declared value from its bytes, checked against the annotations of its class. Raises WireError.
-
-    A header of more than `longest` bytes is not read; without it, than the most tensors of such a value take.
-    """
-    tensors, skeleton = read_tensors(data, cls, longest)
-    if change is not None:
-        tensors = change(tensors)
-    value = _restore(skeleton, cls, "", tensors)
-    if tensors:
-        raise WireError(f"{cls.__name__}: it does not declare these tensors: {', '.join(sorted(tensors)[:5])}.")
-    return typing.cast(T, value)
-
-
-def _flatten(value: Any, path: str, found: dict[str, Tensor]) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Tensor):
-        if path in found:
-            raise WireError(f"two tensors would be named {path!r}; rename a key so that it has no '/'.")
-        found[path] = value
-        return True
-    if isinstance(value, dict):
-        return {key: _flatten(item, f"{path}/{key}" if path else key, found) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [_flatten(item, f"{path}/{i}", found) for i, item in enumerate(value)]
-    if kind_of(value) or isinstance(value, Ticket):
-        return {n: _flatten(item, f"{path}/{n}" if path else n, found) for n, item in vars(value).items()}
-    raise WireError(f"{path or type(value).__name__}: {type(value).__name__} has no encoding.")
+def _flatten(value: Any, annotation: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    """The plain values of a declared value, with `true` in place of each tensor, which goes into `tensors`."""
+    inner, optional = without_none(annotation)
+    if value is None and optional:
+        return None
+    origin, args = typing.get_origin(inner), typing.get_args(inner)
+    if inner is Tensor:
+        if isinstance(value, Tensor):
+            if path in tensors:
+                raise WireError(f"{path} names two tensors; rename a key so that it has no '/'.")
+            tensors[path] = value
+            return True
+    elif inner in (int, float, bool, str):
+        fitting = (float, int) if inner is float else inner
+        if isinstance(value, fitting) and (inner is bool or not isinstance(value, bool)):
+            return value
+    elif origin is dict and isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {k: _flatten(v, args[1], f"{path}/{k}" if path else k, tensors) for k, v in value.items()}
+    elif origin is tuple and isinstance(value, tuple | list):
+        return [_flatten(v, args[0], f"{path}/{i}", tensors) for i, v in enumerate(value)]
+    elif (kind_of(inner) or inner is Ticket) and isinstance(value, inner):
+        return {
+            n: _flatten(getattr(value, n), a, f"{path}/{n}" if path else n, tensors) for n, a in hints(inner).items()
+        }
+    raise WireError(
+        f"{path} holds a {type(value).__name__}, not the declared {annotation}, and only what is declared is sent or "
+        "kept. Convert it, or declare the field as what it holds."
+    )
 
 
 def _restore(skeleton: Any, annotation: Any, path: str, tensors: dict[str, Tensor]) -> Any:
@@ -301,15 +283,11 @@ def _restore(skeleton: Any, annotation: Any, path: str, tensors: dict[str, Tenso
     )
 
 
-def named_tensors(message: Any) -> Iterator[tuple[str, str, Tensor]]:
-    """(field, name, tensor) for every tensor of a message; a single tensor's name is empty."""
-    for field in hints(message.__class__):
-        value = getattr(message, field)
-        if isinstance(value, Tensor):
-            yield field, "", value
-        elif isinstance(value, dict):
-            for name, tensor in value.items():
-                yield field, name, tensor
+def by_path(field: str, value: Any) -> dict[str, Tensor]:
+    """The tensors of a field by their names in an encoding; none of a plain value."""
+    if isinstance(value, dict):
+        return {f"{field}/{name}": tensor for name, tensor in value.items()}
+    return {field: value} if isinstance(value, Tensor) else {}
 
 
 def copied(value: Any) -> Any:
@@ -329,20 +307,29 @@ def validate(reply: Any, sent: Sequence[Any], but: frozenset[str] = frozenset())
             raise Refused(f"{field} is {value:.6g}" if isinstance(value, float) else f"{field} is beyond {LARGEST}")
         if not isinstance(value, Tensor | dict) or field in but:
             continue
+        tensors = models = by_path(field, value)
         if counterpart(type(reply), field) is not None:
-            _compare(field, value, model_of(type(reply), field, sent))
-    for field, name, tensor in named_tensors(reply):
-        if field in but:
-            continue
-        if not _is_finite(tensor):
-            raise Refused(f"{field}{'/' if name else ''}{name} holds values that are not finite")
+            model = model_of(type(reply), field, sent)
+            if model is None:
+                raise Refused(f"{field} came back, but nothing that it could be checked against was sent")
+            models = by_path(field, model)
+        if list(tensors) != list(models):
+            missing, extra = sorted(set(models) - set(tensors))[:3], sorted(set(tensors) - set(models))[:3]
+            how = f"missing {missing}, unexpected {extra}" if missing or extra else "the same in another order"
+            raise Refused(f"{field} has other tensors than were sent ({how})")
+        for path, tensor in tensors.items():
+            if tensor.shape != models[path].shape or tensor.dtype != models[path].dtype:
+                came, declared = (f"{NAMES[t.dtype]} {tuple(t.shape)}" for t in (tensor, models[path]))
+                raise Refused(f"{path} is {came}, not {declared}")
+            if not _is_finite(tensor):
+                raise Refused(f"{path} holds values that are not finite")
 
 
 def not_finite(value: Any) -> str | None:
     """The name of a tensor of a declared value that holds something that is not finite; None where none does."""
-    found: dict[str, Tensor] = {}
-    _flatten(value, "", found)
-    return next((name for name, tensor in found.items() if not _is_finite(tensor)), None)
+    tensors: dict[str, Tensor] = {}
+    _flatten(value, type(value), "", tensors)
+    return next((name for name, tensor in tensors.items() if not _is_finite(tensor)), None)
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -354,20 +341,5 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def model_of(cls: type, field: str, sent: Sequence[Any]) -> Any:
     """What a field of a reply of class `cls` must look like, of the messages that were sent; None for no such thing."""
-    other = counterpart(cls, field)
-    return next((m for s in sent if (m := getattr(s, other or "", None)) is not None), None)
-
-
-def _compare(field: str, value: Tensor | Tensors, model: Tensor | Tensors | None) -> None:
-    if model is None:
-        raise Refused(f"{field} came back, but nothing that it could be checked against was sent")
-    if isinstance(value, Tensor) and isinstance(model, Tensor):
-        value, model = {"": value}, {"": model}
-    if not isinstance(value, dict) or not isinstance(model, dict) or list(value) != list(model):
-        missing, extra = sorted(set(model) - set(value))[:3], sorted(set(value) - set(model))[:3]
-        how = f"missing {missing}, unexpected {extra}" if missing or extra else "the same in another order"
-        raise Refused(f"{field} has other tensors than were sent ({how})")
-    for name, tensor in value.items():
-        if tensor.shape != model[name].shape or tensor.dtype != model[name].dtype:
-            got, want = (f"{NAMES[t.dtype]} {tuple(t.shape)}" for t in (tensor, model[name]))
-            raise Refused(f"{field}{'/' if name else ''}{name} is {got}, not {want}")
+    name = counterpart(cls, field) or ""
+    return next((model for message in sent if (model := getattr(message, name, None)) is not None), None)

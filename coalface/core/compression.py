@@ -31,59 +31,57 @@ _MOST = 127
 _TINY = torch.finfo(torch.float32).tiny
 
 
-def encode(reply: Any, sent: Sequence[Any], updates: Updates | None, *, hashed: bool = False) -> codec.Encoded:
-    """The bytes of a reply to the messages `sent`, its tensors narrowed; with None as `codec.encode` gives them.
+def narrowing(cls: type, sent: Sequence[Any], updates: Updates | None) -> codec.Change | None:
+    """What `codec.encode` changes in a reply of class `cls` to the messages `sent`; None where nothing is narrowed.
 
     A tensor that the type cannot hold (float16 beyond 65,504, or values that are not finite) is left as it is.
     """
     if updates is None:
-        return codec.encode(reply, hashed=hashed)
-    looks = _looks(type(reply), sent)
+        return None
+    models = _models(cls, sent)
 
-    def narrowed(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+    def narrow(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        narrowed: dict[str, Tensor] = {}
         for path, tensor in tensors.items():
-            found |= _narrowed(path, tensor, *looks[path], updates) if path in looks else {path: tensor}
-        return found
+            narrowed |= _narrowed(path, tensor, *models[path], updates) if path in models else {path: tensor}
+        return narrowed
 
-    return codec.encode(reply, hashed=hashed, change=narrowed)
+    return narrow
 
 
-def decode(data: bytearray | memoryview, cls: type, sent: Sequence[Any], updates: Updates | None) -> Any:
-    """The reply of class `cls` to the messages `sent`, its tensors in float32 again.
+def widening(cls: type, sent: Sequence[Any], updates: Updates | None) -> codec.Change | None:
+    """What `codec.decode` changes in such a reply, so that its tensors are float32 again.
 
-    Raises WireError, and Refused for scales that are missing, of another form, negative or not finite. A tensor of
-    another shape or type than a narrowed one has is left as it is, for `codec.validate` to refuse.
+    It raises Refused for scales that are missing, of another form, negative or not finite. A tensor of another shape or
+    type than a narrowed one has is left as it is, for `codec.validate` to refuse.
     """
     if updates is None:
-        return codec.decode(data, cls, sent=sent)
-    looks = _looks(cls, sent)
+        return None
+    models = _models(cls, sent)
 
-    def widened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = dict(tensors)
-        for path, (model, changed) in looks.items():
+    def widen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        widened = dict(tensors)
+        for path, (model, changed) in models.items():
             narrow = tensors.get(path)
             if narrow is None or narrow.dtype != TYPES[updates] or narrow.shape != model.shape:
                 continue
             delta = narrow.float()
             if updates == "int8":
-                delta *= _by_rows(_checked(path, found.pop(SCALES + path, None), len(narrow)), narrow)
-            found[path] = delta + model.cpu() if changed else delta
-        return found
+                delta *= _by_rows(_checked(path, widened.pop(SCALES + path, None), len(narrow)), narrow)
+            widened[path] = delta + model.cpu() if changed else delta
+        return widened
 
-    return codec.decode(data, cls, change=widened, sent=sent)
+    return widen
 
 
-def _looks(cls: type, sent: Sequence[Any]) -> dict[str, tuple[Tensor, bool]]:
+def _models(cls: type, sent: Sequence[Any]) -> dict[str, tuple[Tensor, bool]]:
     """Name of a tensor that is narrowed -> (what it must look like, whether it is a changed form of that)."""
-    found: dict[str, tuple[Tensor, bool]] = {}
-    for field in codec.hints(cls):
-        model = codec.model_of(cls, field, sent)
-        named = {f"{field}/{name}": t for name, t in model.items()} if isinstance(model, dict) else {field: model}
-        for path, tensor in named.items():
-            if isinstance(tensor, Tensor) and tensor.dtype == torch.float32 and tensor.dim() > 1 and tensor.numel():
-                found[path] = tensor, counterpart(cls, field) == field
-    return found
+    return {
+        path: (tensor, counterpart(cls, field) == field)
+        for field in codec.hints(cls)
+        for path, tensor in codec.by_path(field, codec.model_of(cls, field, sent)).items()
+        if tensor.dtype == torch.float32 and tensor.dim() > 1 and tensor.numel()
+    }
 
 
 def _narrowed(path: str, tensor: Tensor, model: Tensor, changed: bool, updates: Updates) -> dict[str, Tensor]:

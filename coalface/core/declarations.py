@@ -38,11 +38,11 @@ class Ticket:
 
 
 def _declare(cls: C, kind: Kind) -> C:
-    made: Any = dataclass(frozen=True, kw_only=True, eq=False)(cls)
-    made.__coalface_kind__ = kind
-    for name, annotation in resolved(made, f"{kind} {cls.__name__}").items():
-        _check_field(made, name, annotation, kind)
-    return typing.cast(C, made)
+    declared: Any = dataclass(frozen=True, kw_only=True, eq=False)(cls)
+    declared.__coalface_kind__ = kind
+    for name, annotation in resolved(declared, f"{kind} {cls.__name__}").items():
+        _check_field(declared, name, annotation, kind)
+    return typing.cast(C, declared)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field,))
@@ -68,9 +68,9 @@ def state(cls: C) -> C:
     return _declare(cls, "state")
 
 
-def like(other: str) -> Any:
+def like(field_sent: str) -> Any:
     """A reply's tensor field that must look like the field `other` of what was sent to the party."""
-    return field(metadata={"like": other})
+    return field(metadata={"like": field_sent})
 
 
 def free() -> Any:
@@ -78,18 +78,18 @@ def free() -> Any:
     return field(metadata={"like": None})
 
 
-def resolved(thing: Any, where: str) -> dict[str, Any]:
+def resolved(declared: Any, where: str) -> dict[str, Any]:
     """The annotations of a class or a function by name. Raises DeclarationError where one cannot be read."""
     try:
-        return typing.get_type_hints(thing)
+        return typing.get_type_hints(declared)
     except NameError as error:
         name = error.name or ""
-        texts = {n: a for n, a in getattr(thing, "__annotations__", {}).items() if isinstance(a, str)}
+        texts = {n: a for n, a in getattr(declared, "__annotations__", {}).items() if isinstance(a, str)}
         using = " and ".join(f"`{n}: {a}`" for n, a in texts.items() if re.search(rf"\b{re.escape(name)}\b", a))
-        known = getattr(thing, "__globals__", None) or vars(sys.modules.get(thing.__module__, typing))
-        near = difflib.get_close_matches(name, [n for n in known if not n.startswith("_")], n=1)
+        scope = getattr(declared, "__globals__", None) or vars(sys.modules.get(declared.__module__, typing))
+        near = difflib.get_close_matches(name, [n for n in scope if not n.startswith("_")], n=1)
         raise DeclarationError(
-            f"{where}: {using or 'an annotation'} names {name!r}, which {thing.__module__} does not know."
+            f"{where}: {using or 'an annotation'} names {name!r}, which {declared.__module__} does not know."
             f"{f' Did you mean {near[0]!r}?' if near else ''} Import it, or define it at the top level of the file, "
             "neither in a function nor under TYPE_CHECKING."
         ) from None
@@ -105,9 +105,9 @@ def kind_of(value: object) -> Kind | None:
 def without_none(annotation: Any) -> tuple[Any, bool]:
     """`X | None` as (X, True); any other annotation as (itself, False)."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        rest = [a for a in typing.get_args(annotation) if a is not type(None)]
-        if len(rest) == 1 and len(typing.get_args(annotation)) == 2:
-            return rest[0], True
+        members = [a for a in typing.get_args(annotation) if a is not type(None)]
+        if len(members) == 1 and len(typing.get_args(annotation)) == 2:
+            return members[0], True
     return annotation, False
 
 

@@ -36,12 +36,12 @@ def writing(path: Path, partial: Path | None = None) -> Iterator[None]:
     except OSError as error:
         if error.filename is None and error.errno in _WRITING:
             error.filename = str(path)
-        elif partial is not None and (named := named_by(error)) is not None and named.is_relative_to(partial):
-            error.filename = str(path / named.relative_to(partial))
+        elif partial is not None and (file := named_by(error)) is not None and file.is_relative_to(partial):
+            error.filename = str(path / file.relative_to(partial))
         raise
     except Exception as error:
-        if said := re.search(r"\(os error (\d+)\)", str(error)):
-            number = int(said[1])
+        if match := re.search(r"\(os error (\d+)\)", str(error)):
+            number = int(match[1])
             raise OSError(number, os.strerror(number), str(path)) from error
         raise
 
@@ -97,19 +97,19 @@ def explained(error: OSError, then: str = GOES_ON) -> str:
         return f"{error.strerror}, in the output or a file without a name. Make room where it goes; {then}"
     name = os.fsdecode(error.filename)
     file = name if name.isprintable() else repr(name)
-    there, room = _disk(Path(name))
+    disk, room = _disk(Path(name))
     match error.errno:
         case errno.ENOSPC:
-            return f"{file}: no space is left on its disk ({there}: {room}). Make room there; {then}"
+            return f"{file}: no space is left on its disk ({disk}: {room}). Make room there; {then}"
         case errno.EDQUOT:
-            return f"{file}: your quota on its disk ({there}: {room}) is used up. Make room there; {then}"
+            return f"{file}: your quota on its disk ({disk}: {room}) is used up. Make room there; {then}"
         case errno.EFBIG:
             return (
                 f"{file}: it would be larger than a file may be here. `ulimit -f` shows the limit of this shell; its "
-                f"disk ({there}: {room}) may have one too. Raise it; {then}"
+                f"disk ({disk}: {room}) may have one too. Raise it; {then}"
             )
         case errno.EROFS:
-            return f"{file}: its disk ({there}) can only be read: name a folder on another, or have it mounted writable"
+            return f"{file}: its disk ({disk}) can only be read: name a folder on another, or have it mounted writable"
         case errno.EEXIST:
             return f"{file} is there already: name another place, or move it away"
         case errno.ENOTDIR:

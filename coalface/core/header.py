@@ -91,41 +91,41 @@ def _form(cls: type) -> re.Pattern[str]:
 
 
 def read_tensors(data: bytearray | memoryview, cls: type, longest: int | None = None) -> tuple[dict[str, Tensor], Any]:
-    what, most = cls.__name__, most_tensors(cls)
+    label, most = cls.__name__, most_tensors(cls)
     longest = most * TENSOR_HEADER if longest is None else longest
     try:
         view = memoryview(data)
         length = int.from_bytes(view[:8], "little")
         if length > min(longest, len(view) - 8):
-            raise WireError(f"{what}: {len(view):,} bytes with a header of {length:,}; at most {longest:,} are read.")
+            raise WireError(f"{label}: {len(view):,} bytes with a header of {length:,}; at most {longest:,} are read.")
         listed = bytes(view[8 : 8 + length]).count(_OFFSETS)
         if listed > most:
-            raise WireError(f"{what}: {listed:,} tensors; at most {most:,} are read.")
+            raise WireError(f"{label}: {listed:,} tensors; at most {most:,} are read.")
         head = _HEAD.fullmatch(view, 8, 8 + length)
         if head is None:
-            raise WireError(f"{what}: the bytes are not an encoding: their header is not of its form.")
+            raise WireError(f"{label}: the bytes are not an encoding: their header is not of its form.")
         begin, end = head.span(1)
         if kind_of(cls) == "message" and end - begin > LONGEST + 2 * (length - end + begin):
-            raise WireError(f"{what}: {end - begin:,} bytes of plain values, for {length - end + begin:,} of tensors.")
+            raise WireError(f"{label}: {end - begin:,} bytes of plain values, for {length - end + begin:,} of tensors.")
         plain = json.loads(str(view[begin:end], "ascii"))
         if listed > 2 * plain.count("true"):  # one that is narrowed has scales beside it
-            raise WireError(f"{what}: {listed:,} tensors, more than its plain values speak of.")
+            raise WireError(f"{label}: {listed:,} tensors, more than its plain values speak of.")
         if kind_of(cls) != "message":  # floats of files may be infinite, and `validate` names the others
             skeleton = parse_json(plain, longest=longest, values=_VALUES, any_number=True)
         elif sum(map(plain.count, _MARKS)) > 2 * listed + LONGEST // 8:  # a name, or a text, may hold one too
-            raise WireError(f"{what}: {listed:,} tensors, fewer than its plain values speak of.")
+            raise WireError(f"{label}: {listed:,} tensors, fewer than its plain values speak of.")
         elif _form(cls).fullmatch(plain):
             skeleton = json.loads(plain)
         else:
-            raise WireError(f"{what}: the bytes do not hold its fields; sender and receiver must run one version.")
+            raise WireError(f"{label}: the bytes do not hold its fields; sender and receiver must run one version.")
         tensors: dict[str, Tensor] = {}
         expected = 0
-        for found in _TENSOR.finditer(view, end, 8 + length):
-            name, (dtype, shape) = json.loads(found[1]), (DTYPES[found[2].decode()], _numbers(found[3]))
-            begin, end = _numbers(found[4])
+        for entry in _TENSOR.finditer(view, end, 8 + length):
+            name, (dtype, shape) = json.loads(entry[1]), (DTYPES[entry[2].decode()], _numbers(entry[3]))
+            begin, end = _numbers(entry[4])
             count = math.prod(shape)
             if name in tensors or begin != expected or end - begin != count * dtype.itemsize:
-                raise WireError(f"{what}: tensor {name!r} does not lie where its header says, or is there twice.")
+                raise WireError(f"{label}: tensor {name!r} does not lie where its header says, or is there twice.")
             offset, expected = 8 + length + begin, end
             flat = (
                 torch.frombuffer(view, dtype=dtype, count=count, offset=offset)
@@ -134,11 +134,11 @@ def read_tensors(data: bytearray | memoryview, cls: type, longest: int | None = 
             )
             tensors[name] = flat.view(shape)
         if 8 + length + expected != len(view):
-            raise WireError(f"{what}: {len(view)} bytes, but its header speaks of {8 + length + expected}.")
+            raise WireError(f"{label}: {len(view)} bytes, but its header speaks of {8 + length + expected}.")
     except WireError:
         raise
     except Exception as error:  # of bytes from elsewhere, any
-        raise WireError(f"{what}: the bytes are not an encoding ({type(error).__name__}: {error}).") from error
+        raise WireError(f"{label}: the bytes are not an encoding ({type(error).__name__}: {error}).") from error
     return tensors, skeleton
 
 

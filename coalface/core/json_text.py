@@ -37,10 +37,10 @@ def parse_json(
         raise ValueError(f"it holds more than {values:,} values")
     if _is_deep(data):
         raise ValueError(f"its brackets do not match, or lie more than {DEPTH} deep")
-    said = text if isinstance(text, str) else text.decode()
+    decoded = text if isinstance(text, str) else text.decode()
     if any_number:
-        return json.loads(said)
-    return json.loads(said, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        return json.loads(decoded)
+    return json.loads(decoded, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
 
 
 def strict_json(value: Any, indent: int | None = None) -> str:

@@ -72,10 +72,10 @@ class Mean:
     once: bool = False
 
     def __post_init__(self) -> None:
-        for key, known in (("over", ("arrived", "all")), ("of", ("values", "differences"))):
-            if getattr(self, key) not in known:
+        for key, choices in (("over", ("arrived", "all")), ("of", ("values", "differences"))):
+            if getattr(self, key) not in choices:
                 raise DeclarationError(
-                    f"Mean({self.field!r}, {key}={getattr(self, key)!r}): {key} is {known[0]!r} or {known[1]!r}."
+                    f"Mean({self.field!r}, {key}={getattr(self, key)!r}): {key} is {choices[0]!r} or {choices[1]!r}."
                 )
         if not isinstance(self.by, str | Mapping | None):
             raise DeclarationError(
@@ -310,13 +310,13 @@ class Stage:
     @property
     def state(self) -> type:
         """The class of the state, from the annotation of `round`."""
-        made = resolved(self.round, f"stage {self.name}").get("return")
-        if kind_of(made) != "state":
+        state_class = resolved(self.round, f"stage {self.name}").get("return")
+        if kind_of(state_class) != "state":
             raise DeclarationError(
                 f"stage {self.name}: its round must return a class declared with @state, since a checkpoint holds it; "
-                f"it has {made}. Write `-> State`."
+                f"it has {state_class}. Write `-> State`."
             )
-        return typing.cast(type, made)
+        return typing.cast(type, state_class)
 
 
 Scenario = Literal["any", "devices", "domains", "private-public"]
@@ -342,17 +342,17 @@ class Method(HasSteps, ABC):
     the targets are among it or not."""
     rounds: int
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
         for name in ("title", "paper", "setting"):
             if not inspect.isabstract(cls) and not hasattr(cls, name):
                 raise DeclarationError(f"method {cls.__name__}: give it a class variable `{name}: ClassVar[str]`.")
         for name in {"init", "round"} & set(vars(cls)):
-            made = resolved(getattr(cls, name), f"method {cls.__name__}: {name}").get("return")
-            if kind_of(made) != "state":
+            state_class = resolved(getattr(cls, name), f"method {cls.__name__}: {name}").get("return")
+            if kind_of(state_class) != "state":
                 raise DeclarationError(
                     f"method {cls.__name__}: {name} must return a class declared with @state, since a checkpoint holds "
-                    f"it; it has {made}. Write `-> State`."
+                    f"it; it has {state_class}. Write `-> State`."
                 )
 
     @abstractmethod

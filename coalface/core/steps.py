@@ -51,13 +51,13 @@ class StepDeclaration:
     """What the step tells the lab without sending it."""
 
 
-def plays(role: str, wanted: str) -> bool:
+def plays(role: str, step_role: str) -> bool:
     """Whether a party of a role takes the steps of another: `trainer/source` is a trainer, of a kind of its own.
 
     >>> plays("trainer/source", "trainer"), plays("trainer", "trainer/source"), plays("trainers", "trainer")
     (True, False, False)
     """
-    return role == wanted or role.startswith(f"{wanted}/")
+    return role == step_role or role.startswith(f"{step_role}/")
 
 
 @overload
@@ -120,9 +120,9 @@ def _batched(owner: type, function: Callable[..., Any], steps: Mapping[str, Step
             f"{declared.reply.__name__} a field `images: int`."
         )
     inputs = {n for n in ("own", "common", "each") if getattr(declared, n) is not None}
-    needed, given = {"self", "parties", *inputs}, set(inspect.signature(function).parameters)
-    if given != needed:
-        raise DeclarationError(f"{where}: it takes {sorted(given)}; for step {name} it must take {sorted(needed)}.")
+    needed, params = {"self", "parties", *inputs}, set(inspect.signature(function).parameters)
+    if params != needed:
+        raise DeclarationError(f"{where}: it takes {sorted(params)}; for step {name} it must take {sorted(needed)}.")
     return dataclasses.replace(declared, batched=function)
 
 
@@ -191,11 +191,11 @@ def _check_counterparts(where: str, reply: type, sent: Sequence[type]) -> None:
     hints = {n: without_none(a)[0] for n, a in typing.get_type_hints(reply).items()}
     offered = {n: without_none(a)[0] for c in reversed(sent) for n, a in typing.get_type_hints(c).items()}
     for name, annotation in hints.items():
-        other = counterpart(reply, name)
-        if annotation in (Tensor, Tensors) and other is not None and offered.get(other) != annotation:
+        source = counterpart(reply, name)
+        if annotation in (Tensor, Tensors) and source is not None and offered.get(source) != annotation:
             raise DeclarationError(
                 f"{where}: the reply's {name} could not be checked, since nothing sent to the party is called "
-                f"{other!r} and of the same type. Name the field it must look like, `{name}: … = like('…')`, or say "
+                f"{source!r} and of the same type. Name the field it must look like, `{name}: … = like('…')`, or say "
                 f"that any shape will do, `{name}: … = free()`."
             )
 
@@ -205,8 +205,8 @@ class HasSteps(TypedSettings):
 
     own_steps: ClassVar[dict[str, StepDeclaration]] = {}
 
-    def __init_subclass__(cls, **more: Any) -> None:
-        super().__init_subclass__(**more)
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
         steps = dict(cls.own_steps)
         for name, value in vars(cls).items():
             inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
@@ -216,13 +216,13 @@ class HasSteps(TypedSettings):
             elif name in steps:
                 _refuse_hidden(cls, name, "@step(role=…)")
         forms = {d.batched.__name__: name for name, d in steps.items() if d.batched is not None}
-        given: set[str] = set()
+        batched_steps: set[str] = set()
         for name, value in list(vars(cls).items()):
             if hasattr(value, "__coalface_batched__"):
                 of = value.__coalface_batched__
-                if of in given:
+                if of in batched_steps:
                     raise DeclarationError(f"{cls.__name__}: step {of} has two batched forms: keep one.")
-                given.add(of)
+                batched_steps.add(of)
                 steps[of] = _batched(cls, value, steps)
             elif name in forms:
                 _refuse_hidden(cls, name, f'@batched("{forms[name]}")')
@@ -238,7 +238,7 @@ class HasSteps(TypedSettings):
             if isinstance(part, HasSteps):
                 steps |= {f"{f.name}.{n}": entry for n, entry in part.steps.items()}
         gives: dict[LocalResult, str] = {}
-        kept: dict[str, type] = {}
+        private_classes: dict[str, type] = {}
         for name, (_, declared) in steps.items():
             if declared.local is not None and gives.setdefault(declared.local, name) != name:
                 raise DeclarationError(
@@ -246,9 +246,9 @@ class HasSteps(TypedSettings):
                     f"{declared.local.name}: keep one."
                 )
             for private_class in (c for c in (declared.own, declared.keeps) if c is not None):
-                if kept.setdefault(private_class.__name__, private_class) is not private_class:
+                if private_classes.setdefault(private_class.__name__, private_class) is not private_class:
                     raise DeclarationError(
-                        f"{type(self).__name__}: {kept[private_class.__name__].__module__} and "
+                        f"{type(self).__name__}: {private_classes[private_class.__name__].__module__} and "
                         f"{private_class.__module__} both declare private state called {private_class.__name__}, and "
                         "each is kept under its name. Rename one of them."
                     )
@@ -267,9 +267,9 @@ class HasSteps(TypedSettings):
         fields, annotations = getattr(cls, "__dataclass_fields__", {}), vars(cls).get("__annotations__", {})
         lost = [n for n, a in annotations.items() if n not in fields and "ClassVar" not in str(a)]
         if not hasattr(cls, "__dataclass_params__") or lost or not cls.__dataclass_params__.frozen:
-            what = f", so that {', '.join(lost)} would be no setting of it" if lost else ""
+            effect = f", so that {', '.join(lost)} would be no setting of it" if lost else ""
             raise DeclarationError(
-                f"{cls.__name__} is not a frozen dataclass{what}: put `@dataclass(frozen=True, kw_only=True)` above "
+                f"{cls.__name__} is not a frozen dataclass{effect}: put `@dataclass(frozen=True, kw_only=True)` above "
                 "the class. Its fields are hyper-parameters, the same in every process; what changes goes into the "
                 "state or into private state."
             )

@@ -26,18 +26,18 @@ def told(text: object, most: int = 200) -> str:
     >>> told("no\nroom"), told("a" * 1_000_000, most=4)
     ('no\\nroom', 'aaaa…')
     """
-    said = str(text)
-    short = shown(said[: most + 1])
+    full = str(text)
+    short = shown(full[: most + 1])
     return short if len(short) <= most else f"{short[:most]}…"
 
 
-def several(count: int, one: str, many: str | None = None) -> str:
+def several(count: int, singular: str, plural: str | None = None) -> str:
     """A number with its noun.
 
     >>> several(1, "image"), several(2_000, "identity", "identities")
     ('1 image', '2,000 identities')
     """
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
 def first_few(names: Sequence[str], most: int = 3) -> str:

@@ -69,15 +69,15 @@ class _Loader(_Fast):
         return super().construct_scalar(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[str] = set()
+        keys: set[str] = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 continue
-            if key.value in seen:
+            if key.value in keys:
                 raise _refused(f"the key {key.value} is given twice: join the two", key)
-            seen.add(key.value)
+            keys.add(key.value)
         return super().construct_mapping(node, deep)
 
 
-def _refused(why: str, what: Any) -> yaml.MarkedYAMLError:
-    return yaml.constructor.ConstructorError(None, None, why, what.start_mark)
+def _refused(why: str, node: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, why, node.start_mark)

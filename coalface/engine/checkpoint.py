@@ -75,22 +75,22 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int, advanced: bool = Tr
     shutil.rmtree(place, ignore_errors=True)  # only where a resume repeats a round
     os.rename(fresh, place)
     flush_folder(folder)
-    found = _found(folder)
-    earlier = [one for one in found if one <= place]  # what is after it was passed over
+    folders = _found(folder)
+    earlier = [path for path in folders if path <= place]  # what is after it was passed over
     stay = {*_accepted(earlier)[-keep:], place}
-    for old in found:
+    for old in folders:
         if old not in stay:
             shutil.rmtree(old)
 
 
 def accepted_ends(folder: Path, rounds: Sequence[int]) -> dict[int, Path]:
     """How many rounds, over all stages of so many each, a checkpoint that one can go back to is the end of -> it."""
-    found = {}
+    ends = {}
     for place in _accepted(_found(folder)):
         with contextlib.suppress(*_UNREADABLE):  # to a damaged one nobody can go back
-            here = _read(place, ())
-            found[sum(rounds[: here.stage]) + here.round] = place
-    return found
+            checkpoint = _read(place, ())
+            ends[sum(rounds[: checkpoint.stage]) + checkpoint.round] = place
+    return ends
 
 
 def go_back(folder: Path, place: Path) -> None:
@@ -110,10 +110,10 @@ def load(folder: Path, fits: Callable[[Mapping[str, Any]], None] | None = None) 
     passed: list[str] = []
     for place in reversed(_found(folder)):
         try:
-            found = _read(place, tuple(passed))
+            checkpoint = _read(place, tuple(passed))
             if fits is not None:
-                fits(found.record)
-            return found
+                fits(checkpoint.record)
+            return checkpoint
         except _UNREADABLE as error:
             passed.append(f"{place}: this checkpoint cannot be used ({error})")
             if fits is None:
@@ -141,7 +141,7 @@ def _read(place: Path, passed_over: tuple[str, ...]) -> Checkpoint:
 def unpack_state(data: bytes, cls: type) -> Any:
     """The method's state from a checkpoint. Raises CheckpointError where the method has changed since."""
     try:
-        return codec.unpack(bytearray(data), cls)
+        return codec.decode(bytearray(data), cls)
     except codec.WireError as error:
         raise CheckpointError(
             f"the checkpoint does not hold a {cls.__name__} of this version ({error}). Resume with the version that "

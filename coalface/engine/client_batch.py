@@ -57,27 +57,27 @@ def can_batch(declaration: StepDeclaration, aggregate: Sequence[Mean]) -> bool:
     if declaration.batched is None or declaration.reply is None:
         return False
     plain = all(m.by == "images" and (m.over, m.of, m.once) == ("arrived", "values", False) for m in aggregate)
-    reply, common, own = (
+    reply, common, single = (
         codec.hints(c) if c else {} for c in (declaration.reply, declaration.common, declaration.each)
     )
     tensors = [name for name, hint in reply.items() if without_none(hint)[0] in (Tensor, Tensors)]
-    alike = {name for name in tensors if counterpart(declaration.reply, name) in common.keys() - own.keys()}
+    alike = {name for name in tensors if counterpart(declaration.reply, name) in common.keys() - single.keys()}
     return plain and alike <= {mean.field for mean in aggregate}
 
 
 def cut(requests: Iterable[Request], images: Callable[[str], int], most: int) -> Iterator[list[Request]]:
     """Requests in a row whose parties have `most` images together at most, one party at least."""
-    found: list[Request] = []
-    held = 0
+    batch: list[Request] = []
+    batch_images = 0
     for request in requests:
-        own = images(request.party)
-        if found and held + own > most:
-            yield found
-            found, held = [], 0
-        found.append(request)
-        held += own
-    if found:
-        yield found
+        party_images = images(request.party)
+        if batch and batch_images + party_images > most:
+            yield batch
+            batch, batch_images = [], 0
+        batch.append(request)
+        batch_images += party_images
+    if batch:
+        yield batch
 
 
 class ClientBatchLedger:
@@ -143,9 +143,9 @@ def _listed(batch: ClientBatch) -> tuple[list[codec.Entry], list[str]]:
         if field in shared:
             sums.append(digest)
             continue
-        own = hashlib.sha256()
+        hasher = hashlib.sha256()
         for reply in batch.replies:
             value = getattr(reply, field)
-            own.update(codec.raw(value[name] if name else value))
-        sums.append(own.hexdigest())
+            hasher.update(codec.raw(value[name] if name else value))
+        sums.append(hasher.hexdigest())
     return entries, sums

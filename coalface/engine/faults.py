@@ -50,10 +50,10 @@ class SimulatedFaults(TypedSettings):
     """What a party's replies are turned into: nan, shape, dtype, name, negative, zero or absurd."""
 
     def __post_init__(self) -> None:
-        known = [*TENSOR_FAULTS, *COUNT_FAULTS]
-        for party, what in self.corrupt.items():
-            if what not in known:
-                raise ValueError(f"faults.corrupt.{party}: {what!r} is unknown; choose one of {', '.join(known)}.")
+        kinds = [*TENSOR_FAULTS, *COUNT_FAULTS]
+        for party, kind in self.corrupt.items():
+            if kind not in kinds:
+                raise ValueError(f"faults.corrupt.{party}: {kind!r} is unknown; choose one of {', '.join(kinds)}.")
         for name in ("dropout", "lost"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"faults.{name} is a probability, 0 to 1; got {getattr(self, name)}.")
@@ -81,19 +81,17 @@ class SimulatedFaults(TypedSettings):
                 return late(self.deadline, seconds)
         return None
 
-    def reply(self, party: str, message: Any) -> Any:
-        """The reply as the party sends it: as it is, or corrupted."""
-        what = self.corrupt.get(party)
-        if what is None:
-            return message
+    @staticmethod
+    def corrupted(message: Any, fault: str) -> Any:
+        """A reply as a party with one of the faults sends it."""
         for f in fields(message):
             value = getattr(message, f.name)
-            if what in COUNT_FAULTS and isinstance(value, int) and not isinstance(value, bool):
-                return replace(message, **{f.name: COUNT_FAULTS[what](value)})
-            if what in TENSOR_FAULTS and isinstance(value, dict):
-                return replace(message, **{f.name: TENSOR_FAULTS[what](value)})
-            if what in TENSOR_FAULTS and what != "name" and isinstance(value, Tensor):
-                return replace(message, **{f.name: TENSOR_FAULTS[what]({"": value})[""]})
+            if fault in COUNT_FAULTS and isinstance(value, int) and not isinstance(value, bool):
+                return replace(message, **{f.name: COUNT_FAULTS[fault](value)})
+            if fault in TENSOR_FAULTS and isinstance(value, dict):
+                return replace(message, **{f.name: TENSOR_FAULTS[fault](value)})
+            if fault in TENSOR_FAULTS and fault != "name" and isinstance(value, Tensor):
+                return replace(message, **{f.name: TENSOR_FAULTS[fault]({"": value})[""]})
         return message
 
 

@@ -155,7 +155,7 @@ class ServerFederation(Federation):
         name, _, names = check_call(
             self.method, step, self.parties, to=to, common=common, each=each, aggregate=aggregate
         )
-        busy = {party for other in self.at.posted.values() for party in other.to} & set(names)
+        busy = {party for posted_call in self.at.posted.values() for party in posted_call.to} & set(names)
         if busy and aggregate is not None:
             raise ValueError(
                 f"{type(self.method).__name__}, step {name}: {sorted(busy)[:5]} still work on an earlier post; "
@@ -208,36 +208,37 @@ class ServerFederation(Federation):
         at_least: int | None,
         optional: bool = False,
     ) -> Answer:
-        now, got = self._now, self._aggregator(call, aggregate, failed)
+        round_, aggregator = self._now, self._aggregator(call, aggregate, failed)
         for item in replies:
-            for request, reply in self._take_batch(got, item) if isinstance(item, ClientBatch) else (item,):
-                self._take(got, request, reply, simulated=True)
-        got = self._bounded(got, call, aggregate, failed)
-        now.bytes.update(got.bytes)
-        now.asked |= set(call.to)
-        now.failed |= failed
+            for request, reply in self._take_batch(aggregator, item) if isinstance(item, ClientBatch) else (item,):
+                self._take(aggregator, request, reply)
+        aggregator = self._bounded(aggregator, call, aggregate, failed)
+        round_.bytes.update(aggregator.bytes)
+        round_.asked |= set(call.to)
+        round_.failed |= failed
         for party in failed:
             self.at.party_stats[party].failed += 1
         share = self.round_policy.min_reply_fraction * len(call.to)
         need = 0 if optional else max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is above 55 in floats
-        if len(got.arrived) < need:  # before any sum is opened
+        if len(aggregator.arrived) < need:  # before any sum is opened
             reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
-            raise Abandoned(f"{len(got.arrived)} of {len(call.to)} replies count, {need} are needed ({reasons})")
-        if got.arrived and any(mean.once for mean in aggregate):
-            self._opened.record(call, aggregate, got.arrived)
+            raise Abandoned(f"{len(aggregator.arrived)} of {len(call.to)} replies count, {need} are needed ({reasons})")
+        if aggregator.arrived and any(mean.once for mean in aggregate):
+            self._opened.record(call, aggregate, aggregator.arrived)
         try:
-            aggregated = got.aggregated() if got.arrived else {}
+            aggregated = aggregator.aggregated() if aggregator.arrived else {}
         except ValueError as error:  # those with a weight are among those that failed
             raise Abandoned(str(error)) from error
-        now.accepted |= got.accepted
-        now.receipts += got.receipts
-        now.losses |= got.each.get("loss", {})
-        return Answer(aggregated, got.each, dict(sorted(failed.items())), tuple(got.arrived))
+        round_.accepted |= aggregator.accepted
+        round_.receipts += aggregator.receipts
+        round_.losses |= aggregator.each.get("loss", {})
+        return Answer(aggregated, aggregator.each, dict(sorted(failed.items())), tuple(aggregator.arrived))
 
-    def _take(self, got: ReplyAggregator, request: Request, reply: Reply, *, simulated: bool = False) -> None:
+    def _take(self, aggregator: ReplyAggregator, request: Request, reply: Reply, *, again: bool = False) -> None:
         """Take in a reply; of one that did not come whole, what comes when the same is asked again, in its place.
 
-        A party trains once, and answers with what it has saved: so a reply that was `simulated` to be lost is in hand.
+        A party trains once, and answers with what it has saved: so a reply that a simulation loses is in hand. None is
+        lost when it comes `again`.
         """
         for attempt in range(self._tries):
             last = attempt == self._tries - 1
@@ -245,17 +246,17 @@ class ServerFederation(Federation):
             if last or failed is None:
                 if not isinstance(reply, StepFailed):
                     self._now.seen[request.party] = time.time()
-                    got.bytes["again"] += len(codec.data_of(reply)) if attempt else 0
-                failed = got.take(request, reply, attempt if simulated else None)
+                    aggregator.bytes["again"] += len(reply.data) if again or attempt else 0
+                failed = aggregator.take(request, reply, None if again else attempt)
                 if failed is None and not isinstance(reply, StepFailed):
-                    got.receipts.append(receipt(request, reply, self.transport.heads.get(request.party)))
+                    aggregator.receipts.append(receipt(request, reply, self.transport.heads.get(request.party)))
             if last or not isinstance(failed, Lost | Unanswered | codec.WireError):
                 return
             if not isinstance(failed, Lost):
                 ((_, reply),) = self.transport.exchange([request])
 
     def _bounded(
-        self, got: ReplyAggregator, call: Call, aggregate: Sequence[Mean], failed: dict[str, str]
+        self, aggregator: ReplyAggregator, call: Call, aggregate: Sequence[Mean], failed: dict[str, str]
     ) -> ReplyAggregator:
         """What was gathered, or where a reply is too large beside the others, the same call gathered again.
 
@@ -264,32 +265,31 @@ class ServerFederation(Federation):
         in which a refused party did not answer, or sent a smaller update, and in which nobody else was asked.
         """
         ratio, clip = self.round_policy.max_update_norm, self.round_policy.oversized == "clip"
-        limits = got.bounds.limits(ratio, len(got.arrived)) if ratio else {}
-        beyond, asked = got.bounds.beyond(limits), self._heaviest(call.to)
-        to = [party for party in got.arrived if clip or party not in beyond]
-        heaviest = min(asked, self._heaviest(to))  # the absent hold nobody down
+        limits = aggregator.bounds.limits(ratio, len(aggregator.arrived)) if ratio else {}
+        beyond, heaviest_asked = aggregator.bounds.beyond(limits), self._heaviest(call.to)
+        to = [party for party in aggregator.arrived if clip or party not in beyond]
+        heaviest = min(heaviest_asked, self._heaviest(to))  # the absent hold nobody down
         by_images = heaviest < math.inf and any(isinstance(mean.by, str) for mean in aggregate)
-        held = by_images and any(min(self._most(party), asked) > heaviest for party in to)
-        if not limits and not held:
-            return got
+        held_down = by_images and any(min(self._most(party), heaviest_asked) > heaviest for party in to)
+        if not limits and not held_down:
+            return aggregator
         again = self._aggregator(
-            call, aggregate, failed, heaviest=heaviest, first=got.bounds.norms, limits=limits if clip else None
+            call, aggregate, failed, heaviest=heaviest, first=aggregator.bounds.norms, limits=limits if clip else None
         )
-        again.bytes.update(got.bytes)
+        again.bytes.update(aggregator.bytes)
         if clip:
             self._now.clipped |= beyond
         else:
             failed |= beyond
-            again.bytes["refused"] += sum(got.sizes[party] for party in beyond)
+            again.bytes["refused"] += sum(aggregator.sizes[party] for party in beyond)
         for request, reply in self.transport.exchange(self._requests(call, None, to)):
-            again.bytes["again"] += reply_size(reply) or 0
-            self._take(again, request, reply)
+            self._take(again, request, reply, again=True)
         return again
 
-    def _take_batch(self, got: ReplyAggregator, batch: ClientBatch) -> Iterator[tuple[Request, Reply]]:
+    def _take_batch(self, aggregator: ReplyAggregator, batch: ClientBatch) -> Iterator[tuple[Request, Reply]]:
         """Take in a client batch; where that cannot be, the replies of its parties, each asked by itself."""
         try:
-            got.take_batch(batch)
+            aggregator.take_batch(batch)
         except Apart:
             return self.transport.exchange(batch.requests)
         self._client_batches.write(batch)
@@ -342,16 +342,16 @@ class ServerFederation(Federation):
         """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""
         for ticket in tickets:
             call, failed = self.at.posted.pop(ticket), dict[str, str]()
-            got = self._aggregator(call, (), failed)
+            aggregator = self._aggregator(call, (), failed)
             for request, reply in self.transport.collect(ticket, list(self._requests(call, failed))):
-                got.count(request, reply_size(reply))
-            self._now.bytes.update(got.bytes)
+                aggregator.count(request, reply_size(reply))
+            self._now.bytes.update(aggregator.bytes)
 
     # --- what is written of it ----------------------------------------------------------------------------------------
 
-    def _event(self, what: str, call: Call) -> None:
+    def _event(self, kind: str, call: Call) -> None:
         """What the server does, about which call: `asks` till `answered`; `posts`, `collects` till `collected`."""
-        about = {"event": what, "step": call.step, "stage": call.stage, "of_round": call.round, "parties": len(call.to)}
+        about = {"event": kind, "step": call.step, "stage": call.stage, "of_round": call.round, "parties": len(call.to)}
         self._write_line("events.jsonl", {**about, "round": self.at.round, "time": time.time()})
 
     def _write_line(self, name: str, record: Mapping[str, Any]) -> bytes:

@@ -50,7 +50,7 @@ class InProcess:
             processes.wait_for_workers(setup.folder)
         self.heads: dict[str, tuple[int, str]] = {}
         self._groups = ProcessGroups(setup)
-        self._context = self._groups.context(setup.context(world))
+        self._context = dataclasses.replace(setup.context(world), group=self._groups.of)
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         for request in requests:
@@ -120,10 +120,10 @@ class Workers(InProcess):
         context = multiprocessing.get_context("spawn")
         self._begun = context.Event()
         self._told, self._tell = context.Pipe(duplex=False)
-        given = (processes.packed(setup), setup.folder, self._begun, self._told)
+        arguments = (processes.packed(setup), setup.folder, self._begun, self._told)
 
         def pool(size: int) -> concurrent.futures.ProcessPoolExecutor:
-            return concurrent.futures.ProcessPoolExecutor(size, context, _start_worker, given)
+            return concurrent.futures.ProcessPoolExecutor(size, context, _start_worker, arguments)
 
         self._pool, self._beside = pool(workers), pool(workers)  # a pool's processes begin as they are needed
         self._own = {party: pool(1) for party, size in setup.numerics.processes_per_party.items() if size > 1}
@@ -201,14 +201,14 @@ class Workers(InProcess):
 _here: dict[str, Any] = {}  # what a worker process holds: its site and the last message for all
 
 
-def _start_worker(given: bytes, folder: Path, begun: Event, told: Connection) -> None:
+def _start_worker(pickled_setup: bytes, folder: Path, any_begun: Event, orders: Connection) -> None:
     """Raises nothing, which would end the process without a word: its first reply says what went wrong."""
     try:
-        processes.join_run(folder, told)
-        begun.set()
-        setup: Setup = pickle.loads(given)
+        processes.join_run(folder, orders)
+        any_begun.set()
+        setup: Setup = pickle.loads(pickled_setup)
         setup.prepare()
-        _here["context"] = ProcessGroups(setup).context(setup.context(setup.build()))
+        _here["context"] = dataclasses.replace(setup.context(setup.build()), group=ProcessGroups(setup).of)
     except Exception as error:
         _here["failed"] = error
 
@@ -224,14 +224,14 @@ class _Parcel:
             path.write_bytes(data)
         self._path = path
 
-    def __reduce__(self) -> tuple[Callable[[Path], Reply], tuple[Path]]:
+    def __reduce__(self) -> tuple[Callable[[Path], codec.Encoded], tuple[Path]]:
         return _unpack_parcel, (self._path,)
 
 
-def _unpack_parcel(path: Path) -> bytearray | memoryview:
+def _unpack_parcel(path: Path) -> codec.Encoded:
     data = read_span(path, 0, path.stat().st_size)
     path.unlink()
-    return data
+    return codec.Encoded(data)
 
 
 def _serve(request: Request, letter: Path | None, mail: Path) -> tuple[_Parcel, tuple[int, str] | None]:
@@ -243,4 +243,4 @@ def _serve(request: Request, letter: Path | None, mail: Path) -> tuple[_Parcel, 
         request = dataclasses.replace(request, common=_here["common"])
     executor = PartyExecutor(_here["context"], request.party)
     reply = executor.answer(request)
-    return _Parcel(mail / f"{request.party}-{request.id}", codec.data_of(reply)), executor.head
+    return _Parcel(mail / f"{request.party}-{request.id}", reply.data), executor.head

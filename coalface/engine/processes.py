@@ -35,9 +35,9 @@ class NotBegun(RunFailed):
     """A process that plays parties could not begin: no fault of a party, so no run goes on without one."""
 
 
-def not_begun(error: Exception, who: str) -> NotBegun:
+def not_begun(error: Exception, process: str) -> NotBegun:
     """What such a process says of itself: its own error, and what to do unless the machine is at fault."""
-    why = f"{who} could not begin: {type(error).__name__}: {error}".rstrip(".")
+    why = f"{process} could not begin: {type(error).__name__}: {error}".rstrip(".")
     # the run's own process has built the same world: but for the machine, what differs is what each has imported
     return NotBegun(why if isinstance(error, OSError | MemoryError) else f"{why}. {ADVICE}.")
 
@@ -83,12 +83,12 @@ def ending() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
-def join_run(folder: Path, told: Connection | None = None) -> None:
+def join_run(folder: Path, orders: Connection | None = None) -> None:
     """In a process that was started: hold the run's folder, and end when the process that started this one does.
 
     Also where that one says something to `told`, whatever this one is at.
     """
-    threading.Thread(target=_end_with_parent, args=(told,), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(orders,), daemon=True).start()
     _held.append(open(folder / _AT_WORK, "a"))
     fcntl.flock(_held[-1], fcntl.LOCK_SH)
 
@@ -102,9 +102,9 @@ def wait_for_workers(folder: Path, patience: float = 30.0) -> None:
         raise RunFailed(f"{folder}: workers still write here; end their run.") from None
 
 
-def _end_with_parent(told: Connection | None) -> None:
+def _end_with_parent(orders: Connection | None) -> None:
     """A process whose run was killed must not go on: a resume may be at the same folder."""
     parent = multiprocessing.parent_process()
     if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel, *([] if told is None else [told])])
+        multiprocessing.connection.wait([parent.sentinel, *([] if orders is None else [orders])])
         os._exit(1)

@@ -28,15 +28,15 @@ class Receipts:
         self.head = ledger.Head()
         self._repeated: set[str] = set()
 
-    def restore(self, kept: Mapping[str, Any] | None) -> None:
+    def restore(self, checkpoint_head: Mapping[str, Any] | None) -> None:
         """Follow the chain, on which a checkpoint had the head `kept`. Raises ValueError where it does not hold."""
-        at = ledger.Head(**kept) if kept else ledger.Head()
+        at = ledger.Head(**checkpoint_head) if checkpoint_head else ledger.Head()
         holds = not at.lines
         for head, line in ledger.lines(self.path) if self.path.exists() else ():
             self.head = head
             holds |= head == at
             if head.lines > at.lines:
-                self._repeated.add(json.dumps({n: said for n, said in line.items() if n not in ("line", "chain")}))
+                self._repeated.add(json.dumps({n: value for n, value in line.items() if n not in ("line", "chain")}))
         if not holds:
             raise ValueError(
                 f"{self.path} does not hold the {at.lines} lines that it had at the last checkpoint: lines were "
@@ -45,34 +45,21 @@ class Receipts:
 
     def write(self, accepted: Iterable[Mapping[str, Any]]) -> None:
         """Append what `receipt` gave, but for what is listed since the last checkpoint."""
-        said = [json.dumps(one) for one in accepted]
-        lines = ledger.chained((one[1:-1] for one in said if one not in self._repeated), self.head)
+        texts = [json.dumps(entry) for entry in accepted]
+        lines = ledger.chained((entry[1:-1] for entry in texts if entry not in self._repeated), self.head)
         if lines:
             ledger.append(self.path, lines, self.head)
             self.head = self.head.after(lines)
 
 
-def receipt(
-    request: Request, reply: bytearray | memoryview | codec.Encoded, head: tuple[int, str] | None
-) -> dict[str, Any]:
+def receipt(request: Request, reply: codec.Encoded, head: tuple[int, str] | None) -> dict[str, Any]:
     """What is listed of an accepted reply; `head` is what its party says of its ledger: its lines, the last hash."""
     about: dict[str, Any] = {"run": request.run, "party": request.party, "stage": request.stage}
     about |= {"round": request.round, "call": request.call, "step": request.step}
-    sums = reply.sums if isinstance(reply, codec.Encoded) else _sums(reply)
     lines, last = head or (None, None)
-    return about | {"pieces": len(sums), "sha256": combined(sums), "lines": lines, "head": last}
+    return about | {"pieces": len(reply.sums), "sha256": combined(reply.sums), "lines": lines, "head": last}
 
 
 def combined(sums: Iterable[str]) -> str:
     """One SHA-256 for a reply, of those of its pieces, which its ledger lists."""
     return hashlib.sha256("".join(sums).encode()).hexdigest()
-
-
-def _sums(data: bytearray | memoryview) -> list[str]:
-    """SHA-256 of the pieces of a reply that has been decoded."""
-    start = 8 + int.from_bytes(data[:8], "little")
-    entries = json.loads(bytes(data[8:start]))
-    ends = [start, *(start + entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__")]
-    view = memoryview(data)
-    pieces = [view[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
-    return list(codec.Hashing(pieces).result())

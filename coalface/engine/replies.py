@@ -69,6 +69,7 @@ class ReplyAggregator:
         self._sums = [
             RunningMean(mean, block=numerics.sum_block, everyone=everyone, heaviest=heaviest) for mean in aggregate
         ]
+        self._weights = dict.fromkeys(["images", *(mean.by for mean in aggregate if isinstance(mean.by, str))])
         aggregated = {mean.field for mean in aggregate}
         self.each: dict[str, dict[str, Any]] = {name: {} for name in codec.hints(reply) if name not in aggregated}
         """Every field that is not aggregated: party -> value."""
@@ -102,11 +103,11 @@ class ReplyAggregator:
         """
         party, size = request.party, reply_size(reply)
         self.count(request, size)
-        own = self.call.each[party] if self.call.each is not None else None
+        sent = self._sent(party)
         try:
-            message = self._read(request, reply, attempt, own)
-            self._check(party, message, own)
-            message = self.bounds.admit(party, message, own)
+            message = self._read(request, reply, attempt, sent)
+            self._check(party, message, sent)
+            message = self.bounds.admit(party, message, sent)
         except (codec.Refused, codec.WireError, StepFailed) as error:
             self.failed[party] = str(error) if isinstance(error, StepFailed) else told(error)
             self.bytes["lost" if isinstance(error, Lost) else "refused"] += size or 0
@@ -115,13 +116,18 @@ class ReplyAggregator:
         self.sizes[party] = size or 0
         for running_mean in self._sums:
             name = running_mean.mean.field
-            before = getattr(own, name, None) if hasattr(own, name) else getattr(self._common, name, None)
-            running_mean.add(party, self._places[party], getattr(message, name), before, message)
+            start = codec.model_of(self._class, name, sent)
+            running_mean.add(party, self._places[party], getattr(message, name), start, message)
         self._keep(party, message)
         self.accepted[party] = request.id
         return None
 
-    def _read(self, request: Request, reply: Reply, attempt: int | None, own: Any) -> Any:
+    def _sent(self, party: str) -> list[Any]:
+        """The messages to a party, its own first."""
+        each = self.call.each[party] if self.call.each is not None else None
+        return [message for message in (each, self._common) if message is not None]
+
+    def _read(self, request: Request, reply: Reply, attempt: int | None, sent: Sequence[Any]) -> Any:
         if isinstance(reply, StepFailed):
             if self._policy.on_error == "stop":
                 raise RunFailed(
@@ -131,20 +137,20 @@ class ReplyAggregator:
         faults, when = self._policy.faults, (request.stage, request.round, request.call)
         if attempt is not None and (why := faults.after(self._policy.seed, request.party, when, attempt)):
             raise Lost(why)
-        message = compression.decode(codec.data_of(reply), self._class, self._sent(own), self._numerics.update_dtype)
-        return faults.reply(request.party, message)
+        change = compression.widening(self._class, sent, self._numerics.update_dtype)
+        message = codec.decode(reply.data, self._class, change=change, sent=sent)
+        return faults.corrupted(message, fault) if (fault := faults.corrupt.get(request.party)) else message
 
-    def _sent(self, own: Any) -> list[Any]:
-        return [message for message in (own, self._common) if message is not None]
-
-    def _check(self, party: str, message: Any, own: Any, but: frozenset[str] = frozenset()) -> None:
+    def _check(self, party: str, message: Any, sent: Sequence[Any], but: frozenset[str] = frozenset()) -> None:
         """Raise Refused unless a reply may be summed; the fields in `but` have been checked already."""
+        codec.validate(message, sent, but)
         most = self._images[party]
-        codec.validate(message, self._sent(own), but)
-        if isinstance(images := getattr(message, "images", None), int) and not 0 < images <= most:
-            raise codec.Refused(f"images is {images}; this party can have 1 to {most}")
+        for name in self._weights:
+            if isinstance(weight := getattr(message, name, None), int | float) and not 0 < weight <= most:
+                raise codec.Refused(f"{name} is {weight}; this party can have 1 to {most}")
         for running_mean in self._sums:
-            running_mean.check(message, most)
+            if getattr(message, running_mean.mean.field) is None:
+                raise codec.Refused(f"{running_mean.mean.field} is empty")
 
     def take_batch(self, batch: ClientBatch) -> None:
         """Take in the replies of a client batch. Raises Apart where one cannot be taken, and so none of them is."""
@@ -152,9 +158,8 @@ class ReplyAggregator:
         if alone := sorted(shared - {running_mean.mean.field for running_mean in self._sums}):
             raise Apart(f"{alone[0]} is a mean over the parties, and is asked for singly")
         for place, (request, message) in enumerate(zip(batch.requests, replies, strict=True)):
-            own = self.call.each[request.party] if self.call.each is not None else None
             try:
-                self._check(request.party, message, own, shared if place else frozenset())
+                self._check(request.party, message, self._sent(request.party), shared if place else frozenset())
             except codec.Refused as error:
                 raise Apart(f"{request.party}: {error}") from error
         weight = float(sum(message.images for message in replies))
@@ -184,4 +189,4 @@ def reply_size(reply: Reply) -> int | None:
     """The bytes of a reply; None of one that never came."""
     if isinstance(reply, StepFailed):
         return None if isinstance(reply, Unanswered) else 0
-    return len(codec.data_of(reply))
+    return len(reply.data)

@@ -76,7 +76,7 @@ class Round:
         """The round's line of the metrics; `abandoned` is why it was, None where it counts."""
         line: dict[str, Any] = {"stage": stage, "round": number, "asked": len(self.asked)}
         line |= {"arrived": len(self.arrived), "failed": dict(sorted(self.failed.items()))}
-        sent = {f"bytes_{what}": n for what, n in self.bytes.items() if n or what in ("down", "up")}
+        sent = {f"bytes_{kind}": n for kind, n in self.bytes.items() if n or kind in ("down", "up")}
         line |= {"abandoned": abandoned is not None, "bytes_down": 0, "bytes_up": 0, **sent, **self.metrics}
         if self.clipped:
             line["clipped"] = dict(sorted(self.clipped.items()))

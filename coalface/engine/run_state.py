@@ -148,10 +148,12 @@ class RunState:
 
 def check_same(record: Mapping[str, Any], numerics: Numerics, seed: int) -> None:
     """Raise CheckpointError where a run was begun with other numerics or another seed."""
-    begun = Numerics().record() | record["numerics"]  # a key of a later version was at its default
-    now, words = numerics.record(), {key: name for name, key in ON_DISK.items()}
+    earlier = Numerics().record() | record["numerics"]  # a key of a later version was at its default
+    current, words = numerics.record(), {key: name for name, key in ON_DISK.items()}
     differ = [
-        f"{words.get(key, key)} {value} (now {now.get(key)})" for key, value in begun.items() if now.get(key) != value
+        f"{words.get(key, key)} {value} (now {current.get(key)})"
+        for key, value in earlier.items()
+        if current.get(key) != value
     ]
     if differ or record["seed"] != seed:
         raise CheckpointError(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coalface.core.codec import Refused
+from coalface.core.codec import by_path
 from coalface.core.method import Mean, Tensors
 
 
@@ -21,11 +21,11 @@ def heaviest(images: Sequence[int], share: float) -> float:
     >>> heaviest([10, 20, 30, 10**15], 0.5), heaviest([10, 20, 30], 0.5), heaviest([1, 5, 9], 0.2)
     (60.0, 30.0, 1.0)
     """
-    ordered, rest = sorted(images, reverse=True), sum(images)
+    ordered, total = sorted(images, reverse=True), sum(images)
     for bound, largest in enumerate(ordered):  # so many before it are brought to W
-        if largest * (1 - share * bound) <= share * rest:  # it is within the share if it is W itself
-            return max(float(largest), share * rest / (1 - share * bound)) if 0 < share * bound < 1 else float(largest)
-        rest -= largest
+        if largest * (1 - share * bound) <= share * total:  # it is within the share if it is W itself
+            return max(float(largest), share * total / (1 - share * bound)) if 0 < share * bound < 1 else float(largest)
+        total -= largest
     return float(ordered[-1])
 
 
@@ -54,13 +54,6 @@ class RunningMean:
     def _server_weight(self, party: str) -> float:
         return float(self.mean.by.get(party, 0.0)) if isinstance(self.mean.by, Mapping) else 1.0
 
-    def check(self, reply: Any, limit: int) -> None:
-        """Raise Refused where the field is empty, or the weight that a reply claims is not within 0 < w ≤ limit."""
-        if getattr(reply, self.mean.field) is None:
-            raise Refused(f"{self.mean.field} is empty")
-        if isinstance(self.mean.by, str) and not 0 < (claimed := getattr(reply, self.mean.by)) <= limit:
-            raise Refused(f"{self.mean.by} is {claimed}; this party can have 1 to {limit}")
-
     def add(
         self,
         party: str,
@@ -74,29 +67,30 @@ class RunningMean:
 
         With `weight` it is the mean over some parties from that place on, who have that weight together.
         """
-        by = self.mean.by
+        by, field = self.mean.by, self.mean.field
         if weight is None:
-            said = min(float(getattr(reply, by)), self._heaviest) if isinstance(by, str) else None
-            weight = self._server_weight(party) if said is None else said
+            weight = (
+                min(float(getattr(reply, by)), self._heaviest) if isinstance(by, str) else self._server_weight(party)
+            )
         if place // self._block != self._current:
             self._close()
             self._current = place // self._block
         if self.mean.of == "differences" and sent is None:
-            raise ValueError(f"Mean({self.mean.field!r}, of='differences'): {party} was sent no {self.mean.field}.")
-        before = _named(sent) if self.mean.of == "differences" else None
-        tensors = {n: t for n, t in _named(value).items() if t.is_floating_point()}  # counters are never aggregated
+            raise ValueError(f"Mean({field!r}, of='differences'): {party} was sent no {field}.")
+        start = by_path(field, sent) if self.mean.of == "differences" else None
+        tensors = {n: t for n, t in by_path(field, value).items() if t.is_floating_point()}  # counters are left out
         looks = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
         if self._looks is None:
             self._looks = looks
         if looks != self._looks:  # each reply looks like what that party was sent
             raise ValueError(
-                f"Mean({self.mean.field!r}): {party} was sent other tensors (names, shapes or dtypes) than the parties "
+                f"Mean({field!r}): {party} was sent other tensors (names, shapes or dtypes) than the parties "
                 "before it, and so sent back others. Ask for them in calls of their own, or do not average them."
             )
         for name, tensor in tensors.items():
             if name not in self._partial:
                 self._partial[name] = torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device)
-            change = tensor if before is None else tensor.double() - before[name].double()
+            change = tensor if start is None else tensor.double() - start[name].double()
             self._partial[name].add_(change, alpha=weight)
         if self.mean.over == "arrived":
             self._weight += weight
@@ -117,9 +111,6 @@ class RunningMean:
                 f"Mean({self.mean.field!r}) has a total weight of {self._weight}: give a party that answers a weight."
             )
         looks = self._looks or {}
-        mean = {name: (total / self._weight).to(looks[name][1]) for name, total in self._total.items()}
-        return mean[""] if list(mean) == [""] else mean
-
-
-def _named(value: Tensor | Tensors | None) -> Tensors:
-    return {"": value} if isinstance(value, Tensor) else value or {}
+        field = self.mean.field
+        mean = {path: (total / self._weight).to(looks[path][1]) for path, total in self._total.items()}
+        return mean[field] if list(mean) == [field] else {path[len(field) + 1 :]: mean[path] for path in mean}

@@ -49,8 +49,8 @@ class Server(ServerFederation):
         observers: Sequence[Observer] = (),
         report: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
-        given: dict[str, Any] = {"backbone": backbone, "public": public, "classifier": classifier}
-        super().__init__(method, round_policy, numerics, transport, folder, **given)
+        initial: dict[str, Any] = {"backbone": backbone, "public": public, "classifier": classifier}
+        super().__init__(method, round_policy, numerics, transport, folder, **initial)
         self.observers, self.report = observers, report
         self._metrics = hashlib.sha256()
         """Of the lines of the metrics so far."""
@@ -76,8 +76,8 @@ class Server(ServerFederation):
             while self.at.round < self._stage.rounds:
                 self.at.round += 1
                 state = self._one_round(state, last=self.at.round == self._stage.rounds)
-            asked = [party for party, stats in self.at.party_stats.items() if stats != PartyStats()]
-            self.transport.finalize({party: self.at.accepted.get(party) for party in asked}, self.at.ordinal)
+            active = [party for party, stats in self.at.party_stats.items() if stats != PartyStats()]
+            self.transport.finalize({party: self.at.accepted.get(party) for party in active}, self.at.ordinal)
         return state, self.method.models(self, state)
 
     def local_results(self, kind: LocalResult, models: Models, each: Any = None) -> Iterator[tuple[str, Tensors]]:
@@ -92,8 +92,8 @@ class Server(ServerFederation):
         common = models.common if declaration.common is not None else None
         if common is None and declaration.common is not None and "common" not in declaration.optional:
             return iter(())
-        put = None if kind.each is None else dict.fromkeys(self.parties(declaration.role), each)
-        return self.transport.local_results(self._requests(self._call(step, None, common, put, None), None))
+        messages = None if kind.each is None else dict.fromkeys(self.parties(declaration.role), each)
+        return self.transport.local_results(self._requests(self._call(step, None, common, messages, None), None))
 
     def resumes_after(self) -> tuple[int, Mapping[str, int], tuple[str, ...]]:
         """Rounds that a resume of this folder need not repeat, and the bytes that they sent down and up.
@@ -134,8 +134,8 @@ class Server(ServerFederation):
         return state
 
     def _count(self) -> None:
-        for what, count in self._now.bytes.items():
-            self.at.totals[what] = self.at.totals.get(what, 0) + count
+        for kind, count in self._now.bytes.items():
+            self.at.totals[kind] = self.at.totals.get(kind, 0) + count
 
     def _begin(self, before: Any) -> Any:
         self._start()
@@ -150,7 +150,7 @@ class Server(ServerFederation):
 
     def _one_round(self, state: Any, *, last: bool) -> Any:
         self._start()
-        begun, abandoned, kept_open = time.perf_counter(), None, dict(self.at.posted)
+        started, abandoned, kept_open = time.perf_counter(), None, dict(self.at.posted)
         try:
             state = self._accept(self._stage.round(self, state))
             self.at.abandoned, self._advanced = 0, True
@@ -170,7 +170,7 @@ class Server(ServerFederation):
             models = self.method.models(self, state)
             record["judged"] = {k: v for observe in self.observers for k, v in observe(self, models).items()}
         evaluated = time.perf_counter()
-        self.at.seconds["training"] += trained - begun
+        self.at.seconds["training"] += trained - started
         self.at.seconds["judging"] += evaluated - trained
         self._metrics.update(self._write_line("metrics.jsonl", record))
         in_a_row = self.at.abandoned
@@ -181,7 +181,7 @@ class Server(ServerFederation):
             self._checkpoint(state, keep=1 if last else self.round_policy.keep_checkpoints)
         ended = time.perf_counter()
         self.at.seconds["checkpoint"] += ended - evaluated
-        clock = {"seconds": ended - begun, "checkpoint_seconds": ended - evaluated}
+        clock = {"seconds": ended - started, "checkpoint_seconds": ended - evaluated}
         event = {"event": "round", "stage": record["stage"], "round": self.at.round, **clock, **self._now.clock()}
         if late := {p: new for p, n in self.transport.late.items() if (new := n - self._late.get(p, 0))}:
             self._late, event["late"] = dict(self.transport.late), late
@@ -221,9 +221,9 @@ class Server(ServerFederation):
         record["rules"], record["cohorts"] = self._row_policy, self._client_batches.size
         record["receipts"] = vars(self._receipts.head)
         packed = bytes(codec.pack(state).data)
-        here = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
+        current = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
         os.sync()  # the parties' commits of these rounds before the checkpoint that names them
-        checkpoint.save(self.folder / "checkpoints", here, keep=keep, advanced=self._advanced)
+        checkpoint.save(self.folder / "checkpoints", current, keep=keep, advanced=self._advanced)
         if self._advanced:
             at.horizons = [*at.horizons, at.horizon][-keep:]
         self._advanced = False
@@ -237,11 +237,11 @@ class Server(ServerFederation):
         if self.round_policy.on_error == "exclude" and len(faults) < len(self.at.party_stats):
             self._left_out |= faults
             for party, why in faults.items():
-                said = {"event": "left out", "party": party, "why": told(why), "time": time.time()}
-                self._write_line("events.jsonl", said)
+                event = {"event": "left out", "party": party, "why": told(why), "time": time.time()}
+                self._write_line("events.jsonl", event)
         elif faults:
-            more = f" (so it is at {len(faults) - 1} other parties)" if len(faults) > 1 else ""
-            raise RunFailed(f"{next(iter(faults.values()))}{more}")
+            elsewhere = f" (so it is at {len(faults) - 1} other parties)" if len(faults) > 1 else ""
+            raise RunFailed(f"{next(iter(faults.values()))}{elsewhere}")
 
     def _last_checkpoint(self) -> checkpoint.Checkpoint | None:
         """The last checkpoint whose private states are whole at their parties too, if there is one; else the last."""

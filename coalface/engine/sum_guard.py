@@ -34,18 +34,18 @@ class Opened:
 
         Two sums of the same round differ by the replies of those who came or went, so that these could be solved for.
         """
-        here = (call.stage, call.round, call.call)
+        call_key = (call.stage, call.round, call.call)
         means = [dataclasses.replace(mean, by=_plain(mean.by)) for mean in aggregate]
         about = {"arrived": sorted(arrived), "means": [dataclasses.asdict(mean) for mean in means]}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-        if here not in self._seen:
+        if call_key not in self._seen:
             entry = {"stage": call.stage, "round": call.round, "call": call.call, "sha256": digest}
             with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
                 file.write(json.dumps(entry) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
-            self._seen[here] = digest
-        elif self._seen[here] != digest:
+            self._seen[call_key] = digest
+        elif self._seen[call_key] != digest:
             raise Abandoned(
                 f"step {call.step}: before the run was resumed the sums of this round were opened over other parties "
                 "or by other weights, and the difference would tell single replies"

@@ -21,7 +21,7 @@ class Member:
     identities: int
 
 
-Reply = bytearray | memoryview | codec.Encoded | StepFailed
+Reply = codec.Encoded | StepFailed
 
 
 class Transport(Protocol):

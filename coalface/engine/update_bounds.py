@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -61,8 +61,8 @@ class UpdateBounds:
         self._first, self._limits = first, limits or {}
         self.norms: Norms = {}
 
-    def admit(self, party: str, message: Any, own: Any) -> Any:
-        """Measure a reply and bring it within its limits; `own` is what was sent to this party alone.
+    def admit(self, party: str, message: Any, sent: Sequence[Any]) -> Any:
+        """Measure a reply to the messages `sent` and bring it within its limits.
 
         Raises Refused where float32 could not compute with it, or where it is another reply than the first time: a
         party that could send one reply to be measured and another one to be summed would pass any bound.
@@ -72,7 +72,7 @@ class UpdateBounds:
         for name in codec.hints(self._class):
             if not isinstance(value := getattr(message, name), Tensor | dict):
                 continue
-            start = self._parts(name, self._start(own, name))
+            start = self._parts(name, self._start(name, sent))
             scaled: Tensors = {}
             for part, tensors in self._parts(name, value).items():
                 before = start.get(part, {})
@@ -103,7 +103,7 @@ class UpdateBounds:
         if len(self.norms) < max(replies, FEW):
             return beyond
         for name in self._compared:
-            start = self._parts(name, self._start(None, name))
+            start = self._parts(name, self._start(name, [self._common]))
             change = counterpart(self._class, name) == name
             bounds = {name: ratio if change else GRADIENTS * ratio, STATISTICS + name: WIDER * ratio}
             for part, bound in bounds.items():
@@ -126,10 +126,9 @@ class UpdateBounds:
             if (norm := norms.get(part, 0.0)) > of.get(party, math.inf)
         }
 
-    def _start(self, own: Any, name: str) -> Any:
+    def _start(self, name: str, sent: Sequence[Any]) -> Any:
         """What a field of a reply is a changed form of; None of one that is only `like` another, such as a gradient."""
-        same = counterpart(self._class, name) == name
-        return codec.model_of(self._class, name, [m for m in (own, self._common) if m is not None]) if same else None
+        return codec.model_of(self._class, name, sent) if counterpart(self._class, name) == name else None
 
     def _parts(self, name: str, value: Any) -> dict[str, Tensors]:
         """What is measured of a field by itself: its parameters, and its running statistics, in other units."""

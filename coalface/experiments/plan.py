@@ -234,7 +234,7 @@ class _Paper(Federation):
         reply_class: Any = declaration.reply
         reply = self._blank(reply_class, sent := [m for m in (own_message, common) if m is not None])
         aggregated = {mean.field for mean in aggregate}
-        encoded = compression.encode(reply, sent, self.updates)
+        encoded = codec.encode(reply, change=compression.narrowing(reply_class, sent, self.updates))
         self._note(name, role, "up", reply, encoded, "the server", aggregated)
         values = {f: getattr(reply, f) for f in codec.hints(reply_class)}
         single = {f: dict.fromkeys(names, v) for f, v in values.items() if f not in aggregated}

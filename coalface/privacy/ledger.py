@@ -49,10 +49,10 @@ def lines_for(entries: Sequence[Entry], sums: Sequence[str], context: Mapping[st
     return chained((f'{common}, {_described(entry)}, "sha256": "{digest}"' for entry, digest in pieces), head)
 
 
-def chained(said: Iterable[str], head: Head) -> list[str]:
+def chained(contents: Iterable[str], head: Head) -> list[str]:
     """Lines that follow a head; each says some members of a JSON object, between its number and its hash."""
     lines, chain = [], head.chain
-    for place, members in enumerate(said):
+    for place, members in enumerate(contents):
         body = f'{{"line": {head.lines + place}, {members}, "chain": "'
         chain = hashlib.sha256(f"{chain}{body}".encode()).hexdigest()
         lines.append(f'{body}{chain}"}}')
@@ -105,17 +105,17 @@ def extend(path: Path, lines: list[str], head: Head, *, flush: bool = False) -> 
     What lies after `head` in the file is written over. Raises ValueError where the lines do not follow it, since
     others are missing in between or were changed.
     """
-    there = head.lines - json.loads(lines[0])["line"] if lines else 0
-    if there >= len(lines):
+    present = head.lines - json.loads(lines[0])["line"] if lines else 0
+    if present >= len(lines):
         return head
-    if there < 0 or json.loads(lines[there])["chain"] != _chained(head.chain, lines[there].encode()):
-        what = f"{-there} lines are missing after it" if there < 0 else "these do not follow from it"
+    if present < 0 or json.loads(lines[present])["chain"] != _chained(head.chain, lines[present].encode()):
+        mismatch = f"{-present} lines are missing after it" if present < 0 else "these do not follow from it"
         raise ValueError(
             f"{path} ends after line {head.lines}, and a reply that left the party has the lines "
-            f"{head.lines - there + 1} to {head.lines - there + len(lines)}: {what}. {_RESTORE}"
+            f"{head.lines - present + 1} to {head.lines - present + len(lines)}: {mismatch}. {_RESTORE}"
         )
-    append(path, lines[there:], head, flush=flush)
-    return head.after(lines[there:])
+    append(path, lines[present:], head, flush=flush)
+    return head.after(lines[present:])
 
 
 def append(path: Path, lines: list[str], head: Head, *, flush: bool = False) -> None:

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
-import json
 import math
-import struct
-import tracemalloc
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -108,9 +103,9 @@ def test_a_message_comes_back_as_it_was(sent: Everything) -> None:
 @given(everything)
 def test_the_bytes_are_a_safetensors_file(sent: Everything) -> None:
     encoded = codec.encode(sent)
-    read = safetensors.torch.load(bytes(encoded.data))
-    expected = {f"{field}/{name}" if field == "tensors" else field: t for field, name, t in codec.named_tensors(sent)}
-    assert same(dict(sorted(read.items())), dict(sorted(expected.items())))
+    loaded = safetensors.torch.load(bytes(encoded.data))
+    expected = {path: t for field, value in vars(sent).items() for path, t in codec.by_path(field, value).items()}
+    assert same(dict(sorted(loaded.items())), dict(sorted(expected.items())))
     assert {e.name for e in encoded.entries[1:]} == set(expected)
 
 
@@ -134,10 +129,12 @@ def test_the_hashes_are_the_same_whichever_thread_takes_which_piece(largest: int
 
 
 def test_the_digest_follows_the_content() -> None:
-    one, other = Small(w={"a": torch.zeros(2)}), Small(w={"a": torch.tensor([0.0, 1.0])})
-    digests = {codec.encode(m).digest for m in (one, other, Small(w=one.w, images=2), Small(w={"b": one.w["a"]}))}
+    zeros, changed = Small(w={"a": torch.zeros(2)}), Small(w={"a": torch.tensor([0.0, 1.0])})
+    digests = {
+        codec.encode(m).digest for m in (zeros, changed, Small(w=zeros.w, images=2), Small(w={"b": zeros.w["a"]}))
+    }
     assert len(digests) == 4
-    assert codec.encode(Small(w={"a": torch.zeros(2)})).digest == codec.encode(one).digest
+    assert codec.encode(Small(w={"a": torch.zeros(2)})).digest == codec.encode(zeros).digest
 
 
 def test_views_and_graphs_are_sent_by_value() -> None:
@@ -152,9 +149,9 @@ def test_state_and_private_state_are_packed_for_files() -> None:
     held = Held(
         deep={"x": {"a": torch.ones(2)}, "y": {}}, tickets=(Ticket("s", 1, 2), Ticket("s", 3, 1)), rows=(3, 1, 2)
     )
-    assert same(vars(codec.unpack(codec.pack(held).data, Held)), vars(held))
+    assert same(vars(codec.decode(codec.pack(held).data, Held)), vars(held))
     secret = Secret(w={"a": torch.ones(1)}, history=(torch.zeros(2), torch.ones(0, 3)))
-    assert same(codec.unpack(codec.pack(secret).data, Secret), secret)
+    assert same(codec.decode(codec.pack(secret).data, Secret), secret)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -181,7 +178,7 @@ def test_only_messages_are_encoded(value: Any) -> None:
     ids=lambda v: type(v).__name__,
 )
 def test_a_field_that_holds_something_else_than_declared_is_not_sent(value: Any) -> None:
-    with pytest.raises(WireError, match="Small.w holds"):
+    with pytest.raises(WireError, match="^Small.w"):
         codec.encode(Small(w=value))
 
 
@@ -191,9 +188,11 @@ def test_a_count_is_a_plain_int(value: Any) -> None:
         codec.encode(Small(w={}, images=value))
 
 
-def test_private_state_is_not_read_from_the_wire() -> None:
-    with pytest.raises(WireError, match="Secret"):
-        codec.decode(codec.pack(Secret(w={})).data, Secret)
+def test_what_is_kept_holds_what_it_declares() -> None:
+    with pytest.raises(WireError, match="^Held.rows/1 holds a str"):
+        codec.pack(Held(deep={}, tickets=(), rows=(1, "2")))  # type: ignore[arg-type]
+    with pytest.raises(WireError, match="^Secret.w holds a NoneType"):
+        codec.pack(Secret(w=None))  # type: ignore[arg-type]
 
 
 def test_a_dtype_without_an_encoding_is_named() -> None:
@@ -202,98 +201,9 @@ def test_a_dtype_without_an_encoding_is_named() -> None:
 
 
 def test_names_that_would_meet_are_refused() -> None:
-    both = Held(deep={"a": {"b/c": torch.zeros(1)}, "a/b": {"c": torch.zeros(1)}}, tickets=(), rows=())
-    with pytest.raises(WireError, match="'deep/a/b/c'"):
-        codec.pack(both)
-
-
-def file(head: dict[str, Any], body: bytes = b"", plain: str = '{"w":{"a":true},"images":1,"loss":0.0}') -> bytearray:
-    text = json.dumps({"__metadata__": {"coalface": plain}, **head}).encode()
-    return bytearray(struct.pack("<Q", len(text)) + text + body)
-
-
-def one(**changes: Any) -> dict[str, Any]:
-    return {"w/a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
-
-
-EIGHT = bytes(8)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        bytearray(),
-        bytearray(b"\xff" * 8),
-        file(one(), EIGHT)[:-1],
-        file(one(), EIGHT + b"x"),
-        file(one(shape=[-2]), EIGHT),
-        file(one(shape=[3]), EIGHT),
-        file(one(shape=[0, 2**70], data_offsets=[0, 0])),
-        file(one(shape=[2**40, 2**40], data_offsets=[0, 2**82])),
-        file(one(dtype="C64"), EIGHT),
-        file(one(data_offsets=[8, 16]), EIGHT),
-        file(one(data_offsets=[0]), EIGHT),
-        file({"w/b": one()["w/a"]}, EIGHT),
-        file({**one(), "w/b": one()["w/a"]}, EIGHT, plain='{"w":{"a":true,"b":true},"images":1,"loss":0.0}'),
-        file({**one(), "extra": {"dtype": "F32", "shape": [0], "data_offsets": [8, 8]}}, EIGHT),
-        file(one(), EIGHT, plain="{}"),
-        file(one(), EIGHT, plain='{"w":{"a":false},"images":1,"loss":0.0}'),
-        file(one(), EIGHT, plain='{"w":{"a":true},"images":1.5,"loss":0.0}'),
-        file(one(), EIGHT, plain='{"w":{"a":true},"images":1,"loss":1' + "0" * 400 + "}"),
-        file(one(), EIGHT, plain='{"w":{"a":true},"images":1' + "0" * 5000 + ',"loss":1}'),
-        file(one(), EIGHT, plain='{"w":{"a":true},"images":1,"loss":0.0,"more":1}'),
-        file(one(), EIGHT, plain="[" * 5_000 + "]" * 5_000),
-        file(one(shape=[2**53 + 1]), EIGHT),
-        bytearray(struct.pack("<Q", 5_000) + b'{"a":' * 1_000),
-    ],
-)
-def test_hostile_bytes_raise_wire_errors_only(data: bytearray) -> None:
-    with pytest.raises(WireError):
-        codec.decode(data, Small)
-
-
-def bare(header: bytes) -> bytearray:
-    return bytearray(struct.pack("<Q", len(header)) + header)
-
-
-def headed(plain: bytes, entries: Iterable[bytes] = ()) -> bytearray:
-    """Bytes whose header says plain values, and tensors without any numbers."""
-    form = b',"%s":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
-    return bare(b'{"__metadata__":{"coalface":"' + plain + b'"}' + b"".join(form % name for name in entries) + b"}")
-
-
-def marks(count: int) -> bytes:
-    """The plain values of a `Small` that speak of so many tensors."""
-    return b'{\\"w\\":{' + b",".join(b'\\"%d\\":true' % i for i in range(count)) + b'},\\"images\\":1,\\"loss\\":0.0}'
-
-
-def named(count: int) -> list[bytes]:
-    return [b"w/%d" % i for i in range(count)]
-
-
-OF_STRUCTURE: dict[str, Callable[[], bytearray]] = {
-    "lists": lambda: bare(b"[" + b"[]," * 1_000_000 + b"[]]"),
-    "lists in the plain values": lambda: headed(b"[" + b"[]," * 1_000_000 + b"[]]"),
-    "marks without tensors": lambda: headed(marks(100_000)),
-    "a wide character": lambda: headed(b"x" * 1_000_000 + "\U0001f600".encode()),
-    "tensors that nothing speaks of": lambda: headed(marks(0), named(20_000)),
-    "empty tensors that the plain values name": lambda: headed(marks(300_000), named(300_000)),
-    "empty tensors in a header that is not too long": lambda: headed(marks(40_000), named(40_000)),
-    "one tensor, and marks": lambda: headed(marks(100_000), [b"w" * 900_000]),
-}
-
-
-@pytest.mark.parametrize("made", OF_STRUCTURE.values(), ids=OF_STRUCTURE)
-@pytest.mark.parametrize("sent", [None, [Small(w={"a": torch.zeros(2)})]], ids=["anything", "a reply"])
-def test_what_grows_as_it_is_read_is_refused_before(made: Callable[[], bytearray], sent: Any) -> None:
-    data = made()
-    tracemalloc.start()
-    try:
-        with pytest.raises(WireError):
-            codec.decode(data, Small, sent=sent)
-        assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
-    finally:
-        tracemalloc.stop()
+    clashing = Held(deep={"a": {"b/c": torch.zeros(1)}, "a/b": {"c": torch.zeros(1)}}, tickets=(), rows=())
+    with pytest.raises(WireError, match="deep/a/b/c names two tensors"):
+        codec.pack(clashing)
 
 
 def test_a_reply_is_no_larger_than_what_was_asked_for() -> None:
@@ -320,40 +230,6 @@ def test_more_tensors_than_are_read_back_are_not_written(monkeypatch: pytest.Mon
     codec.pack(Small(w={str(i): torch.zeros(0) for i in range(10)}))
     with pytest.raises(WireError, match="11 tensors"):
         codec.pack(Small(w={str(i): torch.zeros(0) for i in range(11)}))
-
-
-anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(anything, anything, anything)
-def test_any_json_as_a_header_is_a_message_or_a_wire_error(tensor: Any, plain: Any, head: Any) -> None:
-    for made in (file({"w/a": tensor}, EIGHT), file(one(), EIGHT, json.dumps(plain)), bare(json.dumps(head).encode())):
-        with contextlib.suppress(WireError):
-            codec.decode(made, Small)
-
-
-@pytest.mark.parametrize("part", ["header", "anywhere"])
-def test_flipped_and_cut_bytes_raise_wire_errors_only(part: str) -> None:
-    rng = np.random.default_rng(1)
-    encoded = codec.encode(Small(w={"a": torch.ones(2, 3), "b": torch.zeros(0, 2), "c": torch.arange(5)}, loss=0.5))
-    reach = encoded.entries[0].bytes if part == "header" else len(encoded.data)
-    refused = 0
-    for _ in range(3000):
-        data = bytearray(encoded.data)
-        for place in rng.integers(reach, size=rng.integers(1, 4)):
-            data[place] ^= 1 << rng.integers(8)
-        if rng.random() < 0.3:
-            del data[rng.integers(len(data)) :]
-        try:
-            codec.decode(data, Small)
-        except WireError:
-            refused += 1
-    assert refused > 500
 
 
 # --- checking a reply -------------------------------------------------------------------------------------------------
@@ -406,8 +282,8 @@ NAN = torch.tensor([0.0, math.nan])
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
-        ({"w": {"a": W["a"]}}, r"w .*missing \['b'\]"),
-        ({"w": W | {"c": W["a"]}}, r"w .*unexpected \['c'\]"),
+        ({"w": {"a": W["a"]}}, r"w .*missing \['w/b'\]"),
+        ({"w": W | {"c": W["a"]}}, r"w .*unexpected \['w/c'\]"),
         ({"w": {"b": W["b"], "a": W["a"]}}, "w .*order"),
         ({"w": W | {"a": torch.zeros(2, 1)}}, r"w/a is F32 \(2, 1\), not F32 \(2,\)"),
         ({"w": W | {"b": W["b"].double()}}, r"w/b is F64 \(1, 2\), not F32 \(1, 2\)"),

@@ -49,9 +49,17 @@ class Answer:
 
 def there_and_back(reply: Answer, sent: Sent, updates: Updates | None) -> Answer:
     """The reply as the server has it, which finds nothing wrong with it."""
-    back: Answer = compression.decode(compression.encode(reply, [sent], updates).data, Answer, [sent], updates)
-    codec.validate(back, [sent])
-    return back
+    return received(encoded(reply, sent, updates).data, sent, updates)
+
+
+def encoded(reply: Answer, sent: Sent, updates: Updates | None) -> codec.Encoded:
+    return codec.encode(reply, change=compression.narrowing(Answer, [sent], updates))
+
+
+def received(data: bytearray | memoryview, sent: Sent, updates: Updates | None) -> Answer:
+    reply = codec.decode(data, Answer, change=compression.widening(Answer, [sent], updates), sent=[sent])
+    codec.validate(reply, [sent])
+    return reply
 
 
 def both(before: Tensor, after: Tensor) -> tuple[Answer, Sent]:
@@ -66,7 +74,7 @@ def changed(before: Tensor, after: Tensor, updates: Updates) -> Array:
 
 
 def written(reply: Answer, sent: Sent, updates: Updates) -> dict[str, codec.Entry]:
-    return {e.name: e for e in compression.encode(reply, [sent], updates).entries}
+    return {e.name: e for e in encoded(reply, sent, updates).entries}
 
 
 # --- the formula ------------------------------------------------------------------------------------------------------
@@ -74,7 +82,7 @@ def written(reply: Answer, sent: Sent, updates: Updates) -> dict[str, codec.Entr
 
 def naive(before: Array, after: Array, updates: Updates) -> tuple[Array, list[float]]:
     """What the server has of rows y that were sent as differences to x, value by value, and the scales of int8."""
-    found, scales = np.zeros(before.shape, dtype=np.float32), []
+    restored, scales = np.zeros(before.shape, dtype=np.float32), []
     for r in range(len(before)):
         scale = np.float32(
             max(abs(y - x) for x, y in zip(before[r].flat, after[r].flat, strict=True)) / np.float32(127)
@@ -89,8 +97,8 @@ def naive(before: Array, after: Array, updates: Updates) -> tuple[Array, list[fl
             else:  # the upper half of the float32, rounded to the nearest, ties to even
                 bits = int(change.view(np.uint32))
                 narrow = np.uint32((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).view(np.float32)
-            found[r][place] = before[r][place] + narrow
-    return found, scales
+            restored[r][place] = before[r][place] + narrow
+    return restored, scales
 
 
 @pytest.mark.parametrize("updates", list(TYPES))
@@ -106,8 +114,7 @@ def test_int8_by_hand() -> None:
     before = torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [5.0, 5.0, 5.0, 5.0]])
     after = torch.tensor([[128.0, -62.5, 1.5, 2.5], [0.254, -0.254, 0.001, 0.0], [5.0, 5.0, 5.0, 5.0]])
     reply, sent = both(before, after)
-    encoded = compression.encode(reply, [sent], "int8")
-    tensors, _ = read_tensors(encoded.data, type(reply))
+    tensors, _ = read_tensors(encoded(reply, sent, "int8").data, Answer)
     # differences 127, −63.5, 0.5, 1.5 with scale 1: halves go to the even number
     assert tensors["w/a"].tolist() == [[127, -64, 0, 2], [127, -127, 0, 0], [0, 0, 0, 0]]
     assert tensors["scales of w/a"].tolist() == pytest.approx([1.0, 0.002, 0.0])
@@ -155,8 +162,8 @@ def test_float32_of_two_dimensions_with_a_counterpart_is_narrowed_and_nothing_el
         narrow = {path for path, e in entries.items() if path in plain and e.dtype != plain[path].dtype}
         assert narrow == {"w/matrix", "slope"} and {entries[path].dtype for path in narrow} == {name}
         back = there_and_back(reply, sent, updates)
-        for other in ("bias", "number", "none", "count", "exact"):
-            assert torch.equal(back.w[other], reply.w[other])
+        for field in ("bias", "number", "none", "count", "exact"):
+            assert torch.equal(back.w[field], reply.w[field])
         assert torch.equal(back.other, reply.other)
     assert {p for p in written(reply, sent, "int8") if p.startswith("scales")} == {
         "scales of w/matrix",
@@ -203,13 +210,13 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 )
 def test_every_method_runs_with_int8_updates(name: str, tmp_path: Path) -> None:
     """No reply is refused, what is counted is what the ledgers say, and it is narrow where there are matrices."""
-    known = {f.name for f in fields(METHODS[name])}  # type: ignore[arg-type]
-    method, build = recipe(name, **{field: 1 for field in ("rounds", "pretrain", "finetune") if field in known})
+    settings = {f.name for f in fields(METHODS[name])}  # type: ignore[arg-type]
+    method, build = recipe(name, **{field: 1 for field in ("rounds", "pretrain", "finetune") if field in settings})
     ran = run(method, tmp_path, build, numerics=INT8)
-    left = lines(tmp_path)
+    ledger_lines = lines(tmp_path)
     assert not any(stats.failed for stats in ran.server.at.party_stats.values())
-    assert sum(line["bytes"] for line in left) == ran.server.at.totals["up"]
-    dtypes = {line["name"]: line["dtype"] for line in left}
+    assert sum(line["bytes"] for line in ledger_lines) == ran.server.at.totals["up"]
+    dtypes = {line["name"]: line["dtype"] for line in ledger_lines}
     assert {dtypes[n] for n in dtypes if n in ("backbone/up.weight", "gradient/up.weight", "classifier")} <= {"I8"}
     assert {dtypes[n] for n in dtypes if n in ("backbone/up.bias", "scales of backbone/up.weight")} <= {"F32"}
     assert "I8" in dtypes.values() or name in NOTHING_NARROW
@@ -259,13 +266,10 @@ def forged(tensors: Tensors, updates: Updates = "int8") -> Answer:
     """A reply to matrices of zeros, two by two, whose bytes hold these tensors in place of `w/a` and its scales."""
     reply, sent = both(torch.zeros(2, 2), torch.ones(2, 2))
 
-    def change(found: Tensors) -> Tensors:
-        return {name: t for name, t in found.items() if name != "w/a"} | tensors
+    def change(tensors_sent: Tensors) -> Tensors:
+        return {name: t for name, t in tensors_sent.items() if name != "w/a"} | tensors
 
-    data = codec.encode(reply, change=change).data
-    back: Answer = compression.decode(data, Answer, [sent], updates)
-    codec.validate(back, [sent])
-    return back
+    return received(codec.encode(reply, change=change).data, sent, updates)
 
 
 ONES, MOST = torch.ones(2, 2, dtype=torch.int8), torch.full((2, 2), 127, dtype=torch.int8)

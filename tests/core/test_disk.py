@@ -112,8 +112,8 @@ def test_the_error_of_a_write_names_its_file(tmp_path: Path, write: Callable[[Pa
     with pytest.raises(OSError) as caught, no_file_larger_than(SMALL // 8):
         write(tmp_path)
     assert caught.value.errno == errno.EFBIG
-    named = Path(caught.value.filename).relative_to(tmp_path)
-    assert named.match(name) and not named.parts[0].startswith("."), named
+    relative = Path(caught.value.filename).relative_to(tmp_path)
+    assert relative.match(name) and not relative.parts[0].startswith("."), relative
 
 
 def test_a_folder_that_is_bound_from_the_same_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +123,8 @@ def test_a_folder_that_is_bound_from_the_same_disk_is_named(tmp_path: Path, monk
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
     (tmp_path / "link").symlink_to(bound)
     for place in (bound, tmp_path / "link"):
-        said = disk.explained(OSError(errno.EROFS, "Read-only file system", str(place / "deep" / "x")))
-        assert f"its disk ({bound}) can only be read" in said
+        text = disk.explained(OSError(errno.EROFS, "Read-only file system", str(place / "deep" / "x")))
+        assert f"its disk ({bound}) can only be read" in text
 
 
 def test_the_error_of_a_report_names_its_file(fedavg_run: Path, tmp_path: Path) -> None:
@@ -156,9 +156,9 @@ def test_a_run_that_a_disk_stopped_says_where_and_goes_on_to_the_same_bytes(
 def test_a_full_disk_is_told_with_its_room(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught, disk.writing(tmp_path / "a"), open("/dev/full", "wb") as file:
         file.write(b"1")
-    said = disk.explained(caught.value)
-    assert said.startswith(f"{tmp_path / 'a'}: no space is left on its disk (/") and "are free now" in said
-    assert "`coalface resume RUN`" in said
+    text = disk.explained(caught.value)
+    assert text.startswith(f"{tmp_path / 'a'}: no space is left on its disk (/") and "are free now" in text
+    assert "`coalface resume RUN`" in text
 
 
 def test_what_else_is_told() -> None:

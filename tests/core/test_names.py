@@ -40,14 +40,14 @@ def test_no_key_of_a_recipe_takes_a_name_that_leads_elsewhere(key: str) -> None:
     for name in HOSTILE:
         with pytest.raises(RecipeError) as raised:
             loader.parse(KEYS[key](name))
-        said = str(raised.value)
-        assert said.startswith(key) and said.isprintable() and len(said) < 1_000, name
+        text = str(raised.value)
+        assert text.startswith(key) and text.isprintable() and len(text) < 1_000, name
 
 
 @pytest.mark.parametrize("name", ["unseen", "LFW (hard)", "李", "x" * 200, "é" * 100, "a.b-c", "x-"])
 def test_a_run_and_its_lists_may_be_called_what_a_file_may_be(name: str) -> None:
-    made = loader.parse({"name": name, "evaluation": {"pairs": {name: {"pairs": 10}}}})
-    assert (made.name, *made.evaluation.pairs) == (name, name)
+    parsed = loader.parse({"name": name, "evaluation": {"pairs": {name: {"pairs": 10}}}})
+    assert (parsed.name, *parsed.evaluation.pairs) == (name, name)
 
 
 @pytest.mark.parametrize(
@@ -83,20 +83,20 @@ def test_a_party_on_the_command_line_is_called_as_parties_are(tmp_path: Path, na
     model.mkdir(parents=True)
     (model / "model.json").write_text("{}")
     (tmp_path / "secret.safetensors").write_bytes(b"x")
-    done = CliRunner().invoke(main.app, ["evaluate", str(tmp_path / "run"), "--on", str(tmp_path), "--party", name])
-    said = done.output + str(done.exception or "")
-    assert done.exit_code == 1 and "not a plain name" in said and "x" * 81 not in said
+    result = CliRunner().invoke(main.app, ["evaluate", str(tmp_path / "run"), "--on", str(tmp_path), "--party", name])
+    text = result.output + str(result.exception or "")
+    assert result.exit_code == 1 and "not a plain name" in text and "x" * 81 not in text
     (tmp_path / "party.yaml").write_text("role: trainer\n")
-    done = CliRunner().invoke(main.app, ["party", "check", str(tmp_path / "party.yaml"), "--party", name])
-    said = done.output + str(done.exception or "")
-    assert done.exit_code == 1 and "cannot be the name of a party" in said and "x" * 81 not in said
+    result = CliRunner().invoke(main.app, ["party", "check", str(tmp_path / "party.yaml"), "--party", name])
+    text = result.output + str(result.exception or "")
+    assert result.exit_code == 1 and "cannot be the name of a party" in text and "x" * 81 not in text
 
 
 @given(st.text() | st.text("./\\é\0", min_size=90))
 def test_any_text_can_be_made_a_plain_name(text: str) -> None:
-    made = made_plain(text)
-    assert is_plain(made) and len(made.encode()) <= LONGEST
-    assert made == text or not is_plain(text)
+    plain_name = made_plain(text)
+    assert is_plain(plain_name) and len(plain_name.encode()) <= LONGEST
+    assert plain_name == text or not is_plain(text)
 
 
 def test_a_cell_of_a_sweep_over_paths_has_a_name_that_it_can_go_on_with(tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_a_cell_of_a_sweep_over_paths_has_a_name_that_it_can_go_on_with(tmp_path
 def test_a_party_opens_no_commit_outside_of_its_folder(tmp_path: Path, field: str) -> None:
     """A server says which commit a party goes on from."""
     away = "../../elsewhere/0000001.000-0"
-    said: dict[str, Any] = {"party": "a", "base": None, "horizon": [0, None], "accepted": None, "ordinal": 1}
-    said[field] = [0, away] if field == "horizon" else away
+    values: dict[str, Any] = {"party": "a", "base": None, "horizon": [0, None], "accepted": None, "ordinal": 1}
+    values[field] = [0, away] if field == "horizon" else away
     service = PartyService("a", Member("trainer", 1, 1), SimpleNamespace(folder=tmp_path))  # type: ignore[arg-type]
     about = "settle" if field == "accepted" else "step"
-    told, _ = answer(lambda: service, about, said, {})
-    assert told == {"failed": "ValueError"}
+    answered, _ = answer(lambda: service, about, values, {})
+    assert answered == {"failed": "ValueError"}

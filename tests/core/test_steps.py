@@ -68,15 +68,10 @@ class Own:
     w: Tensors
 
 
-@dataclass(frozen=True)
-class Plain:
-    w: int
-
-
 def no_party(self: Any, common: Down) -> Up: ...
 def no_self(party: Party, common: Down) -> Up: ...
 def extra_parameter(self: Any, party: Party, lr: float) -> UpFree: ...
-def common_not_a_message(self: Any, party: Party, common: Plain) -> UpFree: ...
+def common_not_a_message(self: Any, party: Party, common: int) -> UpFree: ...
 def common_without_annotation(self: Any, party: Party, common) -> UpFree: ...  # type: ignore[no-untyped-def]
 def own_is_a_message(self: Any, party: Party, own: Down | None) -> UpFree: ...
 def own_never_none(self: Any, party: Party, own: Own) -> UpFree: ...
@@ -124,8 +119,8 @@ def unchecked(self: Any, party: Party, own: Own | None) -> tuple[UpFree, Own]: .
 
 def test_the_signature_is_the_declaration() -> None:
     functions = (checked, checked_point, checked_like, unchecked)
-    made: Any = type("Good", (Component,), {f.__name__: TRAIN(f) for f in functions})
-    declared = made.own_steps["unchecked"]
+    good: Any = type("Good", (Component,), {f.__name__: TRAIN(f) for f in functions})
+    declared = good.own_steps["unchecked"]
     assert (declared.role, declared.common, declared.each) == ("trainer", None, None)
     assert (declared.own, declared.reply, declared.keeps) == (Own, UpFree, Own)
     assert (counterpart(Up, "w"), counterpart(UpOther, "moved"), counterpart(UpFree, "anything")) == ("w", "w", None)
@@ -145,10 +140,10 @@ def test_two_private_classes_of_one_name_are_refused() -> None:
     def keeps_other(self: Any, party: Party) -> Any: ...
 
     keeps_other.__annotations__ |= {"party": Party, "return": tuple[UpFree, other]}  # type: ignore[valid-type]
-    both = {"unchecked": TRAIN(unchecked), "keeps_other": TRAIN(keeps_other)}
-    made: Any = dataclass(frozen=True)(type("Clash", (Component,), both))
+    steps = {"unchecked": TRAIN(unchecked), "keeps_other": TRAIN(keeps_other)}
+    clash: Any = dataclass(frozen=True)(type("Clash", (Component,), steps))
     with pytest.raises(DeclarationError, match="private state called Own"):
-        made().steps  # noqa: B018
+        clash().steps  # noqa: B018
 
 
 # --- a step for many parties at once ----------------------------------------------------------------------------------

@@ -35,13 +35,13 @@ def request(ordinal: int = 1, base: str | None = None, step: str = "move", **cha
     )
 
 
-def chain(here: PartyExecutor, requests: Iterable[Request]) -> list[Request]:
+def chain(executor: PartyExecutor, requests: Iterable[Request]) -> list[Request]:
     """Answer requests one after the other, each on top of the one before."""
-    done: list[Request] = []
-    for made in requests:
-        done.append(replace(made, base=done[-1].id if done else None))
-        here.answer(done[-1])
-    return done
+    answered: list[Request] = []
+    for request_ in requests:
+        answered.append(replace(request_, base=answered[-1].id if answered else None))
+        executor.answer(answered[-1])
+    return answered
 
 
 def moves(count: int) -> list[Request]:
@@ -49,30 +49,30 @@ def moves(count: int) -> list[Request]:
 
 
 def data(reply: Any) -> bytes:
-    return bytes(reply.data if isinstance(reply, codec.Encoded) else reply)
+    return bytes(reply.data)
 
 
-def place(here: PartyExecutor, made: Request) -> Path:
-    return here.folder / f"{made.id}.commit"
+def place(executor: PartyExecutor, request_: Request) -> Path:
+    return executor.folder / f"{request_.id}.commit"
 
 
-def kept(here: PartyExecutor, made: Request, cls: Any) -> Any:
+def kept(executor: PartyExecutor, request_: Request, cls: Any) -> Any:
     """The private state of a class in the commit of a request."""
-    stored = Commit.open(place(here, made)).read(cls.__name__)
-    return None if stored is None else codec.unpack(stored, cls)
+    stored = Commit.open(place(executor, request_)).read(cls.__name__)
+    return None if stored is None else codec.decode(stored, cls)
 
 
-def commits(here: PartyExecutor) -> list[str]:
-    return sorted(path.stem for path in here.folder.glob("*.commit"))
+def commits(executor: PartyExecutor) -> list[str]:
+    return sorted(path.stem for path in executor.folder.glob("*.commit"))
 
 
-def ledger_bytes(here: PartyExecutor) -> bytes:
-    return here.ledger.read_bytes() if here.ledger.exists() else b""
+def ledger_bytes(executor: PartyExecutor) -> bytes:
+    return executor.ledger.read_bytes() if executor.ledger.exists() else b""
 
 
-def shorten(here: PartyExecutor, after: Request | None) -> None:
+def shorten(executor: PartyExecutor, after: Request | None) -> None:
     """Take from the ledger all lines after those of a reply."""
-    os.truncate(here.ledger, Commit.open(place(here, after)).head.size if after else 0)
+    os.truncate(executor.ledger, Commit.open(place(executor, after)).head.size if after else 0)
 
 
 def flip(path: Path, place: int) -> None:

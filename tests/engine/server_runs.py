@@ -23,13 +23,13 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 def controls(ran: Ran) -> dict[str, Control]:
     """The private control variate of every party, as it lies on the disk after the run."""
-    found = {}
+    totals = {}
     for party in ran.server.at.party_stats:
         (path,) = (ran.folder / "parties" / party).glob("*.commit")
         stored = Commit.open(path).read("Control")
         assert stored is not None
-        found[party] = codec.unpack(stored, Control)
-    return found
+        totals[party] = codec.decode(stored, Control)
+    return totals
 
 
 def listed(folder: Path) -> dict[str, int]:

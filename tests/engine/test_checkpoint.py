@@ -57,8 +57,8 @@ def test_a_damaged_checkpoint_says_how_to_go_on(tmp_path: Path, damage: str) -> 
     (tmp_path / "0000004" / "checkpoint.json").write_text(damage)
     with pytest.raises(CheckpointError, match=r"0000004: this checkpoint cannot be used .*from the one before it"):
         checkpoint.load(tmp_path)
-    found = checkpoint.load(tmp_path, fits=lambda record: None)
-    assert found == made(3) and "0000004" in found.passed_over[0]
+    loaded = checkpoint.load(tmp_path, fits=lambda record: None)
+    assert loaded == made(3) and "0000004" in loaded.passed_over[0]
     checkpoint.save(tmp_path, made(4), keep=2)
     assert names(tmp_path) == ["0000003", "0000004"] and checkpoint.load(tmp_path) == made(4)
 
@@ -71,8 +71,8 @@ def test_where_the_run_folder_does_not_fit_the_one_before_is_taken(tmp_path: Pat
         if record["metrics"] > most:
             raise ValueError("metrics.jsonl is too short")
 
-    found = checkpoint.load(tmp_path, partial(fits, 3))
-    assert found is not None and found.ordinal == 3 and "too short" in found.passed_over[0]
+    loaded = checkpoint.load(tmp_path, partial(fits, 3))
+    assert loaded is not None and loaded.ordinal == 3 and "too short" in loaded.passed_over[0]
     with pytest.raises(CheckpointError, match=r"0000004.*metrics.jsonl is too short.*nor one before it. Restore"):
         checkpoint.load(tmp_path, partial(fits, 2))
 
@@ -80,12 +80,12 @@ def test_where_the_run_folder_does_not_fit_the_one_before_is_taken(tmp_path: Pat
 def test_every_flipped_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, made(3), keep=1)
     for path in sorted((tmp_path / "0000003").iterdir()):
-        written = path.read_bytes()
-        for place in range(0, len(written), 3):
-            path.write_bytes(written[:place] + bytes([written[place] ^ 1]) + written[place + 1 :])
+        content = path.read_bytes()
+        for place in range(0, len(content), 3):
+            path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
             with pytest.raises(CheckpointError, match=path.stem):
                 checkpoint.load(tmp_path)
-        path.write_bytes(written)
+        path.write_bytes(content)
 
 
 def test_a_state_of_another_version_says_so() -> None:

@@ -72,12 +72,13 @@ def request(party: str) -> Request:
 )
 def test_a_round_is_cut_into_batches_of_so_many_images_in_a_row(most: int, expected: list[str]) -> None:
     requests = [request(f"silo-{i}") for i in range(7)]
-    found = list(cut(iter(requests), lambda party: IMAGES[int(party[-1])], most))
-    assert ["".join(r.party[-1] for r in some) for some in found] == expected
-    assert [r for some in found for r in some] == requests and not list(cut([], lambda party: 1, most))
-    left = iter(requests)
-    next(cut(left, lambda party: IMAGES[int(party[-1])], most))
-    assert len(list(left)) == max(0, 6 - len(expected[0]))  # made as they are needed: memory does not grow with them
+    batches = list(cut(iter(requests), lambda party: IMAGES[int(party[-1])], most))
+    assert ["".join(r.party[-1] for r in some) for some in batches] == expected
+    assert [r for some in batches for r in some] == requests and not list(cut([], lambda party: 1, most))
+    remaining = iter(requests)
+    next(cut(remaining, lambda party: IMAGES[int(party[-1])], most))
+    # made as they are needed: memory does not grow with them
+    assert len(list(remaining)) == max(0, 6 - len(expected[0]))
 
 
 @pytest.mark.parametrize("images", [1, 11, 36])
@@ -174,14 +175,14 @@ class OneBlack(Tiny):
     """All images of silo-3 are black."""
 
     def data(self) -> dict[str, FaceSet]:
-        found = super().data()
-        pixels = next(iter(found.values())).pixels.copy()
-        pixels[found["silo-3"].rows] = 0
-        return {name: replace(faces, pixels=pixels) for name, faces in found.items()}
+        parties = super().data()
+        pixels = next(iter(parties.values())).pixels.copy()
+        pixels[parties["silo-3"].rows] = 0
+        return {name: replace(faces, pixels=pixels) for name, faces in parties.items()}
 
     def __call__(self) -> FederatedData:
-        made = super().__call__()
-        return replace(made, backbone=Backbone(Fragile(made.backbone.module).double(), self.policy))
+        world = super().__call__()
+        return replace(world, backbone=Backbone(Fragile(world.backbone.module).double(), self.policy))
 
 
 BLACK = OneBlack(**vars(EXACT))
@@ -235,8 +236,8 @@ class Asking(FedFace):
         weights = {client: 1.0 + place for place, client in enumerate(each)}
         aggregate = {"singly": [], "chosen": [Mean("backbone", by=weights)]}[self.how]
         answer = fed.ask(self.train, common=Global(backbone=state.backbone), each=each, aggregate=aggregate)
-        got = answer.aggregated["backbone"] if aggregate else answer.each["backbone"]["silo-0"]
-        return State(backbone=got, centres=answer.each["centre"])
+        backbone = answer.aggregated["backbone"] if aggregate else answer.each["backbone"]["silo-0"]
+        return State(backbone=backbone, centres=answer.each["centre"])
 
 
 @pytest.mark.parametrize("how", ["singly", "chosen"])
@@ -265,9 +266,9 @@ def test_only_means_by_images_of_those_that_answered_can_come_together() -> None
     assert not can_batch(replaced, [Mean("backbone", by="images")])  # a batched form is not inherited
     assert not can_batch(declaration, [])
     assert not can_batch(declaration, [Mean("centre", by="images")])  # and the backbone, which all are sent, singly
-    both = [Mean("backbone", by="images"), Mean("projection", by="images")]
-    assert can_batch(FedUV.own_steps["train"], both)
-    assert not can_batch(FedUV.own_steps["train"], both[:1])
+    means = [Mean("backbone", by="images"), Mean("projection", by="images")]
+    assert can_batch(FedUV.own_steps["train"], means)
+    assert not can_batch(FedUV.own_steps["train"], means[:1])
     assert not can_batch(FedUV.own_steps["enrol"], [])
     for other in (
         Mean("backbone"),

@@ -42,20 +42,20 @@ def test_a_line_says_what_would_have_been_sent_and_what_was_computed(tmp_path: P
     assert len(NOTED) == 4
     names = [("silo-0", "silo-1"), ("silo-2", "silo-3"), ("silo-4", "silo-5"), ("silo-6", "silo-6")]
     for (first, last), replies in zip(names, NOTED, strict=True):
-        mine = {line["name"]: line for line in lines(ran) if line["first"] == first}
+        by_name = {line["name"]: line for line in lines(ran) if line["first"] == first}
         count = len(replies)
-        about = {(e["last"], e["parties"], e["step"], e["round"], e["stage"], e["to"]) for e in mine.values()}
+        about = {(e["last"], e["parties"], e["step"], e["round"], e["stage"], e["to"]) for e in by_name.values()}
         assert about == {(last, count, "train", 1, "train", "server")}
         mean = replies[0].backbone
         for name, tensor in mean.items():
-            entry = mine[f"backbone/{name}"]
+            entry = by_name[f"backbone/{name}"]
             assert entry["sha256"] == hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
             assert (entry["bytes"], entry["shape"]) == (count * tensor.numel() * 8, list(tensor.shape))
-        own = b"".join(reply.centre.numpy().tobytes() for reply in replies)
-        assert mine["centre"]["sha256"] == hashlib.sha256(own).hexdigest()
-        assert (mine["centre"]["bytes"], mine["centre"]["shape"]) == (len(own), [1, 8])
+        centres = b"".join(reply.centre.numpy().tobytes() for reply in replies)
+        assert by_name["centre"]["sha256"] == hashlib.sha256(centres).hexdigest()
+        assert (by_name["centre"]["bytes"], by_name["centre"]["shape"]) == (len(centres), [1, 8])
         whole = sum(len(codec.encode(reply).data) for reply in replies)
-        assert sum(line["bytes"] for line in mine.values()) == whole
+        assert sum(line["bytes"] for line in by_name.values()) == whole
     assert not list((tmp_path / "ledger").glob("*.jsonl"))
     assert not list((tmp_path / "parties").rglob("*.commit"))
 

@@ -75,16 +75,16 @@ def test_a_crash_between_any_two_system_calls_changes_nothing(
     """Back again, the party answers and goes on: no ledger line is lost or doubled, the state is the accepted one."""
     rules: dict[str, Any] = {"save_replies": save_replies, "flush": True}
     unbroken = at(tmp_path / "unbroken", **rules)
-    done = chain(unbroken, moves(2))
-    last = request(3, base=done[-1].id, horizon=(2, done[-1].id))
-    final = request(4, base=last.id, horizon=(2, done[-1].id))
+    answered = chain(unbroken, moves(2))
+    last = request(3, base=answered[-1].id, horizon=(2, answered[-1].id))
+    final = request(4, base=last.id, horizon=(2, answered[-1].id))
     expected = data(unbroken.answer(last)), data(unbroken.answer(final))
     for instants in itertools.count():
-        here = at(tmp_path / f"{instants}", **rules)
-        chain(here, moves(2))
-        if not crashes(monkeypatch, lambda here=here: here.answer(last), torn=torn, after=instants):
+        executor = at(tmp_path / f"{instants}", **rules)
+        chain(executor, moves(2))
+        if not crashes(monkeypatch, lambda executor=executor: executor.answer(last), torn=torn, after=instants):
             break
-        assert kept(here, done[-1], Control).rounds == 2  # what was accepted is untouched
+        assert kept(executor, answered[-1], Control).rounds == 2  # what was accepted is untouched
         back = at(tmp_path / f"{instants}", **rules)
         assert (data(back.answer(last)), data(back.answer(final))) == expected
         assert ledger_bytes(back) == ledger_bytes(unbroken)
@@ -99,26 +99,26 @@ def test_a_crash_while_finalizing_loses_no_ledger_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     """The second commit is written, its ledger lines are not; then the stage ends."""
-    unbroken, here = at(tmp_path / "unbroken"), at(tmp_path / "here")
+    unbroken, executor = at(tmp_path / "unbroken"), at(tmp_path / "here")
     first, second = chain(unbroken, moves(2))
-    chain(here, moves(1))
-    killed_before_its_ledger_lines(monkeypatch, lambda: here.answer(second))
-    crashes(monkeypatch, lambda: here.finalize(second.id, 2), torn=True, after=after)
-    here.finalize(second.id, 2)
-    assert ledger_bytes(here) == ledger_bytes(unbroken)
-    assert commits(here) == [second.id]
+    chain(executor, moves(1))
+    killed_before_its_ledger_lines(monkeypatch, lambda: executor.answer(second))
+    crashes(monkeypatch, lambda: executor.finalize(second.id, 2), torn=True, after=after)
+    executor.finalize(second.id, 2)
+    assert ledger_bytes(executor) == ledger_bytes(unbroken)
+    assert commits(executor) == [second.id]
 
 
 def test_lines_are_not_lost_where_a_stale_commit_has_a_later_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resume may ask for something else than before; commits of later rounds still lie there then."""
-    here = at(tmp_path)
-    done = chain(here, moves(3))
-    other = replace(request(9), ordinal=2, base=done[0].id)
-    killed_before_its_ledger_lines(monkeypatch, lambda: here.answer(other))
-    here.answer(replace(request(10), base=other.id))
-    assert ledger.verify(here.ledger).lines == 5 * 5
+    executor = at(tmp_path)
+    answered = chain(executor, moves(3))
+    rebased = replace(request(9), ordinal=2, base=answered[0].id)
+    killed_before_its_ledger_lines(monkeypatch, lambda: executor.answer(rebased))
+    executor.answer(replace(request(10), base=rebased.id))
+    assert ledger.verify(executor.ledger).lines == 5 * 5
 
 
 CHANGES = ("mkdir", "open", "rename", "pwrite", "writev", "ftruncate", "truncate", "unlink", "rmdir")
@@ -129,15 +129,15 @@ def test_a_run_that_is_killed_before_any_change_of_a_file_ends_in_the_same_bytes
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     method, settings = Moves(rounds=2, note=True), {"build": Tiny(parties=1)}
-    left = [-1]
+    remaining = [-1]
 
     def counting(name: str) -> Callable[..., Any]:
         call = getattr(os, name)
 
         def counted(*arguments: Any, **named: Any) -> Any:
             if name != "open" or arguments[1] & os.O_CREAT:
-                left[0] -= 1
-                if left[0] == 0:
+                remaining[0] -= 1
+                if remaining[0] == 0:
                     raise Killed(name)
             return call(*arguments, **named)
 
@@ -148,11 +148,11 @@ def test_a_run_that_is_killed_before_any_change_of_a_file_ends_in_the_same_bytes
     unbroken = run(method, tmp_path / "unbroken", **settings).bytes()
     receipts = (tmp_path / "unbroken" / "receipts.jsonl").read_bytes()
     for place in itertools.count(1):
-        left[0] = place
+        remaining[0] = place
         try:
             run(method, tmp_path / str(place), **settings)
         except Killed:
-            left[0] = -1
+            remaining[0] = -1
             assert run(method, tmp_path / str(place), **settings).bytes() == unbroken, place
             assert (tmp_path / str(place) / "receipts.jsonl").read_bytes() == receipts
         else:

@@ -53,8 +53,8 @@ def damaged(whole: Path, below: Path, damages: Iterable[str] = DAMAGES) -> Itera
 
 def names(error: Exception, path: Path) -> bool:
     """Whether an error names a file, or the checkpoint that it is a part of, and says what to do."""
-    here = path.parent.name if path.parent.parent.name == "checkpoints" else path.name
-    return here in str(error) and any(word in str(error) for word in ("estore", "resume", "remove"))
+    name = path.parent.name if path.parent.parent.name == "checkpoints" else path.name
+    return name in str(error) and any(word in str(error) for word in ("estore", "resume", "remove"))
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------
@@ -90,14 +90,14 @@ def test_a_resume_of_the_engine(tmp_path: Path, finished: bool) -> None:
 
 def results(run: Path) -> dict[str, Any]:
     """What a run leaves, but for what the clock says."""
-    found: dict[str, Any] = tinyruns.model_bytes(run)
+    files: dict[str, Any] = tinyruns.model_bytes(run)
     for name in ("config.yaml", "metrics.jsonl", "evidence.json", "trained_on.npz", "judged/unseen.npz"):
-        found[name] = (run / name).read_bytes()
+        files[name] = (run / name).read_bytes()
     summary = json.loads((run / "summary.json").read_text())
-    found["summary"] = {
+    files["summary"] = {
         key: value for key, value in summary.items() if key not in ("seconds", "ledger")
     }  # a reply may be listed twice
-    return found
+    return files
 
 
 def evaluated(run: Path) -> Any:

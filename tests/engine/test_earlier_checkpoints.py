@@ -62,23 +62,23 @@ def test_a_checkpoint_that_holds_an_accepted_round_is_kept_though_its_last_was_a
 @pytest.mark.parametrize("to", by_default(1, [3, 4]))
 def test_what_follows_a_way_back_is_the_run_that_never_went_astray(tmp_path: Path, to: int, save_replies: bool) -> None:
     """One of five parties spoils a round; then nobody answers. Private state goes back as well."""
-    given: dict[str, Any] = {"save_replies": save_replies}
-    whole = run(Moves(rounds=8), tmp_path / "whole", FIVE, **given)
+    settings: dict[str, Any] = {"save_replies": save_replies}
+    whole = run(Moves(rounds=8), tmp_path / "whole", FIVE, **settings)
     folder = tmp_path / "astray"
     with pytest.raises(RunFailed):
-        run(Moves(rounds=8), folder, FIVE, report=stop_after(to), **given)
+        run(Moves(rounds=8), folder, FIVE, report=stop_after(to), **settings)
     with pytest.raises(RunFailed):
         spoilt = {"transport": hostile(times(1000)), "max_update_norm": 0.0}
-        run(Moves(rounds=8), folder, FIVE, report=stop_after(to + 1), **given, **spoilt)
+        run(Moves(rounds=8), folder, FIVE, report=stop_after(to + 1), **settings, **spoilt)
     with pytest.raises(
         RunFailed, match=rf"accepted checkpoints are those after round {to} and {to + 1}; .*--from-round {to}"
     ):
-        run(Moves(rounds=8), folder, FIVE, faults=NOBODY, max_abandoned_rounds=2, **given)
+        run(Moves(rounds=8), folder, FIVE, faults=NOBODY, max_abandoned_rounds=2, **settings)
     ends = checkpoint.accepted_ends(folder / "checkpoints", [8])
     assert list(ends) == [to, to + 1]
     before = (folder / "ledger" / "silo-0.jsonl").read_bytes()
     checkpoint.go_back(folder / "checkpoints", ends[to])
-    back = run(Moves(rounds=8), folder, FIVE, **given)
+    back = run(Moves(rounds=8), folder, FIVE, **settings)
     mine, other = back.bytes(), whole.bytes()
     for name in [n for n in other if not n.startswith("ledger") and not n.endswith("(ledger)")]:
         assert mine[name] == other[name], name
@@ -93,10 +93,10 @@ class Diverges(Moves):
     at: int = 2
 
     def round(self, fed: Federation, state: State) -> State:
-        made = Moves.round(self, fed, state)
+        state_after = Moves.round(self, fed, state)
         if fed.round == self.at:
-            made.values["a"][0] = torch.tensor(1.0) / 0
-        return made
+            state_after.values["a"][0] = torch.tensor(1.0) / 0
+        return state_after
 
 
 def test_a_state_that_is_not_finite_is_an_abandoned_round(tmp_path: Path) -> None:

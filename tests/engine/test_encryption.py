@@ -36,9 +36,9 @@ def sealed_at(folder: Path, vault: Vault | None = OURS) -> PartyExecutor:
     return at(folder, vault=vault, flush=True)
 
 
-def answered(here: PartyExecutor, count: int = 2) -> list[Path]:
+def answered(executor: PartyExecutor, count: int = 2) -> list[Path]:
     """The commits of some requests, each on top of the one before."""
-    return [place(here, made) for made in chain(here, moves(count))]
+    return [place(executor, request_) for request_ in chain(executor, moves(count))]
 
 
 def everything(folder: Path) -> dict[str, bytes]:
@@ -85,11 +85,11 @@ def test_no_nonce_is_used_twice_under_a_key(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(encryption, "AESGCM", Watched)
     monkeypatch.setattr(encryption, "PIECE", 32)
-    here = sealed_at(tmp_path)
-    path = answered(here, 2)[-1]
+    executor = sealed_at(tmp_path)
+    path = answered(executor, 2)[-1]
     first = path.read_bytes()
     path.unlink()  # as a crash before the rename: the same work is committed again
-    answered(here, 2)
+    answered(executor, 2)
     assert path.read_bytes() != first and len(used) > 40
     assert len(set(used)) == len(used)
 
@@ -104,11 +104,11 @@ def test_the_key_is_the_nodes_and_each_partys_own() -> None:
     import hmac
 
     pseudorandom = hmac.digest(bytes(32), SECRET, "sha256")
-    info, made, block = b"coalface private state 1\0" + PARTY.encode(), b"", b""
+    info, stream, block = b"coalface private state 1\0" + PARTY.encode(), b"", b""
     for count in (1, 2):
         block = hmac.digest(pseudorandom, block + info + bytes([count]), hashlib.sha256)
-        made += block
-    assert (OURS.key, OURS.id) == (made[:32], made[32:40].hex())
+        stream += block
+    assert (OURS.key, OURS.id) == (stream[:32], stream[32:40].hex())
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ def test_the_key_is_the_nodes_and_each_partys_own() -> None:
 
 def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encryption, "PIECE", 256)
-    here = sealed_at(tmp_path)
-    path = answered(here, 1)[0]
+    executor = sealed_at(tmp_path)
+    path = answered(executor, 1)[0]
     whole = path.read_bytes()
     for number in range(0, len(whole), 23):
         flip(path, number)
@@ -136,36 +136,36 @@ def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path, monkeypatch: py
         Commit.open(path, OURS).read(REPLY)
 
 
-def refuses(here: PartyExecutor, made: Request, match: str) -> None:
+def refuses(executor: PartyExecutor, request_: Request, match: str) -> None:
     """The request, the check and the end of a stage raise LockedCommit, and leave every byte as it is."""
-    before = everything(here.context.folder)
+    before = everything(executor.context.folder)
     for act in (
-        lambda: here.answer(made),
-        lambda: here.check(made.base, whole=True),
-        lambda: here.finalize(made.base, 9),
+        lambda: executor.answer(request_),
+        lambda: executor.check(request_.base, whole=True),
+        lambda: executor.finalize(request_.base, 9),
     ):
         with pytest.raises(LockedCommit, match=match):
             act()
-    assert everything(here.context.folder) == before
+    assert everything(executor.context.folder) == before
 
 
 def test_another_key_or_none_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
     paths = answered(sealed_at(tmp_path / "a"))
-    made = request(3, paths[-1].stem, horizon=(2, paths[-1].stem))
+    request_ = request(3, paths[-1].stem, horizon=(2, paths[-1].stem))
     wrong = Vault.of(OTHER, "test", PARTY)
-    refuses(sealed_at(tmp_path / "a", wrong), made, "--from OLD --to NEW")
-    refuses(sealed_at(tmp_path / "a", None), made, "with key=")
+    refuses(sealed_at(tmp_path / "a", wrong), request_, "--from OLD --to NEW")
+    refuses(sealed_at(tmp_path / "a", None), request_, "with key=")
     answered(sealed_at(tmp_path / "b", None))
-    refuses(sealed_at(tmp_path / "b"), made, "--to KEY")
+    refuses(sealed_at(tmp_path / "b"), request_, "--to KEY")
 
 
 def test_a_file_of_elsewhere_is_refused(tmp_path: Path) -> None:
     first, second = answered(sealed_at(tmp_path / "one"))
-    made = request(3, second.stem, horizon=(2, second.stem))
+    request_ = request(3, second.stem, horizon=(2, second.stem))
     other_run = Vault.of(SECRET, "another", PARTY)
-    refuses(sealed_at(tmp_path / "one", other_run), made, "is a file of another run, party or place")
+    refuses(sealed_at(tmp_path / "one", other_run), request_, "is a file of another run, party or place")
     shutil.copy(first, second)  # an older state under the name of the accepted one
-    refuses(sealed_at(tmp_path / "one"), made, "is a file of another run, party or place")
+    refuses(sealed_at(tmp_path / "one"), request_, "is a file of another run, party or place")
 
 
 def test_after_a_power_cut_torn_commits_are_dropped_as_those_in_the_clear_are(tmp_path: Path) -> None:
@@ -184,11 +184,11 @@ def test_after_a_power_cut_torn_commits_are_dropped_as_those_in_the_clear_are(tm
 def sealed_grid(secrets: Callable[[str], bytes]) -> Callable[[Setup, FederatedData], FlowerTransport]:
     """A transport to parties at nodes of their own, each with a key."""
 
-    def transport(made: Setup, world: FederatedData) -> FlowerTransport:
+    def transport(setup: Setup, world: FederatedData) -> FlowerTransport:
         def app(name: str) -> Any:
-            own = made.build()
-            context = replace(made.context(own), flush=True, vault=Vault.of(secrets(name), "test", name))
-            return seated(PartyService(name, own.members()[name], context))
+            built = setup.build()
+            context = replace(setup.context(built), flush=True, vault=Vault.of(secrets(name), "test", name))
+            return seated(PartyService(name, built.members()[name], context))
 
         return FlowerTransport(InProcessGrid([app(n) for n in world.members()]), roles(world), Patience(5, 60, 0.01))
 
@@ -215,8 +215,8 @@ def test_a_run_ends_in_the_same_bytes_with_and_without_also_after_a_stop(
     ran = run(method, tmp_path / "sealed", build, transport=sealed_grid(secret))
 
     def opened(cls: Any, path: Path, own: Vault | None = None) -> Commit:
-        found: Commit = opens(cls, path, own or Vault.of(secret(path.parent.name), "test", path.parent.name))
-        return found
+        commit: Commit = opens(cls, path, own or Vault.of(secret(path.parent.name), "test", path.parent.name))
+        return commit
 
     monkeypatch.setattr(commits.Commit, "open", classmethod(opened))
     assert ran.bytes() == plain
@@ -225,9 +225,9 @@ def test_a_run_ends_in_the_same_bytes_with_and_without_also_after_a_stop(
     states = {name: data for name, data in states.items() if not name.startswith("ledger")}
     canaries = [data[place : place + 24] for data in states.values() for place in range(len(data) // 2, len(data), 999)]
     canaries = [canary for canary in canaries if len(set(canary)) > 8]  # no rows of zeros
-    held = {kind: b"".join(everything(tmp_path / kind / "parties").values()) for kind in ("plain", "sealed")}
-    assert len(canaries) > 10 and all(canary in held["plain"] for canary in canaries)
-    assert not any(canary in held["sealed"] for canary in canaries)
+    contents = {kind: b"".join(everything(tmp_path / kind / "parties").values()) for kind in ("plain", "sealed")}
+    assert len(canaries) > 10 and all(canary in contents["plain"] for canary in canaries)
+    assert not any(canary in contents["sealed"] for canary in canaries)
 
 
 # --- another key ------------------------------------------------------------------------------------------------------
@@ -235,10 +235,10 @@ def test_a_run_ends_in_the_same_bytes_with_and_without_also_after_a_stop(
 
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[Path, Path]:
-    made = tmp_path / "a.key", tmp_path / "b.key"
-    for path in made:
+    keys = tmp_path / "a.key", tmp_path / "b.key"
+    for path in keys:
         path.write_bytes(certificates.node().private)
-    return made
+    return keys
 
 
 def rekeyed(home: Path, key: Path | None) -> PartyExecutor:
@@ -252,10 +252,10 @@ def test_private_state_is_written_anew_under_another_key(tmp_path: Path, keys: t
     clear = everything(home)
     for old, new in ((None, a), (a, b), (b, b), (b, None)):
         assert rekey.rekey(home, old, new) == (0 if old == new else 2)
-        here = rekeyed(home, new)
-        here.check(paths[-1].stem, whole=True)
-        found = [Commit.open(path, here.context.vault) for path in paths]
-        assert [bytes(one.read("Control") or b"") for one in found] == states
+        executor = rekeyed(home, new)
+        executor.check(paths[-1].stem, whole=True)
+        commits = [Commit.open(path, executor.context.vault) for path in paths]
+        assert [bytes(commit.read("Control") or b"") for commit in commits] == states
         assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}
     assert everything(home) == clear
 
@@ -268,9 +268,9 @@ def test_a_wrong_key_changes_nothing_and_what_was_broken_off_goes_on(tmp_path: P
         with pytest.raises(LockedCommit):
             rekey.rekey(home, old, b if old is None else None)
         assert everything(home) == before
-    done = paths[0].read_bytes()
+    content = paths[0].read_bytes()
     assert rekey.rekey(home, a, b) == 2
-    (half := paths[0]).write_bytes(done)  # as if it had been stopped after the other
+    (half := paths[0]).write_bytes(content)  # as if it had been stopped after the other
     assert rekey.rekey(home, a, b) == 1 and Commit.open(half, rekeyed(home, b).context.vault)
 
 

@@ -25,13 +25,13 @@ pytestmark = pytest.mark.usefixtures("toy_steps")
 
 
 def test_a_reply_is_what_the_step_returned_and_its_ledger_lists_its_bytes(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    sent = here.answer(request())
-    assert isinstance(sent, codec.Encoded)
+    executor = at(tmp_path)
+    sent = executor.answer(request())
+
     reply = codec.decode(bytearray(data(sent)), Moved)
     assert reply.values["a"].tolist() == [3.0, 3.0, 3.0]  # sent 1, moved by 2, since the name ends in 1
-    assert kept(here, request(), Control).rounds == 1
-    lines = [json.loads(text) for text in here.ledger.read_text().splitlines()]
+    assert kept(executor, request(), Control).rounds == 1
+    lines = [json.loads(text) for text in executor.ledger.read_text().splitlines()]
     assert sum(entry["bytes"] for entry in lines) == len(sent.data)
     assert [entry["sha256"] for entry in lines] == list(sent.sums)
     expected = {"run": "test", "stage": "train", "round": 1, "call": 1, "step": "move", "to": "server"}
@@ -40,40 +40,40 @@ def test_a_reply_is_what_the_step_returned_and_its_ledger_lists_its_bytes(tmp_pa
 
 def test_a_saved_reply_is_for_the_state_that_it_was_made_from(tmp_path: Path) -> None:
     """The same words to a party whose server has accepted another commit since: it works again, from that one."""
-    here = at(tmp_path)
-    here.answer(request(1))
-    here.answer(request(2))  # from nothing: round 1 was not accepted then
-    assert kept(here, request(2), Control).rounds == 1
+    executor = at(tmp_path)
+    executor.answer(request(1))
+    executor.answer(request(2))  # from nothing: round 1 was not accepted then
+    assert kept(executor, request(2), Control).rounds == 1
     for _ in range(2):
-        here.answer(request(2, base=request(1).id))
-        assert kept(here, request(2), Control).rounds == 2
-    lines = [json.loads(text) for text in here.ledger.read_text().splitlines()]
+        executor.answer(request(2, base=request(1).id))
+        assert kept(executor, request(2), Control).rounds == 2
+    lines = [json.loads(text) for text in executor.ledger.read_text().splitlines()]
     assert len(lines) == 3 * len({entry["name"] for entry in lines})  # sent three times in all, the fourth was saved
-    assert ledger.read_head(here.ledger) == Commit.open(place(here, request(2))).head
+    assert ledger.read_head(executor.ledger) == Commit.open(place(executor, request(2))).head
 
 
 def test_private_state_of_other_steps_is_carried_on(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    done = chain(here, [request(1), request(1, step="remember"), request(2), request(2, step="remember")])
-    assert kept(here, done[0], Memory) is None
-    assert [kept(here, made, Control).rounds for made in done] == [1, 1, 2, 2]
-    assert [kept(here, made, Memory).times for made in done[1:]] == [1, 1, 2]
+    executor = at(tmp_path)
+    answered = chain(executor, [request(1), request(1, step="remember"), request(2), request(2, step="remember")])
+    assert kept(executor, answered[0], Memory) is None
+    assert [kept(executor, request_, Control).rounds for request_ in answered] == [1, 1, 2, 2]
+    assert [kept(executor, request_, Memory).times for request_ in answered[1:]] == [1, 1, 2]
 
 
 def test_large_private_state_is_read_back_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, mapped = at(tmp_path / "copied"), at(tmp_path / "mapped")
-    done = chain(here, moves(2))
+    executor, mapped = at(tmp_path / "copied"), at(tmp_path / "mapped")
+    answered = chain(executor, moves(2))
     monkeypatch.setattr(committing, "_MAPPED", 16)  # everything is mapped
     chain(mapped, moves(2))
-    for made in done:
-        assert place(mapped, made).read_bytes() == place(here, made).read_bytes()
+    for request_ in answered:
+        assert place(mapped, request_).read_bytes() == place(executor, request_).read_bytes()
 
 
 def test_only_the_owner_may_read_what_a_party_keeps(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    chain(here, moves(3))
-    assert here.folder.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in [*here.folder.iterdir(), here.ledger]} == {0o600}
+    executor = at(tmp_path)
+    chain(executor, moves(3))
+    assert executor.folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in [*executor.folder.iterdir(), executor.ledger]} == {0o600}
 
 
 # --- the same request again, pending and accepted ---------------------------------------------------------------------
@@ -81,38 +81,38 @@ def test_only_the_owner_may_read_what_a_party_keeps(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("save_replies", [True, False])
 def test_the_same_request_again_gets_the_same_bytes_and_leaves_no_trace(tmp_path: Path, save_replies: bool) -> None:
-    here = at(tmp_path, save_replies=save_replies)
-    first = chain(here, [request(1), request(1, step="remember")])
+    executor = at(tmp_path, save_replies=save_replies)
+    first = chain(executor, [request(1), request(1, step="remember")])
     asked = request(2, step="remember", base=first[-1].id)
-    reply = data(here.answer(asked))
-    before, ran = (ledger_bytes(here), commits(here), kept(here, asked, Memory).times), len(CALLS)
-    assert data(here.answer(asked)) == reply == data(here.answer(asked))
-    assert (ledger_bytes(here), commits(here), kept(here, asked, Memory).times) == before
+    reply = data(executor.answer(asked))
+    before, ran = (ledger_bytes(executor), commits(executor), kept(executor, asked, Memory).times), len(CALLS)
+    assert data(executor.answer(asked)) == reply == data(executor.answer(asked))
+    assert (ledger_bytes(executor), commits(executor), kept(executor, asked, Memory).times) == before
     assert len(CALLS) - ran == (0 if save_replies else 2)
 
 
 @pytest.mark.parametrize("accepted", [True, False])
 def test_a_reply_that_was_not_accepted_is_never_built_on(tmp_path: Path, accepted: bool) -> None:
-    here, base = at(tmp_path), request(1).id if accepted else None
-    here.answer(request(1))
-    here.answer(request(2, base=base))  # refused, lost or abandoned: the server goes on from the first, or from none
-    here.answer(third := request(3, base=base))
+    executor, base = at(tmp_path), request(1).id if accepted else None
+    executor.answer(request(1))
+    executor.answer(request(2, base=base))  # refused, lost or abandoned: the server goes on from the base
+    executor.answer(third := request(3, base=base))
     rounds = 2 if accepted else 1
-    assert kept(here, third, Control).rounds == rounds
-    assert kept(here, third, Control).total["a"].tolist() == [2.0 * rounds] * 3
+    assert kept(executor, third, Control).rounds == rounds
+    assert kept(executor, third, Control).total["a"].tolist() == [2.0 * rounds] * 3
 
 
 def test_finalizing_keeps_the_accepted_state_alone_and_the_work_of_the_next_stage(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    done = chain(here, moves(3))
-    (here.folder / "0000002.001-x.new").write_bytes(b"cut off")
-    before = ledger_bytes(here)
+    executor = at(tmp_path)
+    answered = chain(executor, moves(3))
+    (executor.folder / "0000002.001-x.new").write_bytes(b"cut off")
+    before = ledger_bytes(executor)
     for _ in range(2):
-        here.finalize(done[0].id, 2)
-        assert sorted(path.stem for path in here.folder.iterdir()) == [done[0].id, done[2].id]
-    assert kept(here, done[0], Control).rounds == 1
-    here.finalize(None, 3)
-    assert (commits(here), ledger_bytes(here)) == ([], before)
+        executor.finalize(answered[0].id, 2)
+        assert sorted(path.stem for path in executor.folder.iterdir()) == [answered[0].id, answered[2].id]
+    assert kept(executor, answered[0], Control).rounds == 1
+    executor.finalize(None, 3)
+    assert (commits(executor), ledger_bytes(executor)) == ([], before)
 
 
 def test_a_party_whose_folder_was_lost_is_not_silently_begun_anew(tmp_path: Path) -> None:
@@ -122,34 +122,34 @@ def test_a_party_whose_folder_was_lost_is_not_silently_begun_anew(tmp_path: Path
 
 
 def test_what_a_resume_from_the_last_checkpoint_needs_stays(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    done: list[Request] = []
+    executor = at(tmp_path)
+    answered: list[Request] = []
     checkpoint: tuple[int, str | None] = (0, None)
     for n in range(1, 12):
-        made = request(n, base=done[-1].id if done else None, horizon=checkpoint)
-        here.answer(made)
-        done.append(made)
+        request_ = request(n, base=answered[-1].id if answered else None, horizon=checkpoint)
+        executor.answer(request_)
+        answered.append(request_)
         if n % 4 == 0:
-            checkpoint = (n, made.id)
-        for needed in (made.id, made.base, checkpoint[1]):
-            assert needed is None or needed in commits(here)
-        assert len(commits(here)) <= 4 + 3  # one for each round since the checkpoint before, and no more
+            checkpoint = (n, request_.id)
+        for needed in (request_.id, request_.base, checkpoint[1]):
+            assert needed is None or needed in commits(executor)
+        assert len(commits(executor)) <= 4 + 3  # one for each round since the checkpoint before, and no more
     # A resume from round 8 asks for rounds 9 to 11 again: they are all there, and nothing trains.
     ran = len(CALLS)
-    for again in done[8:]:
-        here.answer(again)
+    for again in answered[8:]:
+        executor.answer(again)
     assert len(CALLS) == ran
 
 
 def test_a_commit_is_written_over_one_that_nobody_needs(tmp_path: Path) -> None:
-    here, fresh = at(tmp_path / "here"), at(tmp_path / "fresh")
-    first, second = chain(here, moves(2))
-    old = place(here, first).stat().st_ino
+    executor, fresh = at(tmp_path / "here"), at(tmp_path / "fresh")
+    first, second = chain(executor, moves(2))
+    old = place(executor, first).stat().st_ino
     last = request(3, base=second.id, horizon=(2, second.id), step="remember")  # another length
-    here.answer(last)
-    assert commits(here) == [second.id, last.id] and place(here, last).stat().st_ino == old
+    executor.answer(last)
+    assert commits(executor) == [second.id, last.id] and place(executor, last).stat().st_ino == old
     chain(fresh, [*moves(2), request(3, step="remember")])
-    assert place(here, last).read_bytes() == place(fresh, last).read_bytes()
+    assert place(executor, last).read_bytes() == place(fresh, last).read_bytes()
 
 
 # --- failing ----------------------------------------------------------------------------------------------------------
@@ -160,14 +160,14 @@ def failing(party: Party) -> None:
 
 
 def test_a_failing_step_names_party_step_and_round_and_leaves_no_trace(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    chain(here, moves(1))
-    before = ledger_bytes(here), commits(here)
+    executor = at(tmp_path)
+    chain(executor, moves(1))
+    before = ledger_bytes(executor), commits(executor)
     HOOKS.append(failing)
     with pytest.raises(StepFailed, match=r"^silo-1, step move, train round 2: ZeroDivisionError: no images$") as caught:
-        here.answer(request(2, base=request(1).id))
+        executor.answer(request(2, base=request(1).id))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    assert (ledger_bytes(here), commits(here)) == before
+    assert (ledger_bytes(executor), commits(executor)) == before
 
 
 def test_a_step_of_another_role_is_not_run(tmp_path: Path) -> None:
@@ -190,26 +190,26 @@ UNDECLARED: dict[str, Any] = {
 
 @pytest.mark.parametrize("returned", UNDECLARED.values(), ids=UNDECLARED)
 def test_what_a_step_does_not_declare_never_leaves(tmp_path: Path, returned: Any) -> None:
-    here = at(tmp_path)
+    executor = at(tmp_path)
     function: Callable[..., Any] = lambda *a, **k: returned  # noqa: E731
-    declaration = replace(here.context.method.steps["move"][1], function=function)
+    declaration = replace(executor.context.method.steps["move"][1], function=function)
 
     class Lying(Moves):
         own_steps = {"move": declaration}
 
-    lying = PartyExecutor(replace(here.context, method=Lying()), PARTY)
+    lying = PartyExecutor(replace(executor.context, method=Lying()), PARTY)
     with pytest.raises(StepFailed, match=r"silo-1, step move, train round 1: .*only what is declared"):
         lying.answer(request())
     assert (ledger_bytes(lying), commits(lying)) == (b"", [])
 
 
 def test_a_local_result_leaves_no_trace(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    (first,) = chain(here, moves(1))
-    before = ledger_bytes(here), commits(here)
-    model = here.local_result(replace(request(2, step="own_model"), common=None, base=first.id))
+    executor = at(tmp_path)
+    (first,) = chain(executor, moves(1))
+    before = ledger_bytes(executor), commits(executor)
+    model = executor.local_result(replace(request(2, step="own_model"), common=None, base=first.id))
     assert model["a"].tolist() == [2.0, 2.0, 2.0]
-    assert (ledger_bytes(here), commits(here)) == before
+    assert (ledger_bytes(executor), commits(executor)) == before
 
 
 def test_the_stream_of_a_step_follows_its_place_in_the_run(tmp_path: Path) -> None:
@@ -226,10 +226,10 @@ def test_the_stream_of_a_step_follows_its_place_in_the_run(tmp_path: Path) -> No
 
 
 def test_a_saved_reply_that_is_not_what_its_ledger_lists_is_not_served_but_made_again(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    reply, before = data(here.answer(request())), ledger_bytes(here)
-    flip(place(here, request()), sum(Commit.open(place(here, request())).spans[REPLY]) - 1)
-    assert data(here.answer(request())) == reply and ledger_bytes(here) == before
+    executor = at(tmp_path)
+    reply, before = data(executor.answer(request())), ledger_bytes(executor)
+    flip(place(executor, request()), sum(Commit.open(place(executor, request())).spans[REPLY]) - 1)
+    assert data(executor.answer(request())) == reply and ledger_bytes(executor) == before
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -238,11 +238,11 @@ def test_a_flipped_byte_of_a_commit_is_named_when_a_run_is_resumed(
     tmp_path: Path, part: str, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(committing, "_MAPPED", 16 if mapped else 1 << 22)
-    here = at(tmp_path)
-    here.answer(request())
-    path = place(here, request())
+    executor = at(tmp_path)
+    executor.answer(request())
+    path = place(executor, request())
     flip(path, 60 if part == "(header)" else sum(Commit.open(path).spans[part]) - 1)
     if mapped and part == "Control":  # a step reads of it what it uses
         assert Commit.open(path).read(part) is not None
     with pytest.raises(DamagedCommit, match=rf"{path.name} is damaged.*Restore the party's folder"):
-        here.check(request().id, whole=False)
+        executor.check(request().id, whole=False)

@@ -52,15 +52,15 @@ def test_what_cannot_be_asked_is_an_error_before_anybody_trains(
 
 
 def test_an_answer_tells_who_arrived_even_when_all_fields_were_aggregated(tmp_path: Path) -> None:
-    seen: list[Any] = []
+    draws: list[Any] = []
 
     def ask(method: Moves, fed: Federation, state: State) -> None:
         common, aggregate = Values(values=state.values), [Mean("values"), Mean("delta")]
-        seen.append(fed.ask(method.remember, each={"silo-1": NUDGE, "silo-0": NUDGE}))
-        seen.append(fed.ask(method.move, common=common, aggregate=aggregate))
+        draws.append(fed.ask(method.remember, each={"silo-1": NUDGE, "silo-0": NUDGE}))
+        draws.append(fed.ask(method.move, common=common, aggregate=aggregate))
 
     run(Asks(rounds=1, asks=ask), tmp_path, faults=SimulatedFaults(corrupt={"silo-2": "nan"}))
-    notes, moves = seen
+    notes, moves = draws
     assert (notes.arrived, list(notes.each), notes.each["remembered"]) == (
         ("silo-0", "silo-1"),
         ["drawn", "remembered"],
@@ -105,14 +105,14 @@ def test_a_reason_that_a_party_writes_is_cut(tmp_path: Path) -> None:
 
 
 def test_single_fields_are_not_written_over_later(tmp_path: Path) -> None:
-    seen: list[dict[str, Any]] = []
+    draws: list[dict[str, Any]] = []
 
     def ask(method: Moves, fed: Federation, state: State) -> None:
         for _ in range(2):
-            seen.append(fed.ask(method.remember, each={p: NUDGE for p in fed.parties("trainer")}).each["drawn"])
+            draws.append(fed.ask(method.remember, each={p: NUDGE for p in fed.parties("trainer")}).each["drawn"])
 
     run(Asks(rounds=2, asks=ask), tmp_path)
-    drawn = [tuple(t.tolist()) for each in seen for t in each.values()]
+    drawn = [tuple(t.tolist()) for each in draws for t in each.values()]
     assert len(set(drawn)) == 12  # every party, call and round draws by itself, and none took another's memory
 
 
@@ -120,20 +120,20 @@ def test_single_fields_of_saved_replies_do_not_change_with_their_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A saved reply may be a map of its commit, which is written over a few rounds later."""
-    seen: list[Any] = []
+    draws: list[Any] = []
 
     def ask(method: Moves, fed: Federation, state: State) -> None:
-        seen.append(fed.ask(method.remember, each={p: NUDGE for p in fed.parties("trainer")}).each["drawn"])
+        draws.append(fed.ask(method.remember, each={p: NUDGE for p in fed.parties("trainer")}).each["drawn"])
 
     monkeypatch.setattr(commits, "_MAPPED", 0)
     method = Asks(rounds=6, asks=ask)
     run(method, tmp_path / "unbroken")
-    expected = [{p: t.tolist() for p, t in each.items()} for each in seen]
+    expected = [{p: t.tolist() for p, t in each.items()} for each in draws]
     with pytest.raises(Stop):
         run(method, tmp_path / "broken", transport=stopping(5))  # all of round 2 is answered, and nobody heard
-    seen.clear()
+    draws.clear()
     run(method, tmp_path / "broken")
-    assert [{p: t.tolist() for p, t in each.items()} for each in seen] == expected[1:]
+    assert [{p: t.tolist() for p, t in each.items()} for each in draws] == expected[1:]
 
 
 # --- memory: one request ahead ----------------------------------------------------------------------------------------

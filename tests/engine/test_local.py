@@ -40,8 +40,8 @@ def test_a_name_that_cannot_be_a_folder_is_refused() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedprox"])
 def test_the_order_in_which_parties_join_does_not_matter(tmp_path: Path, name: str) -> None:
     method = worlds.recipe(name)[0]
-    there = run(method, tmp_path / "there", Tiny(parties=4)).bytes()
-    assert run(method, tmp_path / "back", Tiny(parties=4, reverse=True)).bytes() == there
+    bytes_there = run(method, tmp_path / "there", Tiny(parties=4)).bytes()
+    assert run(method, tmp_path / "back", Tiny(parties=4, reverse=True)).bytes() == bytes_there
 
 
 # --- worker processes -------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Counting(Workers):
 
 def counting(n: int, window: int) -> Any:
     Counting.most = Counting.under_way = 0
-    return lambda made, world: Counting(made, world, n, window)
+    return lambda setup, world: Counting(setup, world, n, window)
 
 
 @pytest.mark.usefixtures("quick_workers")
@@ -112,7 +112,7 @@ def test_the_message_for_all_stays_until_the_last_reply_and_no_longer(tmp_path: 
             left.append([*seen, len(os.listdir(self._mail))])
 
     for window in (1, 8):
-        looking = lambda made, world, window=window: Looking(made, world, 1, window)  # noqa: E731
+        looking = lambda setup, world, window=window: Looking(setup, world, 1, window)  # noqa: E731
         run(Moves(rounds=2), tmp_path / str(window), transport=looking)
     assert left == [[1, 1, 1, 0]] * 4
 
@@ -144,14 +144,14 @@ def test_a_worker_that_died_before_the_next_request_gives_the_same_advice(tmp_pa
     with pytest.raises(RunFailed, match="a worker process died"):
         method = Deadly(marker=str(tmp_path / "killed"), note=True)
         build = Tiny(parties=5)
-        run(method, tmp_path / "run", build, transport=lambda made, world: Late(made, world, 1, 8))
+        run(method, tmp_path / "run", build, transport=lambda setup, world: Late(setup, world, 1, 8))
 
 
 def test_a_step_that_fails_in_a_worker_is_named(tmp_path: Path, quick_workers: None) -> None:
     method = Moves(rounds=1)
 
-    def unreadable(made: Setup, world: FederatedData) -> Workers:
-        return Workers(Setup(made.method, Unreadable(), made.numerics, made.seed, made.folder), world, 1, 4)
+    def unreadable(setup: Setup, world: FederatedData) -> Workers:
+        return Workers(Setup(setup.method, Unreadable(), setup.numerics, setup.seed, setup.folder), world, 1, 4)
 
     with pytest.raises(RunFailed, match=r"silo-0, step move, train round 1: TypeError"):
         run(method, tmp_path, transport=unreadable)
@@ -161,9 +161,9 @@ class Unreadable(Tiny):
     """A world whose first party's data cannot be counted."""
 
     def __call__(self) -> FederatedData:
-        made = super().__call__()
-        broken = Broken(**vars(made.data["silo-0"]))
-        return FederatedData({**made.data, "silo-0": broken}, made.backbone, made.compute)
+        world = super().__call__()
+        broken = Broken(**vars(world.data["silo-0"]))
+        return FederatedData({**world.data, "silo-0": broken}, world.backbone, world.compute)
 
 
 @pytest.mark.usefixtures("quick_workers")
@@ -179,10 +179,10 @@ def test_a_method_that_a_worker_cannot_import_is_said(tmp_path: Path, monkeypatc
 
     with pytest.raises(RunFailed, match=r"cannot be handed to another process .*Mine.* at the top of a module"):
         run(Mine(rounds=1), tmp_path / "local", transport=workers(1))
-    here = types.ModuleType("only_here")
-    monkeypatch.setitem(sys.modules, "only_here", here)
+    module = types.ModuleType("only_here")
+    monkeypatch.setitem(sys.modules, "only_here", module)
     Mine.__module__, Mine.__qualname__ = "only_here", "Mine"
-    here.Mine = Mine  # type: ignore[attr-defined]
+    module.Mine = Mine  # type: ignore[attr-defined]
     with pytest.raises(RunFailed, match=r"could not begin: ModuleNotFoundError: .*only_here.* at the top of a module"):
         run(Mine(rounds=1), tmp_path / "module", transport=workers(1))
 
@@ -209,16 +209,16 @@ def test_a_run_that_is_broken_off_does_not_wait_for_its_workers(tmp_path: Path, 
                 raise Stop
 
     with pytest.raises(Stop):
-        run(Moves(rounds=1), tmp_path, Endless(), transport=lambda made, world: Stopping(made, world, 1, 4))
+        run(Moves(rounds=1), tmp_path, Endless(), transport=lambda setup, world: Stopping(setup, world, 1, 4))
 
 
 class Endless(Tiny):
     """A world whose second party's data are counted for ever in a worker."""
 
     def __call__(self) -> FederatedData:
-        made = super().__call__()
-        endless = Uncounted(**vars(made.data["silo-1"]))
-        return FederatedData({**made.data, "silo-1": endless}, made.backbone, made.compute)
+        world = super().__call__()
+        endless = Uncounted(**vars(world.data["silo-1"]))
+        return FederatedData({**world.data, "silo-1": endless}, world.backbone, world.compute)
 
 
 class Uncounted(worlds.FaceSet):
@@ -253,8 +253,8 @@ def killed_and_resumed(tmp_path: Path, delays: list[float]) -> None:
     reached = set()
     for place in range(len(delays)):
         folder = tmp_path / str(place)
-        begun = folder / "metrics.jsonl"
-        reached.add(len(begun.read_text().splitlines()) if begun.exists() else 0)
+        metrics_file = folder / "metrics.jsonl"
+        reached.add(len(metrics_file.read_text().splitlines()) if metrics_file.exists() else 0)
         assert run(method, folder, build, checkpoint_every=2).bytes() == unbroken
         for path in (folder / "ledger").iterdir():
             ledger.verify(path)

@@ -36,81 +36,81 @@ TORN: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def rounds(here: PartyExecutor) -> list[int]:
-    return [json.loads(text)["round"] for text in here.ledger.read_text().splitlines()]
+def rounds(executor: PartyExecutor) -> list[int]:
+    return [json.loads(text)["round"] for text in executor.ledger.read_text().splitlines()]
 
 
 # --- commits without ledger lines, and the other way round ------------------------------------------------------------
 
 
 def test_lines_are_taken_from_every_commit_that_lies_there(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    done = chain(here, moves(4))
-    before = here.ledger.read_bytes()
-    for left in (None, *done[:3]):
-        shorten(here, left)
-        here.answer(done[-1])
-        assert here.ledger.read_bytes() == before
+    executor = at(tmp_path)
+    answered = chain(executor, moves(4))
+    before = executor.ledger.read_bytes()
+    for left in (None, *answered[:3]):
+        shorten(executor, left)
+        executor.answer(answered[-1])
+        assert executor.ledger.read_bytes() == before
 
 
 @pytest.mark.parametrize("damage", ["zeros", "cut", "zeros in the middle"])
 def test_a_torn_ledger_is_filled_from_the_commits(tmp_path: Path, damage: str) -> None:
-    here = at(tmp_path)
-    done = chain(here, moves(4))
-    before = here.ledger.read_bytes()
-    middle = Commit.open(place(here, done[1])).head.size + 150
+    executor = at(tmp_path)
+    answered = chain(executor, moves(4))
+    before = executor.ledger.read_bytes()
+    middle = Commit.open(place(executor, answered[1])).head.size + 150
     torn = {
         "zeros": before[:middle] + bytes(len(before) - middle - 3),
         "cut": before[:middle],
         "zeros in the middle": before[:middle] + bytes(300) + before[middle + 300 : -1],
     }
-    here.ledger.write_bytes(torn[damage])
-    here.answer(done[-1])
-    assert here.ledger.read_bytes() == before
+    executor.ledger.write_bytes(torn[damage])
+    executor.answer(answered[-1])
+    assert executor.ledger.read_bytes() == before
 
 
 def test_what_lies_behind_a_gap_is_done_again(tmp_path: Path) -> None:
     """The second commit is lost and so are the lines of both: the third cannot join the chain."""
-    here = at(tmp_path)
-    done = chain(here, moves(3))
-    before = here.ledger.read_bytes()
-    place(here, done[1]).unlink()
-    shorten(here, done[0])
+    executor = at(tmp_path)
+    answered = chain(executor, moves(3))
+    before = executor.ledger.read_bytes()
+    place(executor, answered[1]).unlink()
+    shorten(executor, answered[0])
     ran = len(CALLS)
-    for made in done[1:]:
-        here.answer(made)
+    for request_ in answered[1:]:
+        executor.answer(request_)
     assert len(CALLS) == ran + 2
-    assert here.ledger.read_bytes() == before
+    assert executor.ledger.read_bytes() == before
 
 
 def test_lines_of_a_reply_whose_commit_is_lost_stay(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    done = chain(here, moves(2))
-    place(here, done[1]).unlink()
-    here.answer(done[1])
-    assert rounds(here) == [1] * 5 + [2] * 5 + [2] * 5
-    ledger.verify(here.ledger)
+    executor = at(tmp_path)
+    answered = chain(executor, moves(2))
+    place(executor, answered[1]).unlink()
+    executor.answer(answered[1])
+    assert rounds(executor) == [1] * 5 + [2] * 5 + [2] * 5
+    ledger.verify(executor.ledger)
 
 
 @pytest.mark.parametrize("flush", [True, False])
 def test_a_gap_before_what_is_needed_or_was_flushed_is_an_error(tmp_path: Path, flush: bool) -> None:
-    here = at(tmp_path, flush=flush)
-    done = chain(here, moves(3))
-    place(here, done[1]).unlink()
-    shorten(here, done[0])
-    base = done[0].id if flush else done[2].id
+    executor = at(tmp_path, flush=flush)
+    answered = chain(executor, moves(3))
+    place(executor, answered[1]).unlink()
+    shorten(executor, answered[0])
+    base = answered[0].id if flush else answered[2].id
     with pytest.raises(ValueError, match=r"silo-1.jsonl ends after line 5, .* lines 11 to 15: 5 lines are missing.*"):
-        here.answer(request(4, base))
+        executor.answer(request(4, base))
 
 
 def test_lines_that_were_changed_are_not_taken_for_torn_ones(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    done = chain(here, moves(3))
-    lines = here.ledger.read_text().splitlines(keepends=True)
+    executor = at(tmp_path)
+    answered = chain(executor, moves(3))
+    lines = executor.ledger.read_text().splitlines(keepends=True)
     lines[6] = lines[6].replace('"round": 2', '"round": 3')
-    here.ledger.write_text("".join(lines[:-1]))
+    executor.ledger.write_text("".join(lines[:-1]))
     with pytest.raises(ValueError, match=r"silo-1.jsonl, line 7: the hash chain breaks here.*Restore the file"):
-        here.answer(done[-1])
+        executor.answer(answered[-1])
 
 
 # --- torn commits -----------------------------------------------------------------------------------------------------
@@ -118,39 +118,39 @@ def test_lines_that_were_changed_are_not_taken_for_torn_ones(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("torn", TORN)
 def test_a_torn_commit_that_nobody_needs_is_done_again(tmp_path: Path, torn: str) -> None:
-    here = at(tmp_path)
-    done = chain(here, moves(2))
-    expected, lines = place(here, done[1]).read_bytes(), here.ledger.read_bytes()
-    place(here, done[1]).write_bytes(TORN[torn](expected))
-    shorten(here, done[0])
-    here.answer(done[1])
-    assert place(here, done[1]).read_bytes() == expected
-    assert here.ledger.read_bytes() == lines
+    executor = at(tmp_path)
+    answered = chain(executor, moves(2))
+    expected, lines = place(executor, answered[1]).read_bytes(), executor.ledger.read_bytes()
+    place(executor, answered[1]).write_bytes(TORN[torn](expected))
+    shorten(executor, answered[0])
+    executor.answer(answered[1])
+    assert place(executor, answered[1]).read_bytes() == expected
+    assert executor.ledger.read_bytes() == lines
 
 
 @pytest.mark.parametrize("torn", TORN)
 @pytest.mark.parametrize("needed", ["base", "horizon"])
 def test_a_torn_commit_that_is_needed_is_named(tmp_path: Path, torn: str, needed: str) -> None:
-    here = at(tmp_path)
-    done = chain(here, moves(3))
-    bad = place(here, done[2] if needed == "base" else done[0])
+    executor = at(tmp_path)
+    answered = chain(executor, moves(3))
+    bad = place(executor, answered[2] if needed == "base" else answered[0])
     bad.write_bytes(TORN[torn](bad.read_bytes()))
     ran = len(CALLS)
     for _ in range(2):
         with pytest.raises(DamagedCommit, match=rf"{bad.name} is damaged \(.*Restore the party's folder, or start a"):
-            here.answer(request(4, done[2].id, horizon=(1, done[0].id)))
+            executor.answer(request(4, answered[2].id, horizon=(1, answered[0].id)))
     assert len(CALLS) == ran and bad.exists()
 
 
 def test_finalizing_drops_torn_commits_but_not_the_accepted_one(tmp_path: Path) -> None:
-    here = at(tmp_path)
-    done = chain(here, moves(3))
-    place(here, done[2]).write_bytes(b"")
-    here.finalize(done[1].id, 3)
-    assert [path.name for path in here.folder.iterdir()] == [f"{done[1].id}.commit"]
-    place(here, done[1]).write_bytes(b"")
+    executor = at(tmp_path)
+    answered = chain(executor, moves(3))
+    place(executor, answered[2]).write_bytes(b"")
+    executor.finalize(answered[1].id, 3)
+    assert [path.name for path in executor.folder.iterdir()] == [f"{answered[1].id}.commit"]
+    place(executor, answered[1]).write_bytes(b"")
     with pytest.raises(DamagedCommit, match="is damaged"):
-        here.finalize(done[1].id, 3)
+        executor.finalize(answered[1].id, 3)
 
 
 # --- the order of what is flushed -------------------------------------------------------------------------------------
@@ -184,10 +184,14 @@ def test_where_an_executor_flushes_no_line_is_written_before_its_commit_is_safe(
 ) -> None:
     """Each time a ledger line is written, the commit, its name and its folder have been flushed; then the line is."""
     first, second = chain(at(tmp_path, flush=True), moves(2))
-    mine, lines = f"parties/{PARTY}", f"ledger/{PARTY}.jsonl"
+    party_folder, lines = f"parties/{PARTY}", f"ledger/{PARTY}.jsonl"
     expected = ["fsync parties", "fsync ."]
     for asked in (first, second):
-        expected += [f"fsync {mine}/{asked.id}.new", f"rename {mine}/{asked.id}.commit", f"fsync {mine}"]
+        expected += [
+            f"fsync {party_folder}/{asked.id}.new",
+            f"rename {party_folder}/{asked.id}.commit",
+            f"fsync {party_folder}",
+        ]
         expected += [f"pwrite {lines}", f"fsync {lines}"] + ["fsync ledger"] * (asked is first)
     assert order == expected
 
@@ -217,10 +221,10 @@ def test_a_checkpoint_is_flushed_before_it_has_its_name_and_its_name_before_thos
 
 def cut_the_power(folder: Path, rng: np.random.Generator) -> None:
     """Of what came after the last checkpoint, which flushed all before it, each file is whole, torn or gone."""
-    found = sorted((folder / "checkpoints").glob("0*"))
+    checkpoints = sorted((folder / "checkpoints").glob("0*"))
     accepted, synced = {}, 0
-    if found:
-        about = json.loads((found[-1] / "checkpoint.json").read_text())
+    if checkpoints:
+        about = json.loads((checkpoints[-1] / "checkpoint.json").read_text())
         accepted, synced = about["record"]["accepted"], about["ordinal"]
     for path in (folder / "parties").glob("*/*.commit"):
         if int(path.name[:7]) > synced:
@@ -234,8 +238,8 @@ def cut_the_power(folder: Path, rng: np.random.Generator) -> None:
         if path.stem in accepted:
             safe = Commit.open(folder / "parties" / path.stem / f"{accepted[path.stem]}.commit").head.size
         data = path.read_bytes()
-        here = int(rng.integers(safe, len(data) + 1))
-        fates = [data, data[:here], data[:here] + bytes(len(data) - here), data[:safe]]
+        cut_at = int(rng.integers(safe, len(data) + 1))
+        fates = [data, data[:cut_at], data[:cut_at] + bytes(len(data) - cut_at), data[:safe]]
         path.write_bytes(fates[rng.integers(len(fates))])
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import multiprocessing
 import os
 import signal
@@ -17,11 +16,10 @@ import grouped_runs
 import pytest
 import torch
 import worlds
-from grouped_runs import EXACT, ONE, SHARDS, Tells, Trap
+from grouped_runs import EXACT, ONE, SHARDS, Tells, Trap, check_same, files, private_parts
 from one_party import PARTY, data
-from server_runs import metrics
 from toys import Lagged, Moves
-from worlds import Ran, Stop, Tiny, run, stopping, workers
+from worlds import Stop, Tiny, run, stopping, workers
 
 from coalface.core import codec
 from coalface.core.method import Method
@@ -36,59 +34,10 @@ from coalface.methods import METHODS
 from coalface.methods.fedavg import Global
 from coalface.privacy import ledger
 from coalface.training.classifier import HEAD
-from coalface.training.local_training import Learner
 from coalface.training.losses.registry import LOSSES
 
 pytestmark = pytest.mark.usefixtures("toy_steps", "quick_workers")
 SLOW = (pytest.mark.slow, pytest.mark.ci)
-
-
-def kept(ran: Ran, party: str = PARTY, size: int = 2) -> list[Learner]:
-    """A party's last private state, by process."""
-    (path,) = (ran.folder / "parties" / party).glob("*.commit")
-    commit = Commit.open(path)
-    return [
-        codec.unpack(stored, Learner)
-        for r in range(size)
-        if (stored := commit.part(r, size).read("Learner")) is not None
-    ]
-
-
-def apart(one: Any, other: Any) -> float:
-    """The largest difference between two values with the same tensors."""
-    pairs = zip(codec.named_tensors(one), codec.named_tensors(other), strict=True)
-    return max(((a - b).abs().max().item() for (_, _, a), (_, _, b) in pairs), default=0.0)
-
-
-def files(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / "parties" / PARTY).iterdir())
-
-
-def check_same(many: Ran, one: Ran, bound: float = 1e-9) -> None:
-    """The same state, metrics and ledgers, but for how sums over several processes round, and hashes of that.
-
-    A number that rounds otherwise may have another digit, and so its header of JSON be 8 bytes longer or shorter.
-    """
-    assert apart(many.state, one.state) < bound
-    for ours, theirs in zip(metrics(many.folder), metrics(one.folder), strict=True):
-        assert ours.keys() == theirs.keys()
-        for key, value in theirs.items():
-            if key == "bytes_up":
-                value = pytest.approx(value, abs=100)
-            elif isinstance(value, float) or (isinstance(value, dict) and key != "failed"):
-                value = pytest.approx(value, abs=bound)
-            assert ours[key] == value
-    for party in many.server.at.party_stats:
-        assert lines(many, party) == lines(one, party)
-        assert ledger.verify(many.folder / "ledger" / f"{party}.jsonl").lines > 0
-
-
-def lines(ran: Ran, party: str) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (ran.folder / "ledger" / f"{party}.jsonl").read_text().splitlines()]
-    hashes = ("sha256", "chain")
-    return [
-        {k: v for k, v in line.items() if k not in hashes + ("bytes",) * (line["kind"] == "header")} for line in found
-    ]
 
 
 # --- invisible to the method ------------------------------------------------------------------------------------------
@@ -105,7 +54,7 @@ def test_pfm_with_one_of_three_parties_over_several_processes_is_the_run_over_on
     )
     check_same(many, one)
     assert not torch.equal(one.state.backbone["up.weight"], EXACT().backbone.shared()["up.weight"])
-    parts, (whole,) = kept(many, size=size), kept(one, size=1)
+    parts, (whole,) = private_parts(many, size=size), private_parts(one, size=1)
     assert [len(part.head) for part in parts] == {2: [1, 1], 3: [0, 1, 1]}[size]  # of two identities
     assert (torch.cat([part.head for part in parts]) - whole.head).abs().max() < 1e-9
     moved = torch.cat([part.velocity[HEAD] for part in parts])
@@ -142,9 +91,11 @@ def test_what_stays_at_a_party_is_made_by_all_its_processes(tmp_path: Path) -> N
     method, _ = worlds.recipe("pfm")
     one = run(method, tmp_path / "one", build, numerics=ONE).own_models()
     many = run(method, tmp_path / "many", build, numerics=SHARDS)
-    found = many.own_models()
+    models = many.own_models()
     many.server.transport.close()
-    assert all((found[p][n] - one[p][n]).abs().max() < 1e-9 for p in one for n in one[p]) and found.keys() == one.keys()
+    assert (
+        all((models[p][n] - one[p][n]).abs().max() < 1e-9 for p in one for n in one[p]) and models.keys() == one.keys()
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,13 +144,13 @@ class Looking(InProcess):
             if request.party == PARTY:
                 folder = self._context.folder / "parties" / PARTY
                 commits = [Commit.open(path) for path in folder.glob("*.commit")]
-                named = [name for commit in commits for name in commit.shards]
+                shard_names = [name for commit in commits for name in commit.shards]
                 assert [len(commit.shards) for commit in commits] == [1] * len(commits)
-                assert sorted(named) == sorted(path.name for path in folder.glob("*.shard"))  # no rubbish
+                assert sorted(shard_names) == sorted(path.name for path in folder.glob("*.shard"))  # no rubbish
                 assert {commit.path.name.partition(".commit")[0] for commit in commits if commit.path} == {
-                    name.rpartition(".1-")[0] for name in named
+                    name.rpartition(".1-")[0] for name in shard_names
                 }
-                Looking.seen.append(named)
+                Looking.seen.append(shard_names)
             yield request, reply
 
 
@@ -242,9 +193,9 @@ def test_parts_without_a_commit_are_rubbish(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(executor, "write_commit", crash)
     with pytest.raises(Stop):
         run(method, tmp_path / "broken", EXACT, numerics=SHARDS)
-    (left,) = (tmp_path / "broken" / "parties" / PARTY).glob("0000003*.shard")  # written, and no commit names it
-    assert not list(left.parent.glob("0000003*.commit"))
-    left.write_bytes(b"rubbish")
+    (shard,) = (tmp_path / "broken" / "parties" / PARTY).glob("0000003*.shard")  # written, and no commit names it
+    assert not list(shard.parent.glob("0000003*.commit"))
+    shard.write_bytes(b"rubbish")
     monkeypatch.setattr(executor, "write_commit", write)
     assert run(method, tmp_path / "broken", EXACT, numerics=SHARDS).bytes() == unbroken
     assert files(tmp_path / "broken") == files(tmp_path / "unbroken")
@@ -264,7 +215,7 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
 
 def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     method, _ = worlds.recipe("pfm")
-    assert len(kept(run(method, tmp_path, EXACT, numerics=SHARDS))) == 2
+    assert len(private_parts(run(method, tmp_path, EXACT, numerics=SHARDS))) == 2
     (path,) = (tmp_path / "parties" / PARTY).glob("*.commit")
     (whole,) = (tmp_path / "parties" / "silo-0").glob("*.commit")
     for other, size in ((ONE, 1), (dataclasses.replace(SHARDS, processes_per_party={PARTY: 3}), 3)):
@@ -283,22 +234,24 @@ def test_a_commit_from_another_base_has_parts_of_its_own(tmp_path: Path) -> None
         Request("test", PARTY, "train", n, 3, n, 1, "train", sent, None, None, (0, None)) for n in (1, 2, 3)
     )
     with contextlib.closing(ProcessGroups(setup)) as groups:
-        here = PartyExecutor(groups.context(setup.context(EXACT())), PARTY)
-        here.answer(first)
-        fresh = data(here.answer(second))
-        (part,) = here.folder.glob(f"{second.id}*.shard")
+        party_executor = PartyExecutor(dataclasses.replace(setup.context(EXACT()), group=groups.of), PARTY)
+        party_executor.answer(first)
+        fresh = data(party_executor.answer(second))
+        (part,) = party_executor.folder.glob(f"{second.id}*.shard")
         again = dataclasses.replace(second, base=first.id)  # a resume accepted the first after all
-        later = data(here.answer(again))
-        assert later != fresh and data(here.answer(again)) == later
-        assert len(list(here.folder.glob(f"{second.id}*.shard"))) == 2 and part.name not in named(here, second)
-        here.answer(dataclasses.replace(third, base=second.id))
-        assert not part.exists() and named(here, second)[0] in files(tmp_path)
-        here.finalize(third.id, 3)
-        assert files(tmp_path) == sorted([f"{third.id}.commit", *named(here, third)])
+        later = data(party_executor.answer(again))
+        assert later != fresh and data(party_executor.answer(again)) == later
+        assert len(list(party_executor.folder.glob(f"{second.id}*.shard"))) == 2 and part.name not in named(
+            party_executor, second
+        )
+        party_executor.answer(dataclasses.replace(third, base=second.id))
+        assert not part.exists() and named(party_executor, second)[0] in files(tmp_path)
+        party_executor.finalize(third.id, 3)
+        assert files(tmp_path) == sorted([f"{third.id}.commit", *named(party_executor, third)])
 
 
-def named(here: PartyExecutor, request: Request) -> tuple[str, ...]:
-    return Commit.open(here.folder / f"{request.id}.commit").shards
+def named(party_executor: PartyExecutor, request: Request) -> tuple[str, ...]:
+    return Commit.open(party_executor.folder / f"{request.id}.commit").shards
 
 
 @pytest.mark.parametrize("flush", [True, False])
@@ -379,14 +332,14 @@ def killed(tmp_path: Path, kills: list[tuple[int, float]], whole: bool) -> None:
         script = tmp_path / f"{place}.py"
         script.write_text(code)
         started = subprocess.Popen([sys.executable, script], env={**os.environ, "PYTHONPATH": paths})
-        begun, until = folder / "metrics.jsonl", time.monotonic() + 60
-        while not begun.exists() or begun.read_text().count("\n") < rounds:
+        metrics_file, until = folder / "metrics.jsonl", time.monotonic() + 60
+        while not metrics_file.exists() or metrics_file.read_text().count("\n") < rounds:
             assert started.poll() is None and time.monotonic() < until, "the run ended before it could be killed"
             time.sleep(0.002)
         time.sleep(delay)
         (os.killpg if whole else os.kill)(started.pid, signal.SIGKILL)
         started.wait()
-        reached.append(begun.read_text().count("\n"))
+        reached.append(metrics_file.read_text().count("\n"))
         assert run(grouped_runs.long(), folder, EXACT, numerics=SHARDS, checkpoint_every=2).bytes() == unbroken
         for path in (folder / "ledger").iterdir():
             ledger.verify(path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from server_runs import controls, listed, metrics
 from toys import CALLS, HOOKS, Moves, State, Values
 from worlds import Stop, Tiny, run, stopping
 
-from coalface.core.method import Federation, Mean, Party
+from coalface.core.method import Federation, Mean, Party, Tensors, like, message, step
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.party.executor import StepFailed
 from coalface.engine.transport import RunFailed
@@ -28,6 +29,46 @@ def test_a_refused_reply_is_named_and_leaves_its_party_where_it_was(tmp_path: Pa
     assert list((tmp_path / "parties" / "silo-1").iterdir()) == []
 
 
+@message
+class Claim:
+    values: Tensors
+    spare: Tensors | None = like("values")
+    share: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims(Moves):
+    """`silo-1` claims a share of its own, and leaves `spare` out."""
+
+    field: str = "values"
+    share: float = 1.0
+
+    def round(self, fed: Federation, state: State) -> State:
+        fed.ask(self.claim, common=Values(values=state.values), aggregate=[Mean(self.field, by="share")])
+        return state
+
+    @step(role="trainer")
+    def claim(self, party: Party, common: Values) -> Claim:
+        if party.name == "silo-1":
+            return Claim(values=common.values, spare=None, share=self.share)
+        return Claim(values=common.values, spare=common.values)
+
+
+@pytest.mark.parametrize(
+    ("field", "share", "why"),
+    [
+        *(("values", share, f"share is {share}") for share in (0.0, -1.0, 1e9)),
+        ("values", math.nan, "share is nan"),
+        ("spare", 1.0, "spare is empty"),
+    ],
+)
+def test_a_reply_whose_weight_or_field_cannot_count_is_refused(
+    tmp_path: Path, field: str, share: float, why: str
+) -> None:
+    run(Claims(rounds=1, field=field, share=share), tmp_path)
+    assert metrics(tmp_path)[0]["failed"]["silo-1"].startswith(why)
+
+
 @pytest.mark.parametrize("kind", ["lost", "dropout"])
 def test_control_variates_add_up_whatever_is_lost(tmp_path: Path, kind: str) -> None:
     """SCAFFOLD's invariant: the server's c is the mean of the c_i, through lost replies and abandoned rounds."""
@@ -37,8 +78,8 @@ def test_control_variates_add_up_whatever_is_lost(tmp_path: Path, kind: str) -> 
     assert {r["abandoned"] for r in records} == {True, False}
     total = sum(c.total["a"][0].item() for c in controls(ran).values())
     assert ran.state.control["a"][0].item() == pytest.approx(total)
-    done = [r for r in records if not r["abandoned"]]
-    accepted = {p: sum(p not in r["failed"] for r in done) for p in ran.server.at.party_stats}
+    counted = [r for r in records if not r["abandoned"]]
+    accepted = {p: sum(p not in r["failed"] for r in counted) for p in ran.server.at.party_stats}
     assert {p: c.rounds for p, c in controls(ran).items()} == accepted
     trained = {p: sum(call[0] == p for call in CALLS) for p in ran.server.at.party_stats}
     reached = 12 if kind == "lost" else None  # a lost reply was trained for, a dropped party was not
@@ -128,9 +169,9 @@ TROUBLES = [
 @pytest.mark.parametrize("faults", TROUBLES, ids=range(len(TROUBLES)))
 def test_every_reply_that_was_sent_is_counted_whatever_became_of_it(tmp_path: Path, faults: SimulatedFaults) -> None:
     ran = run(Moves(rounds=8, note=True), tmp_path, faults=faults, max_abandoned_rounds=9, min_reply_fraction=0.4)
-    at, mine, records = ran.server.at, listed(tmp_path), metrics(tmp_path)
-    assert {name: stats.bytes_up for name, stats in at.party_stats.items()} == mine
-    assert at.totals["up"] == sum(mine.values()) == sum(record["bytes_up"] for record in records)
+    at, bytes_listed, records = ran.server.at, listed(tmp_path), metrics(tmp_path)
+    assert {name: stats.bytes_up for name, stats in at.party_stats.items()} == bytes_listed
+    assert at.totals["up"] == sum(bytes_listed.values()) == sum(record["bytes_up"] for record in records)
     lines = [json.loads(text) for text in (tmp_path / "ledger" / "silo-0.jsonl").read_text().splitlines()]
     moved = sum(line["bytes"] for line in lines if (line["round"], line["step"]) == (lines[0]["round"], "move"))
     for what, began in (("lost", ("late", "the reply was lost")), ("refused", ("values", "images"))):

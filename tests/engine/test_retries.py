@@ -25,13 +25,13 @@ EIGHT = Tiny(parties=8)
 
 def test_the_defaults_abandon_no_round_where_three_in_ten_drop_out(tmp_path: Path) -> None:
     rules = round_policy(loader.parse({}))
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "min_reply_fraction": rules.min_reply_fraction,
         "faults": SimulatedFaults(dropout=0.3),
         "checkpoint_every": 50,
     }
     for retries, abandoned in ((0, True), (rules.retries, False)):
-        run(Moves(rounds=25), tmp_path / str(retries), EIGHT, save_replies=False, retries=retries, **given)
+        run(Moves(rounds=25), tmp_path / str(retries), EIGHT, save_replies=False, retries=retries, **settings)
         assert any(r["abandoned"] for r in metrics(tmp_path / str(retries))) is abandoned
 
 
@@ -81,10 +81,9 @@ class Fails(InProcess):
         for request, reply in super().exchange(requests):
             if request.party == "silo-1" and request.id not in asked:
                 asked.add(request.id)
-                assert isinstance(reply, codec.Encoded)
                 reply = {
                     "away": Unanswered("silo-1: no reply within 5 s"),
-                    "torn": bytearray(reply.data[:-9]),
+                    "torn": codec.Encoded(reply.data[:-9]),
                     "fails": StepFailed("silo-1: OSError"),
                 }[self.how]
             yield request, reply

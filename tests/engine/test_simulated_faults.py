@@ -50,7 +50,7 @@ def test_slow_parties_come_late_as_an_exponential_says() -> None:
 @pytest.mark.parametrize("what", list(TENSOR_FAULTS))
 def test_a_corrupted_model_is_corrupted_in_its_first_tensors(what: str) -> None:
     original = moved()
-    bad = SimulatedFaults(corrupt={"silo-0": what}).reply("silo-0", original)
+    bad = SimulatedFaults.corrupted(original, what)
     changed = {
         "nan": lambda: bool(bad.values["a"].isnan().all()),
         "shape": lambda: tuple(bad.values["a"].shape) == (3, 2),
@@ -65,16 +65,14 @@ def test_a_corrupted_model_is_corrupted_in_its_first_tensors(what: str) -> None:
 @pytest.mark.parametrize(("what", "images"), [("negative", -1000), ("zero", 0), ("absurd", 10**12)])
 def test_a_corrupted_count_is_the_first_whole_number(what: str, images: int) -> None:
     assert set(COUNT_FAULTS) == {"negative", "zero", "absurd"}
-    bad = SimulatedFaults(corrupt={"silo-0": what}).reply("silo-0", moved())
+    bad = SimulatedFaults.corrupted(moved(), what)
     assert (bad.images, bad.loss) == (images, 0.5)
 
 
-def test_single_tensors_are_corrupted_too_and_others_send_what_they_meant() -> None:
+def test_single_tensors_are_corrupted_too() -> None:
     note = Note(drawn=torch.zeros(2), remembered=1)
-    faults = SimulatedFaults(corrupt={"silo-0": "nan", "silo-1": "name"})
-    assert faults.reply("silo-0", note).drawn.isnan().all()
-    assert faults.reply("silo-1", note) is note
-    assert faults.reply("silo-2", note) is note
+    assert SimulatedFaults.corrupted(note, "nan").drawn.isnan().all()
+    assert SimulatedFaults.corrupted(note, "name") is note
 
 
 @pytest.mark.parametrize(

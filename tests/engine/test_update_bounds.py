@@ -66,8 +66,7 @@ def hostile(
 
 def rewritten(setup: Setup, request: Request, reply: Any, change: Any, only: str = "") -> Reply:
     declaration = setup.method.steps[request.step][1]
-    data = reply.data if isinstance(reply, codec.Encoded) else reply
-    message = codec.decode(bytearray(data), declaration.reply)
+    message = codec.decode(bytearray(reply.data), declaration.reply)
     sent = request.common.message(declaration.common) if request.common else None
     changed = {}
     for name, value in vars(message).items():
@@ -116,8 +115,8 @@ def test_a_reply_that_is_too_large_counts_no_more_than_one_that_never_came(
 def test_without_a_bound_it_decides_the_mean(tmp_path: Path) -> None:
     honest = run(Moves(), tmp_path / "honest", FIVE).state.values["a"][0].item()
     for bound, says in ((0.0, True), (10.0, False)):
-        made = run(Moves(), tmp_path / str(bound), FIVE, transport=hostile(times(1000)), max_update_norm=bound)
-        assert (made.state.values["a"][0].item() > 100 * honest) is says
+        ran = run(Moves(), tmp_path / str(bound), FIVE, transport=hostile(times(1000)), max_update_norm=bound)
+        assert (ran.state.values["a"][0].item() > 100 * honest) is says
 
 
 def test_asked_again_a_party_trains_once(tmp_path: Path) -> None:
@@ -135,9 +134,9 @@ def test_a_party_that_sends_something_else_when_asked_again_does_not_count(tmp_p
     """Beside one that is too large, another one is measured small and would be summed large."""
     for oversized in ("refuse", "clip"):
         liars = hostile(times(1000), liars={"silo-2": times(5)})
-        made = run(Moves(rounds=1), tmp_path / oversized, FIVE, transport=liars, oversized=oversized)
+        ran = run(Moves(rounds=1), tmp_path / oversized, FIVE, transport=liars, oversized=oversized)
         assert "something else" in metrics(tmp_path / oversized)[0]["failed"]["silo-2"]
-        assert made.state.values["a"][0] < 100
+        assert ran.state.values["a"][0] < 100
 
 
 def test_a_clipped_reply_counts_as_one_at_the_bound(tmp_path: Path) -> None:
@@ -190,9 +189,9 @@ def test_a_party_that_says_it_has_all_images_of_the_world_counts_up_to_the_bound
     tmp_path: Path, share: float | None, most: float
 ) -> None:
     """It sends the zeros that it was sent, so the mean falls by its share of the weights."""
-    made = run(Moves(rounds=1), tmp_path, FIVE, transport=claiming(1 << 40, zeros=True), max_share=share)
+    ran = run(Moves(rounds=1), tmp_path, FIVE, transport=claiming(1 << 40, zeros=True), max_share=share)
     others = (12 * 1 + 10 * 3 + 12 * 4 + 11 * 5) / 45
-    assert made.state.values["a"][0].item() == pytest.approx((1 - most) * others, abs=1e-6)
+    assert ran.state.values["a"][0].item() == pytest.approx((1 - most) * others, abs=1e-6)
 
 
 @pytest.mark.parametrize("absent", [0, 1, 2])
@@ -200,9 +199,9 @@ def test_the_absent_hold_nobody_down(tmp_path: Path, absent: int) -> None:
     """Of silo-1's 11 images and the others' 12 + 10 + 12 + 11, half of what arrives is the most that one can count."""
     faults = SimulatedFaults(corrupt={f"silo-{p}": "nan" for p in (4, 3)[:absent]})
     bound: dict[str, Any] = {"transport": claiming(1000, zeros=True), "max_share": 0.5, "max_update_norm": 0.0}
-    made = run(Moves(rounds=1), tmp_path, FIVE, faults=faults, **bound).state.values["a"][0].item()
+    value = run(Moves(rounds=1), tmp_path, FIVE, faults=faults, **bound).state.values["a"][0].item()
     moved = [(12, 1), (10, 3), (12, 4), (11, 5)][: 4 - absent]
-    assert made == pytest.approx(sum(n * by for n, by in moved) / sum(2 * n for n, _ in moved))
+    assert value == pytest.approx(sum(n * by for n, by in moved) / sum(2 * n for n, _ in moved))
 
 
 def test_a_number_of_images_that_a_server_weighs_by_is_held_down_too(tmp_path: Path) -> None:
@@ -230,18 +229,18 @@ def test_who_takes_more_steps_may_go_further(tmp_path: Path, equal: bool, refuse
 def test_over_flower_it_comes_to_the_same_bytes(tmp_path: Path) -> None:
     def attacked(setup: Setup, world: FederatedData) -> Any:
         link: Any = over_flower()(setup, world)
-        asked = link.exchange
+        exchange_before = link.exchange
 
         def exchange(requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-            for request, reply in asked(requests):
+            for request, reply in exchange_before(requests):
                 bad = request.party == "silo-1"
                 yield request, rewritten(setup, request, reply, times(1000)) if bad else reply
 
         link.exchange = exchange
         return link
 
-    here = run(Moves(), tmp_path / "here", FIVE, transport=hostile(times(1000))).bytes()
-    assert run(Moves(), tmp_path / "there", FIVE, transport=attacked).bytes() == here
+    kept_bytes = run(Moves(), tmp_path / "here", FIVE, transport=hostile(times(1000))).bytes()
+    assert run(Moves(), tmp_path / "there", FIVE, transport=attacked).bytes() == kept_bytes
 
 
 def test_running_statistics_are_measured_apart_from_parameters(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def hearing(method: Method, heard: list[Heard]) -> type[InProcess]:
                 common = request.common and declared.common and request.common.message(declared.common)
                 each = request.each and declared.each and request.each.message(declared.each)
                 assert not isinstance(reply, Exception), reply
-                data = bytes(reply.data if isinstance(reply, codec.Encoded) else reply)
+                data = bytes(reply.data)
                 heard.append(Heard(request, _copied(common), _copied(each), data))
                 yield request, reply
 

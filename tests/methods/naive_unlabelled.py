@@ -149,8 +149,7 @@ class Heard:
                     assert heard.method is not None
                     cls = heard.method.steps[request.step][1].reply
                     assert cls is not None and not isinstance(reply, Exception)
-                    data = reply.data if isinstance(reply, codec.Encoded) else reply
-                    heard.replies.append((request.step, codec.decode(bytearray(data), cls)))
+                    heard.replies.append((request.step, codec.decode(bytearray(reply.data), cls)))
                     yield request, reply
 
         return Listening

@@ -175,7 +175,7 @@ def private_pieces(method: Method, folder: Path) -> set[bytes]:
     private_pieces: set[bytes] = set()
     for path in (folder / "parties").rglob("*.commit"):
         for name, stored in Commit.open(path).states().items():
-            private = vars(codec.unpack(stored, classes[name]))
+            private = vars(codec.decode(stored, classes[name]))
             private_pieces |= pieces(
                 all_tensors({field: v for field, v in private.items() if (classes[name], field) not in SENT})
             )

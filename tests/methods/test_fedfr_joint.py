@@ -236,7 +236,7 @@ def test_no_reply_holds_anything_of_what_stays(tmp_path: Path) -> None:
             ]
             secrets = before.get(party, []) + [t.numpy().tobytes() for t in private]
             replies = [h for h in heard if h.request.party == party and h.request.round == rounds]
-            assert len(replies) == 1 and len(codec.unpack(bytearray(replies[0].data), Update).classifier) == 3
+            assert len(replies) == 1 and len(codec.decode(bytearray(replies[0].data), Update).classifier) == 3
             assert not any(secret in replies[0].data for secret in secrets)
             assert all(t.numpy().tobytes() in replies[0].data for t in state.model.values())  # Θ_l: what is sent
             before[party] = [t.numpy().tobytes() for t in state.model.values()]

@@ -114,7 +114,7 @@ def test_nothing_of_it_is_on_the_wire(tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(counts and max(counts) > 0 for counts in given.values())
     assert ran.bytes() == before and {h.request.step for h in heard} == {"train"}
     own = {p: len(faces) for p, faces in EXACT().data.items()}
-    assert all(codec.unpack(bytearray(h.data), Update).images == own[h.request.party] for h in heard)
+    assert all(codec.decode(bytearray(h.data), Update).images == own[h.request.party] for h in heard)
 
     plain = FedFRJoint.work
 

@@ -104,8 +104,7 @@ def single_backbones(method: Any, folder: Path, build: Tiny, round_: int) -> dic
         def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
             for request, reply in super().exchange(requests):
                 if request.round == round_ and request.step == "train" and not isinstance(reply, Exception):
-                    data = reply.data if isinstance(reply, codec.Encoded) else reply
-                    update = codec.decode(bytearray(data), method.steps["train"][1].reply)
+                    update = codec.decode(bytearray(reply.data), method.steps["train"][1].reply)
                     heard[request.party] = codec.copied(update.backbone)
                 yield request, reply
 

@@ -72,10 +72,10 @@ class Commit:
         """
         try:
             with open(path, "rb") as file:
-                there = os.fstat(file.fileno()).st_size
+                total = os.fstat(file.fileno()).st_size
                 length = int.from_bytes(file.read(8), "little")
-                if not 0 < length <= there - 8:
-                    raise ValueError(f"{there} bytes hold no header of {length}")
+                if not 0 < length <= total - 8:
+                    raise ValueError(f"{total} bytes hold no header of {length}")
                 text = file.read(length)
                 head = json.loads(text)
                 if unknown := head.keys() - {"base", "ledger", "spans", "shards", "receipts", "sha256", "sealed"}:
@@ -86,11 +86,11 @@ class Commit:
             if sealed is None and "sha256" in head and mark != hashlib.sha256(text).digest():
                 raise ValueError("its header is not the one that was written")
             spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}
-            if (end := max((start + size for start, size in spans.values()), default=8 + length + len(mark))) != there:
-                raise ValueError(f"it was written with {end} bytes and has {there}")
+            if (end := max((start + size for start, size in spans.values()), default=8 + length + len(mark))) != total:
+                raise ValueError(f"it was written with {end} bytes and has {total}")
             after, shards = ledger.Head(**head["ledger"]), tuple(head.get("shards", ()))
             receipts = tuple(head["receipts"]) if "receipts" in head else None
-            written = sealed if sealed is None else str(sealed["key"])
+            key_id = sealed if sealed is None else str(sealed["key"])
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{path}: the private state that the server last accepted is not here. {_REMEDY}"
@@ -99,8 +99,8 @@ class Commit:
             raise DamagedCommit(
                 f"{path} is damaged ({error}), and with it the private state that the server last accepted. {_REMEDY}"
             ) from None
-        if written != (None if vault is None else vault.id):
-            raise LockedCommit(f"{path}{_why_locked(written, vault)}. Nothing of it was changed.")
+        if key_id != (None if vault is None else vault.id):
+            raise LockedCommit(f"{path}{_why_locked(key_id, vault)}. Nothing of it was changed.")
         cipher = None
         if vault is not None:
             with _unlocking(path):
@@ -139,8 +139,8 @@ class Commit:
 
     def states(self, *, but: str = "") -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name, but one."""
-        found = {name: self.read(name, whole=True) for name in self.spans if name not in (REPLY, LINES, DATA, but)}
-        return {name: part for name, part in found.items() if part is not None}
+        states = {name: self.read(name, whole=True) for name in self.spans if name not in (REPLY, LINES, DATA, but)}
+        return {name: part for name, part in states.items() if part is not None}
 
     def lines(self) -> list[str]:
         """The ledger lines of the message that left with it."""
@@ -170,8 +170,8 @@ class Commit:
             with _unlocking(self.path):
                 return self.cipher.open(stored, self.spans[name][0])
         if whole or len(stored) <= _MAPPED or name == REPLY:
-            same = self._is_reply(stored) if name == REPLY else self._is_part(name, stored)
-            if not same:
+            unchanged = self._is_reply(stored) if name == REPLY else self._is_part(name, stored)
+            if not unchanged:
                 raise DamagedCommit(
                     f"{self.path} is damaged: {name} is not what was written, its SHA-256 is another. {_REMEDY}"
                 )
@@ -194,7 +194,7 @@ class Commit:
         return start == len(data)
 
 
-def _why_locked(written: str | None, vault: Vault | None) -> str:
+def _why_locked(key_id: str | None, vault: Vault | None) -> str:
     """Why a commit cannot be read that says with which key it was written, after its path."""
     rekey = "end the node and run `coalface party rekey HOME"
     if vault is None:
@@ -202,7 +202,7 @@ def _why_locked(written: str | None, vault: Vault | None) -> str:
             ": the private state is encrypted with the key of the party's node: start the node with key=… in its "
             f"configuration, or to have it in the clear {rekey} --from KEY`"
         )
-    if written is None:
+    if key_id is None:
         return (
             f": the private state is in the clear, and {vault.party}'s node was given a key to encrypt it with: "
             f"{rekey} --to KEY`, or leave key=… out of its configuration"
@@ -259,8 +259,8 @@ def write_commit(
         spans[name] = (offset, size)
         offset += size
     about: dict[str, Any] = {"base": base, "ledger": vars(after), "spans": spans}
-    if named := list(shards):
-        about["shards"] = named
+    if shard_names := list(shards):
+        about["shards"] = shard_names
     if receipts is not None:
         about["receipts"] = list(receipts)
     if vault is not None:
@@ -269,7 +269,7 @@ def write_commit(
         summed = [name for name in parts if name != REPLY]
         about["sha256"] = dict(zip(summed, Hashing([memoryview(parts[name]) for name in summed]).result(), strict=True))
     head = json.dumps(about).encode()
-    begun = [len(head).to_bytes(8, "little"), head]
+    start = [len(head).to_bytes(8, "little"), head]
     fresh = path.with_suffix(".new")
     if over is not None:
         os.rename(over, fresh)
@@ -278,13 +278,13 @@ def write_commit(
         with writing(path):
             if vault is not None:
                 cipher = vault.cipher(path.name, head)
-                _write(descriptor, [*begun, cipher.mark()])
+                _write(descriptor, [*start, cipher.mark()])
                 for name, part in parts.items():
                     _write(descriptor, cipher.seal(part, 8 + len(head) + spans[name][0]))
             else:
-                begun.append(hashlib.sha256(head).digest())
-                if os.writev(descriptor, [*begun, *parts.values()]) != 8 + len(head) + offset:  # 2 GiB at most
-                    os.lseek(descriptor, sum(map(len, begun)), os.SEEK_SET)
+                start.append(hashlib.sha256(head).digest())
+                if os.writev(descriptor, [*start, *parts.values()]) != 8 + len(head) + offset:  # 2 GiB at most
+                    os.lseek(descriptor, sum(map(len, start)), os.SEEK_SET)
                     _write(descriptor, parts.values())
             os.ftruncate(descriptor, 8 + len(head) + offset)
             if flush:
@@ -298,10 +298,10 @@ def write_commit(
 
 def _write(descriptor: int, pieces: Iterable[bytes | bytearray | memoryview]) -> None:
     for piece in pieces:
-        with memoryview(piece) as rest:
-            done = 0
-            while done < len(rest):
-                done += os.write(descriptor, rest[done:])
+        with memoryview(piece) as view:
+            written_bytes = 0
+            while written_bytes < len(view):
+                written_bytes += os.write(descriptor, view[written_bytes:])
 
 
 def flush_folder(path: Path) -> None:

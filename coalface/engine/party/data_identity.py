@@ -22,18 +22,18 @@ def data_identity(party: Party) -> bytes:
     return json.dumps(about).encode()
 
 
-def difference(before: bytes | bytearray | memoryview, now: bytes) -> str:
+def difference(before: bytes | bytearray | memoryview, current: bytes) -> str:
     """What is different in the images that the private state was made from, of what `data_identity` gave."""
-    then, there = json.loads(bytes(before)), json.loads(now)
-    whose = next(one for one in {**then, **there} if then.get(one) != there.get(one))
+    then, now = json.loads(bytes(before)), json.loads(current)
+    whose = next(owner for owner in {**then, **now} if then.get(owner) != now.get(owner))
     counts = [
-        f"{one['images']} of {one['identities']} identities" if (one := about.get(whose)) else "none"
-        for about in (then, there)
+        f"{sizes['images']} of {sizes['identities']} identities" if (sizes := about.get(whose)) else "none"
+        for about in (then, now)
     ]
-    others = (
+    change = (
         "the same numbers, but other identities" if counts[0] == counts[1] else f"then {counts[0]}, now {counts[1]}"
     )
     return (
-        f"{whose} images are not those that the party's private state was made from ({others}), and what it knows of "
+        f"{whose} images are not those that the party's private state was made from ({change}), and what it knows of "
         "one person would be taken for another's: put the data back as it was, or start a new run"
     )

@@ -51,8 +51,8 @@ class Vault:
     @classmethod
     def of(cls, secret: bytes, run: str, party: str) -> Vault:
         """The vault of a party in a run; `secret` is the secret number of its node's key."""
-        made = _derived(secret, None, _INFO + party.encode(), 40)
-        return cls(run, party, made[:32], made[32:].hex())
+        derived = _derived(secret, None, _INFO + party.encode(), 40)
+        return cls(run, party, derived[:32], derived[32:].hex())
 
     def fresh(self) -> dict[str, str]:
         """What the header of a new file says under `sealed`."""
@@ -94,16 +94,16 @@ class Cipher:
     def open(self, sealed: bytes | bytearray | memoryview, start: int) -> bytearray:
         """What `seal` was given. Raises ValueError unless it is as it was written, and where it was."""
         count = -(-len(sealed) // (PIECE + TAG))
-        found = bytearray(len(sealed) - count * TAG)
+        opened = bytearray(len(sealed) - count * TAG)
         try:
-            with memoryview(sealed) as view, memoryview(found) as target:
+            with memoryview(sealed) as view, memoryview(opened) as target:
                 for number in range(count):
                     begin, size = number * (PIECE + TAG), PIECE + TAG
                     into = target[number * PIECE : (number + 1) * PIECE]
                     self.aead.decrypt_into(_nonce(start + begin), view[begin : begin + size], self.bound, into)
         except InvalidTag:
             raise ValueError("its bytes are not those that were written here under this key") from None
-        return found
+        return opened
 
     def check(self, mark: bytes) -> None:
         """Raise ValueError unless `mark` is what `mark` gave of this header."""

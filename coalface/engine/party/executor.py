@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +23,7 @@ from coalface.engine.party import permissions
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
 from coalface.engine.party.data_identity import data_identity, difference
 from coalface.privacy import ledger
-from coalface.training.distributed.shards import ShardLost
+from coalface.training.distributed.shards import ShardLost, Shards
 
 if TYPE_CHECKING:
     from coalface.engine.party.encryption import Vault
@@ -58,6 +58,11 @@ class Request:
         text = json.dumps([self.run, self.stage, self.round, self.call, self.step, content])
         return f"{self.ordinal:07d}.{self.call:03d}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 
+    @property
+    def where(self) -> str:
+        """Party, step and round, for errors."""
+        return f"{self.party}, step {self.step}, {self.stage} round {self.round}"
+
 
 class StepFailed(RuntimeError):
     """A step could not be run at its party; the message names party, step and round."""
@@ -69,6 +74,8 @@ class Unanswered(StepFailed):
 
 class ProcessGroup(Protocol):
     """The processes that play a party together with this one, which alone has an executor for the server."""
+
+    shards: Shards
 
     def beside(self, request: Request) -> AbstractContextManager[None]:
         """Within, each of them runs the step too."""
@@ -116,12 +123,14 @@ class PartyExecutor:
         self.head: tuple[int, str] | None = None
         """Lines and last hash of the ledger once it had the lines of the reply that was given last."""
 
-    def answer(self, request: Request) -> codec.Encoded | bytearray | memoryview:
+    def answer(self, request: Request) -> codec.Encoded:
         """Run the step that the request names and return its reply; the same request again trains once.
 
         Raises StepFailed, from its cause, and then leaves the party as it was.
         """
-        commits, head = self._look({f"{name}.commit" for name in (request.base, request.horizon[1])})
+        ordinal, checkpointed = request.horizon
+        needed = {f"{name}.commit" for name in (request.base, checkpointed)}
+        commits, head = self._look(needed)
         place = self.folder / f"{request.id}.commit"
         saved = self._open(place) if place.name in commits else None
         # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
@@ -129,18 +138,19 @@ class PartyExecutor:
             self.head = saved.head.lines, saved.head.chain
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (reply := saved.read(REPLY)) is not None:
-                    return reply
-            return self._run(request, self._base(request))[0]
-        base = self._base(request)
-        encoded, kept = self._run(request, base)
-        parts = self._parts(base, kept)
+                    return codec.Encoded(reply)
+            repeated: codec.Encoded = self._run(request, self._base(request.base))[0]
+            return repeated
+        base = self._base(request.base)
+        encoded, private_state = self._run(request, base)
+        parts = self._parts(base, private_state)
         if parts:
             parts[DATA] = base.read(DATA) or data_identity(self.context.party(request))
         if self.context.save_replies:
             parts[REPLY] = encoded.data
         about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
         about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
-        over = self._prune(commits, request)
+        over = self._prune(commits, ordinal, needed)
         lines = ledger.lines_for(encoded.entries, encoded.sums, about, head)
         parts[LINES] = "\n".join(lines).encode()
         after, flush, shards = head.after(lines), self.context.flush, self._shards_of(request, over)
@@ -160,14 +170,14 @@ class PartyExecutor:
         Returns the hashes of the reply (none of a model that stays), and what writes the part and names the file; it
         is given whether to flush. Without a commit that names it, the file is rubbish.
         """
-        base = self._base(request)
-        reply, kept = self._run(request, base)
+        base = self._base(request.base)
+        reply, private_state = self._run(request, base)
 
         def keep(flush: bool) -> str:
             # by the base as well: where a commit is replaced by one from another base, both have parts for a while
             began = hashlib.sha256((request.base or "").encode()).hexdigest()[:8]
             name = f"{request.id}.{self.context.rank}-{began}.shard"
-            path, parts = self.folder / name, self._parts(base, kept)
+            path, parts = self.folder / name, self._parts(base, private_state)
             write_commit(path, request.base, ledger.Head(), parts, flush=flush, vault=self.context.vault)
             return name
 
@@ -175,7 +185,7 @@ class PartyExecutor:
 
     def local_result(self, request: Request) -> Tensors:
         """Run a step with a local result on the accepted state: what it returns stays at the party."""
-        tensors: Tensors = self._run(request, self._base(request))[0]
+        tensors: Tensors = self._run(request, self._base(request.base))[0]
         return tensors
 
     def finalize(self, accepted: str | None, ordinal: int) -> None:
@@ -209,15 +219,15 @@ class PartyExecutor:
     def _open(self, path: Path) -> Commit:
         return Commit.open(path, self.context.vault)
 
-    def _base(self, request: Request) -> Commit:
-        made = self._open(self.folder / f"{request.base}.commit") if request.base else Commit()
-        return made.part(self.context.rank, self.context.processes_per_party.get(self.name, 1))
+    def _base(self, name: str | None) -> Commit:
+        commit = self._open(self.folder / f"{name}.commit") if name else Commit()
+        return commit.part(self.context.rank, self.context.processes_per_party.get(self.name, 1))
 
-    def _parts(self, base: Commit, kept: Any) -> dict[str, bytes | bytearray | memoryview]:
+    def _parts(self, base: Commit, private_state: Any) -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name: those that the step started from, and what it keeps."""
-        parts = base.states(but=type(kept).__name__)
-        if kept is not None:
-            parts[type(kept).__name__] = codec.pack(kept).data
+        parts = base.states(but=type(private_state).__name__)
+        if private_state is not None:
+            parts[type(private_state).__name__] = codec.pack(private_state).data
         return parts
 
     def _shards_of(self, request: Request, over: Path | None) -> tuple[str, ...]:
@@ -228,21 +238,17 @@ class PartyExecutor:
         group = self.context.group(self.name)
         if group is None:
             return ()
-        named = {n for path in self.folder.glob("*.commit") if path != over for n in self._open(path).shards}
+        shard_names = {n for path in self.folder.glob("*.commit") if path != over for n in self._open(path).shards}
         for path in self.folder.glob("*.shard"):
-            if path.name not in named:
+            if path.name not in shard_names:
                 path.unlink()
         try:
             return group.keep(request, flush=self.context.flush)
         except Exception as error:
-            raise StepFailed(f"{self._where(request)}: {error}") from error
-
-    def _where(self, request: Request) -> str:
-        return f"{self.name}, step {request.step}, {request.stage} round {request.round}"
+            raise StepFailed(f"{request.where}: {error}") from error
 
     def _run(self, request: Request, base: Commit) -> tuple[Any, Any]:
-        where = self._where(request)
-        method = self.context.method
+        where, method = request.where, self.context.method
         if request.step not in method.steps:
             raise StepFailed(f"{where}: {type(method).__name__} has no such step; run one version on both sides.")
         owner, declaration = method.steps[request.step]
@@ -251,25 +257,30 @@ class PartyExecutor:
         except (ShardLost, OSError) as error:  # not what is wrong with the run, whichever party is asked
             raise StepFailed(f"{where}: {error}") from error
         party = self.context.party(request)
+        if group is not None:
+            party = replace(party, shards=group.shards)
         if not plays(party.role, declaration.role):
             raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
-        if (before := base.read(DATA)) is not None and (now := data_identity(party)) != before:
-            raise StepFailed(f"{where}: {difference(before, now)}")
+        if (before := base.read(DATA)) is not None and (current := data_identity(party)) != before:
+            raise StepFailed(f"{where}: {difference(before, current)}")
         try:
             with nullcontext() if group is None else group.beside(request):
                 arguments = self.arguments(request, base)
                 result = declaration.function(owner, party=party, **arguments)
-            reply, kept = result if isinstance(result, tuple) else (result, None)
+            reply, private_state = result if isinstance(result, tuple) else (result, None)
             if declaration.reply is None:
                 return reply, None
-            if type(reply) is not declaration.reply or type(kept) is not (declaration.keeps or type(None)):
-                got = f"{type(reply).__name__} and {type(kept).__name__}"
-                raise TypeError(f"it returned {got}, which is not what it declares; only what is declared may leave")
+            if type(reply) is not declaration.reply or type(private_state) is not (declaration.keeps or type(None)):
+                returned = f"{type(reply).__name__} and {type(private_state).__name__}"
+                raise TypeError(
+                    f"it returned {returned}, which is not what it declares; only what is declared may leave"
+                )
             sent = [m for name in ("each", "common") if (m := arguments.get(name)) is not None]
-            encoded = compression.encode(reply, sent, self.context.update_dtype, hashed=True)
+            change = compression.narrowing(declaration.reply, sent, self.context.update_dtype)
+            encoded = codec.encode(reply, hashed=True, change=change)
             if group is not None:
                 group.agree(encoded.sums)
-            return encoded, kept
+            return encoded, private_state
         except Exception as error:
             raise StepFailed(f"{where}: {type(error).__name__}: {error}") from error
 
@@ -277,12 +288,12 @@ class PartyExecutor:
         """What the step is given beside its party."""
         declaration, arguments = self.context.method.steps[request.step][1], dict[str, Any]()
         for name in ("common", "each"):
-            cls, given = getattr(declaration, name), getattr(request, name)
+            cls, encoded = getattr(declaration, name), getattr(request, name)
             if cls is not None:
-                arguments[name] = given.message(cls) if given is not None else None
+                arguments[name] = encoded.message(cls) if encoded is not None else None
         if declaration.own is not None:
-            stored = (base or self._base(request)).read(declaration.own.__name__)
-            arguments["own"] = codec.unpack(stored, declaration.own) if stored is not None else None
+            stored = (base or self._base(request.base)).read(declaration.own.__name__)
+            arguments["own"] = codec.decode(stored, declaration.own) if stored is not None else None
         return arguments
 
     def _look(
@@ -304,8 +315,8 @@ class PartyExecutor:
         if not names or not self.ledger.exists():  # a kill may have come between these folders
             permissions.make_folder(self.folder)
             permissions.make_folder(self.ledger.parent)
-            for made in (self.folder.parent, self.context.folder) if self.context.flush else ():
-                flush_folder(made)
+            for parent in (self.folder.parent, self.context.folder) if self.context.flush else ():
+                flush_folder(parent)
         commits: dict[str, Commit] = {}
         for name in names:
             try:
@@ -336,10 +347,8 @@ class PartyExecutor:
             os.truncate(self.ledger, head.size)
         return list(commits), head
 
-    def _prune(self, commits: list[str], request: Request) -> Path | None:
+    def _prune(self, commits: list[str], ordinal: int, needed: Collection[str]) -> Path | None:
         """Remove the commits that no resume can need, but one, which is returned to be written over."""
-        ordinal, checkpointed = request.horizon
-        needed = {f"{request.base}.commit", f"{checkpointed}.commit"}
         spare = [self.folder / name for name in commits if int(name[:7]) <= ordinal and name not in needed]
         for path in spare[1:]:
             path.unlink()
@@ -351,8 +360,8 @@ def run_batch(context: ExecutorContext, requests: Sequence[Request]) -> list[Any
     owner, declaration = context.method.steps[requests[0].step]
     assert declaration.batched is not None
     arguments = [PartyExecutor(context, request.party).arguments(request) for request in requests]
-    given = {name: [a[name] for a in arguments] if name != "common" else first for name, first in arguments[0].items()}
-    replies = declaration.batched(owner, parties=[context.party(request) for request in requests], **given)
+    inputs = {name: [a[name] for a in arguments] if name != "common" else first for name, first in arguments[0].items()}
+    replies = declaration.batched(owner, parties=[context.party(request) for request in requests], **inputs)
     if len(replies) != len(requests) or any(type(reply) is not declaration.reply for reply in replies):
         raise TypeError(f"step {declaration.name}: its batched form gives one {declaration.reply} for each party")
     return list(replies)

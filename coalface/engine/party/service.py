@@ -6,7 +6,6 @@ in the party's log.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -49,38 +48,37 @@ def answer(service: Callable[[], PartyService], about: str, values: Said, data: 
         return {"failed": type(error.__cause__ or error).__name__}, {}
 
 
-def _join(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
+def _join(service: PartyService, values: Said, data: Data) -> tuple[Said, Data]:
     return {"name": service.name, **asdict(service.member), "public": service.public}, {}
 
 
-def _step(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
-    request, executor = _request(service, said, data), PartyExecutor(service.context, service.name)
-    encoded = codec.data_of(executor.answer(request))
-    sha256 = hashlib.sha256(encoded).hexdigest()
-    return {"id": request.id, "sha256": sha256, "head": executor.head}, {"reply": encoded}
+def _step(service: PartyService, values: Said, data: Data) -> tuple[Said, Data]:
+    request, executor = _request(service, values, data), PartyExecutor(service.context, service.name)
+    reply = executor.answer(request)
+    return {"id": request.id, "sha256": reply.digest, "head": executor.head}, {"reply": reply.data}
 
 
-def _finalize(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
-    PartyExecutor(service.context, service.name).finalize(_commit(said["accepted"]), said["ordinal"])
+def _finalize(service: PartyService, values: Said, data: Data) -> tuple[Said, Data]:
+    PartyExecutor(service.context, service.name).finalize(_commit(values["accepted"]), values["ordinal"])
     return {}, {}
 
 
-def _check(service: PartyService, said: Said, data: Data) -> tuple[Said, Data]:
+def _check(service: PartyService, values: Said, data: Data) -> tuple[Said, Data]:
     try:
-        PartyExecutor(service.context, service.name).check(_commit(said["accepted"]), whole=said["whole"])
+        PartyExecutor(service.context, service.name).check(_commit(values["accepted"]), whole=values["whole"])
     except (FileNotFoundError, ValueError) as error:
         log.error("what the party keeps does not hold: %s", error)
         return {"fault": type(error).__name__}, {}
     return {}, {}
 
 
-def _request(service: PartyService, said: Said, data: Data) -> Request:
-    if said["party"] != service.name:
-        raise ValueError(f"a request for {said['party']} came to {service.name}: it is left alone")
+def _request(service: PartyService, values: Said, data: Data) -> Request:
+    if values["party"] != service.name:
+        raise ValueError(f"a request for {values['party']} came to {service.name}: it is left alone")
     common, each = (codec.Encoded(bytearray(data[name])) if name in data else None for name in ("common", "each"))
-    ordinal, checkpointed = said["horizon"]
-    said = {**said, "base": _commit(said["base"]), "horizon": (ordinal, _commit(checkpointed))}
-    return Request(**said, common=common, each=each)
+    ordinal, checkpointed = values["horizon"]
+    values = {**values, "base": _commit(values["base"]), "horizon": (ordinal, _commit(checkpointed))}
+    return Request(**values, common=common, each=each)
 
 
 def _commit(name: str | None) -> str | None:

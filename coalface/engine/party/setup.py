@@ -74,7 +74,7 @@ class Setup:
         members, device = world.members(), torch.device(self.numerics.device)
         initial, public = world.backbone.shared(), None if world.public is None else PublicImages(world.public)
         extra_data: dict[str, Any] = {**dict.fromkeys(world.data, public), **world.calibration_data, **world.pairs}
-        computes = {p: dataclasses.replace(world.compute, augment=own) for p, own in world.augment.items()}
+        computes = {p: dataclasses.replace(world.compute, augment=augment) for p, augment in world.augment.items()}
 
         def party(request: Request) -> Party:
             when = (request.stage, request.round, request.call)

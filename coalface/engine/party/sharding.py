@@ -25,7 +25,7 @@ import torch
 from coalface.core import codec
 from coalface.core.method import Party
 from coalface.engine import processes
-from coalface.engine.party.executor import ExecutorContext, PartyExecutor, Request
+from coalface.engine.party.executor import PartyExecutor, Request
 from coalface.engine.party.setup import Setup
 from coalface.training.distributed.shards import PATIENCE, ShardLost, Shards
 
@@ -58,15 +58,6 @@ class ProcessGroups:
             self._groups[party] = ProcessGroup(self._setup, self._given, party, size)
         return self._groups[party]
 
-    def context(self, executor_context: ExecutorContext) -> ExecutorContext:
-        """The site with its parties joined to their helpers."""
-
-        def party(request: Request) -> Party:
-            group = self.of(request.party)
-            return replace(executor_context.party(request), shards=None if group is None else group.shards)
-
-        return replace(executor_context, party=party, group=self.of)
-
     def close(self) -> None:
         """End all helpers."""
         for group in self._groups.values():
@@ -83,7 +74,7 @@ class _Helper:
 class ProcessGroup:
     """The helpers of one party: processes 1 to S − 1 beside this one, which is 0."""
 
-    def __init__(self, setup: Setup, given: bytes, party: str, size: int) -> None:
+    def __init__(self, setup: Setup, pickled_setup: bytes, party: str, size: int) -> None:
         self.gone = False
         self._party, self._size = party, size
         self._helpers: list[_Helper] = []
@@ -95,13 +86,13 @@ class ProcessGroup:
         self._begun = False
         try:
             for rank in range(1, size):
-                here, there = context.Pipe()
-                arguments = (given, setup.folder, party, rank, size, meeting, there)
+                near_end, far_end = context.Pipe()
+                arguments = (pickled_setup, setup.folder, party, rank, size, meeting, far_end)
                 process = context.Process(target=_help, args=arguments, daemon=True)
                 with processes.starting():
                     process.start()
-                there.close()
-                self._helpers.append(_Helper(rank, process, here))
+                far_end.close()
+                self._helpers.append(_Helper(rank, process, near_end))
             self._hear(None)  # that each has built its world, however long that takes
             self._begun = True
             self._tell("meet")
@@ -123,10 +114,10 @@ class ProcessGroup:
 
     def agree(self, sums: tuple[str, ...]) -> None:
         """Raise ValueError unless the helpers' replies have the same hashes as this process's."""
-        if other := [rank for rank, theirs in enumerate(self._sums, 1) if theirs != sums]:
+        if ranks := [rank for rank, helper_sums in enumerate(self._sums, 1) if helper_sums != sums]:
             self.close()
             raise ValueError(
-                f"shard {other[0]} of {self._size} came to another reply than shard 0: the step looks at class "
+                f"shard {ranks[0]} of {self._size} came to another reply than shard 0: the step looks at class "
                 f"embeddings that are split among them. Leave {self._party} out of engine.processes_per_party"
             )
 
@@ -149,10 +140,10 @@ class ProcessGroup:
         self._helpers.clear()
         self._clear()
 
-    def _tell(self, what: Any) -> None:
+    def _tell(self, task: Any) -> None:
         for helper in self._helpers:
             try:
-                helper.pipe.send(what)
+                helper.pipe.send(task)
             except OSError:
                 raise self._died(helper) from None
 
@@ -166,12 +157,12 @@ class ProcessGroup:
         try:
             if not helper.pipe.poll():
                 raise EOFError
-            fine, what = helper.pipe.recv()
+            fine, result = helper.pipe.recv()
         except (EOFError, OSError):
             raise self._died(helper) from None
         if not fine:
-            raise what
-        return what
+            raise result
+        return result
 
     def _died(self, helper: _Helper) -> RuntimeError:
         helper.process.join(_LAST_WORDS)
@@ -191,15 +182,15 @@ class ProcessGroup:
             self.close()
 
     def _last_words(self) -> Exception | None:
-        until, left = time.monotonic() + _LAST_WORDS, {h.pipe: h for h in self._helpers}
-        while left and (ready := multiprocessing.connection.wait(list(left), max(0.0, until - time.monotonic()))):
+        until, pipes = time.monotonic() + _LAST_WORDS, {h.pipe: h for h in self._helpers}
+        while pipes and (ready := multiprocessing.connection.wait(list(pipes), max(0.0, until - time.monotonic()))):
             for pipe in ready:
                 try:
-                    self._answer(left[pipe], 0)
+                    self._answer(pipes[pipe], 0)
                 except (ShardFailed, _ShardDied) as cause:
                     return cause
                 except ShardLost:  # it lost another one too
-                    del left[pipe]
+                    del pipes[pipe]
         return None
 
 
@@ -208,18 +199,18 @@ def _bare(message: codec.Encoded | None) -> codec.Encoded | None:
     return None if message is None else codec.Encoded(message.data)
 
 
-def _help(given: bytes, folder: Path, party: str, rank: int, size: int, meeting: Path, pipe: Any) -> None:
+def _help(pickled_setup: bytes, folder: Path, party: str, rank: int, size: int, meeting: Path, pipe: Any) -> None:
     """What a helper does: the step of each request that it is handed, then its part of the commit if there is one."""
-    begun = False
+    ready = False
     try:
         processes.join_run(folder)
-        setup: Setup = pickle.loads(given)
+        setup: Setup = pickle.loads(pickled_setup)
         setup.prepare()
         if setup.numerics.device == "cuda":
             torch.cuda.set_device(rank)
         executor_context = setup.context(setup.build())
         pipe.send((True, None))
-        begun = True
+        ready = True
         pipe.recv()
         shards = Shards.join(meeting, rank, size, device=setup.numerics.device, patience=PATIENCE)
 
@@ -231,16 +222,16 @@ def _help(given: bytes, folder: Path, party: str, rank: int, size: int, meeting:
         while True:
             task = pipe.recv()
             if keep is not None and not isinstance(task, Request):
-                said: Any = keep(task)
+                result: Any = keep(task)
                 keep = None  # with the private state that it would write
             else:
                 keep = None
-                said, keep = executor.share(task)
-            pipe.send((True, said))
+                result, keep = executor.share(task)
+            pipe.send((True, result))
     except EOFError:  # the executor's process has closed its end
         return
     except Exception as error:
-        if not begun:
+        if not ready:
             pipe.send((False, processes.not_begun(error, f"{party}, shard {rank} of {size}")))
             return
         cause = error.__cause__ or error

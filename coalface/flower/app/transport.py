@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
+from coalface.core import codec
 from coalface.core.json_text import LARGEST
 from coalface.core.method import Tensors, Ticket
 from coalface.core.text import told
@@ -228,7 +229,7 @@ class FlowerTransport:
         return request, self._push(STEP, node, content), ends
 
     def _reply(self, request: Request, sent: str | StepFailed, ends: float) -> tuple[Request, Reply]:
-        where = f"{request.party}, step {request.step}, {request.stage} round {request.round}"
+        where = request.where
         if isinstance(sent, StepFailed):
             return request, sent
         answer = self._wait([sent], ends).get(sent)
@@ -250,7 +251,7 @@ class FlowerTransport:
                 self.heads[request.party] = lines, chain
             case _:
                 return request, StepFailed(f"{where}: a reply without the head of the party's ledger")
-        return request, bytearray(reply)
+        return request, codec.Encoded(bytearray(reply))
 
     def _tell(self, about: str, words: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         self._look()
