@@ -92,5 +92,6 @@ def test_seeds_are_averaged_before_they_are_compared(fedavg_run: Path, solo_run:
     twice = paired([fed, fed], [solo, solo], bootstrap)["accuracy"]
     assert (twice.difference, twice.low, twice.high) == pytest.approx((single.difference, single.low, single.high))
     mixed = paired([fed, solo], [solo], bootstrap)["accuracy"]
-    points = (single.first[0] + sum(single.second)) / 3 - sum(single.second) / 2
-    assert mixed.difference == pytest.approx(points)
+    (of_fed,), of_solo = ([v.point for v in compare.resampled(run, bootstrap)["accuracy"]] for run in (fed, solo))
+    assert len(of_solo) == 2 and single.difference == pytest.approx(of_fed - sum(of_solo) / 2)
+    assert mixed.difference == pytest.approx((of_fed + sum(of_solo)) / 3 - sum(of_solo) / 2)

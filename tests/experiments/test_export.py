@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
-from coalface.core.codec import unpack
+from coalface.core.codec import decode
 from coalface.core.errors import RecipeError
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
@@ -67,7 +67,7 @@ def own_state(run: Path, party: str) -> Own:
     (commit,) = (run / "parties" / party).glob("*.commit")
     stored = Commit.open(commit).read("Own")
     assert stored is not None
-    return unpack(stored, Own)
+    return decode(stored, Own)
 
 
 def features(run: Path, model: dict[str, torch.Tensor], faces: FaceSet) -> np.ndarray[Any, Any]:

@@ -217,7 +217,7 @@ def test_evaluating_some_folds_of_a_list_that_brings_none_makes_tenths_first() -
     sides = pairs.left, np.where(pairs.same, pairs.right + 60, pairs.right)
     explicit = evaluate_pairs(score_pairs(features, *sides), pairs.same, tenths(pairs.same), folds=(0, 1, 2, 3, 4))
     assert evaluate_pairs(score_pairs(features, *sides), pairs.same, None, folds=(0, 1, 2, 3, 4)) == explicit
-    assert explicit.genuine == 20
+    assert explicit != evaluate_pairs(score_pairs(features, *sides), pairs.same, None)
 
 
 def test_runs_of_other_halves_are_not_compared_as_if_they_had_seen_the_same_pairs() -> None:
@@ -229,7 +229,6 @@ def test_runs_of_other_halves_are_not_compared_as_if_they_had_seen_the_same_pair
     assert paired([first, second], [first], bootstrap) == {}
     both = paired([first, second], [second, first], bootstrap)
     assert both["accuracy"].difference == 0 and both["accuracy"].low == both["accuracy"].high == 0
-    assert set(both["accuracy"].first) == set(both["accuracy"].second)
     with pytest.raises(ValueError, match="on different lists or folds"):
         compare(*([resample(e, bootstrap)["accuracy"] for e in side] for side in (first, second)))
 

@@ -127,7 +127,7 @@ def test_the_clusters_are_evaluated_by_who_is_in_the_partys_images(seed: int, sw
     truth = Parts(loaded).truth
     for party, figures in of(swept, "fedfr-uda")[seed]["clusters"].items():
         (path,) = (folder / "parties" / party).glob("*.commit")
-        state = wire.unpack(Commit.open(path).states()["Own"], Own)
+        state = wire.decode(Commit.open(path).states()["Own"], Own)
         labels, true_labels = state.labels.labels.tolist(), truth[party].labels.tolist()
         pairs = [(i, j) for i in range(12) for j in range(i)]
         joined = {(i, j) for i, j in pairs if labels[i] == labels[j] >= 0}
