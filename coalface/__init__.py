@@ -10,7 +10,14 @@ from typing import Any
 __version__ = "0.1.0"
 
 _NAMES = {
-    "experiments.experiment": "Experiment",
+    "experiments.experiment": "Experiment resume",
+    "experiments.api.faces": "load_faces Faces",
+    "experiments.api.fit": "fit",
+    "experiments.api.finished_run": "FinishedRun",
+    "experiments.api.comparison": "compare Comparison",
+    "evaluation.face_model": "FaceModel",
+    "evaluation.face_embedder": "FaceEmbedder",
+    "core.method": "Method",
     "experiments.recipe.scenarios": "Silos Devices PrivatePublic Public Domains Own Private Testing Augmentation",
     "experiments.recipe.partitions": "Equal Dirichlet Shares OneIdentity ByDomain",
     "experiments.recipe.sections": "Synthetic Folder Records Pack JoinedParts EvaluationPairs Validator Personalised "

@@ -19,8 +19,8 @@ DATA = "data data.readers data.synthetic data.tools"
 TRAINING = "training training.clustering training.distributed training.domain_adaptation training.losses"
 ENGINE = "engine engine.party"
 BELOW = f"core {DATA} models {TRAINING} privacy evaluation.metrics"
-EXPERIMENTS = (
-    "experiments experiments.setup experiments.callbacks experiments.recipe experiments.report experiments.sweep"
+EXPERIMENTS = " ".join(
+    ["experiments", *(f"experiments.{name}" for name in "api setup callbacks recipe report sweep".split())]
 )
 FLOWER = "flower.app flower.party flower.provision"
 RULES = {
@@ -44,6 +44,7 @@ RULES = {
         "engine.party": f"core {DATA} {TRAINING} privacy engine",
         "evaluation": f"{BELOW} {ENGINE}",
         "experiments.recipe": f"{BELOW} {ENGINE} methods",
+        "experiments.api": f"{BELOW} methods evaluation {EXPERIMENTS}",
         "experiments.setup": f"{BELOW} {ENGINE} methods evaluation experiments.recipe",
         "experiments.report": "core evaluation.figures",
         "experiments.callbacks": "core evaluation.figures experiments.recipe experiments.report",

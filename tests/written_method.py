@@ -25,5 +25,5 @@ def method(folder: Path, monkeypatch: pytest.MonkeyPatch, old: str = "", new: st
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "damped", module)
     spec.loader.exec_module(module)
-    monkeypatch.setitem(METHODS, "damped", module.Damped)
+    monkeypatch.setitem(METHODS.own, "damped", module.Damped)
     return module

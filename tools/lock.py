@@ -37,6 +37,7 @@ Some wheels bring libraries of others along: `opencv-python-headless` has FFmpeg
 for CUDA brings packages of NVIDIA, under NVIDIA's own licence. The wheels hold the whole texts.
 """
 WHY = {
+    "cloudpickle": "what only a program has, such as a method in a notebook, for its worker processes",
     "cryptography": "certificates, node keys, private state encrypted at rest",
     "filelock": "locks that end with their process",
     "finch-clust": "an oracle for our clustering",

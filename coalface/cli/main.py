@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from typing import NoReturn
@@ -56,6 +57,7 @@ def _end_stopped() -> NoReturn:
 
 def main() -> None:
     """Run the command; an error that a person can mend takes one line, without a traceback."""
+    sys.path.append(os.getcwd())  # `package.module:Name` of a recipe is looked for in this folder too
     try:
         app()
     except KeyboardInterrupt:  # a second Ctrl-C while typer answers the first

@@ -29,7 +29,7 @@ from coalface.core.header import FREE, SENT, TENSOR_HEADER, most_tensors, read_t
 from coalface.core.header import NAMES as NAMES
 from coalface.core.header import WireError as WireError
 from coalface.core.header import hints as hints
-from coalface.core.json_text import LARGEST, LONGEST
+from coalface.core.parsing import LARGEST, LONGEST
 
 T = TypeVar("T")
 

@@ -40,8 +40,11 @@ class Ticket:
 def _declare(cls: C, kind: Kind) -> C:
     declared: Any = dataclass(frozen=True, kw_only=True, eq=False)(cls)
     declared.__coalface_kind__ = kind
-    for name, annotation in resolved(declared, f"{kind} {cls.__name__}").items():
+    annotations = resolved(declared, f"{kind} {cls.__name__}")
+    for name, annotation in annotations.items():
         _check_field(declared, name, annotation, kind)
+    # not as text, which another process could not read if the class goes there by value
+    declared.__annotations__ = {name: annotations[name] for name in declared.__annotations__}
     return typing.cast(C, declared)
 
 

@@ -29,6 +29,10 @@ class RecipeError(CoalfaceError):
     """A recipe, a command or a folder that cannot be run as it is."""
 
 
+class PluginError(RecipeError):
+    """What a recipe names as `package.module:Name` cannot be imported here, or is another thing than the key takes."""
+
+
 class DataError(CoalfaceError):
     r"""A file of images, pairs or weights that cannot be read as what it should be; what cannot be printed is escaped.
 

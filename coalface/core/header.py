@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from coalface.core.declarations import Tensors, kind_of, without_none
-from coalface.core.json_text import LONGEST, parse_json
+from coalface.core.parsing import LONGEST, parse_json
 
 DTYPES = {
     "F64": torch.float64,

@@ -16,8 +16,8 @@ from torch import Tensor
 from coalface.core import codec
 from coalface.core.calls import check_aggregate, check_call
 from coalface.core.disk import writing
-from coalface.core.json_text import strict_json
 from coalface.core.method import Abandoned, Answer, Backbone, Federation, Mean, Method, Ticket, generator, plays
+from coalface.core.parsing import strict_json
 from coalface.engine.client_batch import CLIENT_BATCHES, Apart, ClientBatch, ClientBatchLedger, can_batch
 from coalface.engine.party.executor import Request, StepFailed, Unanswered
 from coalface.engine.receipts import FILE, Receipts, receipt

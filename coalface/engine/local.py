@@ -6,7 +6,6 @@ import collections
 import concurrent.futures
 import dataclasses
 import multiprocessing
-import pickle
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -31,7 +30,7 @@ _WORKER_DIED = (
 )
 _NOT_BEGUN = (
     "a worker process ended before it could begin. What it printed says why; if it printed nothing it was killed, most "
-    f"likely for lack of memory: take fewer workers. {processes.ADVICE}."
+    f"likely for lack of memory: use fewer workers. {processes.ADVICE}."
 )
 
 
@@ -206,7 +205,7 @@ def _start_worker(pickled_setup: bytes, folder: Path, any_begun: Event, orders: 
     try:
         processes.join_run(folder, orders)
         any_begun.set()
-        setup: Setup = pickle.loads(pickled_setup)
+        setup: Setup = processes.unpacked(pickled_setup)
         setup.prepare()
         _here["context"] = dataclasses.replace(setup.context(setup.build()), group=ProcessGroups(setup).of)
     except Exception as error:

@@ -10,23 +10,25 @@ import multiprocessing.resource_tracker
 import os
 import pickle
 import signal
+import sys
 import threading
+import types
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
+import cloudpickle
 from filelock import Timeout
 
-from coalface.core import disk
+from coalface.core import disk, registry
 from coalface.engine.transport import RunFailed
 
 _AT_WORK = "workers.lock"
 _held: list[IO[str]] = []  # as long as this process lives
 ADVICE = (
-    "A process that a run starts imports the modules anew, a script as well: define and register what the run needs at "
-    'the top of a module, and start the run below `if __name__ == "__main__":`. Or let one process play all parties: '
-    "engine.workers=1, and no engine.processes_per_party"
+    "A process that a run starts imports modules anew, so those that the run needs must lie where Python finds them. "
+    "Or let one process play all parties: engine.workers=1, and no engine.processes_per_party"
 )
 """What to do where a process does not come to begin."""
 
@@ -42,31 +44,37 @@ def not_begun(error: Exception, process: str) -> NotBegun:
     return NotBegun(why if isinstance(error, OSError | MemoryError) else f"{why}. {ADVICE}.")
 
 
-def check_may_start() -> None:
-    """Raise RunFailed in a process that another run is starting, and that came to begin a run while it imports."""
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise RunFailed(f"a process that a run has just started came to start that run once more. {ADVICE}.")
-
-
 def packed(setup: Any) -> bytes:
-    """What a process is started with, so that what it cannot import is found where it can tell.
+    """What a process is started with; what only this program has, such as a method in a notebook, goes by value.
 
-    Raises RunFailed where it cannot be sent at all.
+    Raises RunFailed where it cannot be sent.
     """
     try:
-        return pickle.dumps(setup)
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return cloudpickle.dumps((registry.held(), setup))
+    except Exception as error:  # whatever the objects of somebody else raise
         raise RunFailed(f"the run cannot be handed to another process ({error}). {ADVICE}.") from error
+
+
+def unpacked(given: bytes) -> Any:
+    """In a process that was started: the setup that it was started with."""
+    held, setup = pickle.loads(given)
+    registry.hold(held)
+    return setup
 
 
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
-    """Within, processes are started that do not hear Ctrl-C, from their first moment on: the run ends them."""
+    """Within, processes are started that do not hear Ctrl-C, from their first moment on: the run ends them.
+
+    They do not carry out the program again that starts them, which has its own run to begin.
+    """
     multiprocessing.resource_tracker.ensure_running()  # the first process starts it otherwise, and that unblocks it
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    program, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
     try:
         yield
     finally:
+        sys.modules["__main__"] = program
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from coalface.core.disk import write_text
-from coalface.core.json_text import strict_json
 from coalface.core.method import Models, plays
+from coalface.core.parsing import strict_json
 from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.server import Server

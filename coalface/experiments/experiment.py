@@ -70,12 +70,12 @@ class Experiment:
             "local": _changed(getattr(self.method, "local", None)),
             "loss": {"name": LOSS.name_of(loss), **changed(loss)} if loss is not None else None,
             "methods": {method: settings} if settings else None,
-            "data": _given(self.data),
-            "model": _given(self.model),
-            "evaluation": _given(self.evaluation),
-            "validators": _given(self.validators),
+            "data": as_plain(self.data),
+            "model": as_plain(self.model),
+            "evaluation": as_plain(self.evaluation),
+            "validators": as_plain(self.validators),
             "fold_split": self.fold_split,
-            "engine": _given(self.engine),
+            "engine": as_plain(self.engine),
             "faults": _changed(self.faults),
             "pretrain": self.pretrain.as_tree() if self.pretrain is not None else None,
         }
@@ -90,21 +90,39 @@ class Experiment:
     def run(self, out: str | os.PathLike[str], callbacks: Sequence[Callback] | None = None) -> Path:
         """Run it into a new folder, which is returned; without `callbacks` its progress is shown.
 
-        With `Engine(workers=2)` or more, call this below `if __name__ == "__main__":`. Raises RecipeError.
+        Raises RecipeError.
         """
-        if callbacks is not None:
-            return runner.run(self.recipe, Path(out), Callbacks(callbacks))
-        with Progress() as progress:
-            return runner.run(self.recipe, Path(out), progress)
+        return run_recipe(self.recipe, out, callbacks)
+
+
+def run_recipe(recipe: Recipe, out: str | os.PathLike[str], callbacks: Sequence[Callback] | None = None) -> Path:
+    """Run a recipe into a new folder, which is returned; without `callbacks` its progress is shown."""
+    if callbacks is not None:
+        return runner.run(recipe, Path(out), Callbacks(callbacks))
+    with Progress() as progress:
+        return runner.run(recipe, Path(out), progress)
+
+
+def resume(out: str | os.PathLike[str], callbacks: Sequence[Callback] | None = None) -> Path:
+    """Go on with a run from its last checkpoint; a finished one is evaluated and reported again.
+
+    Objects that the run was given, and that no module has, must have been made in this program again.
+
+    Raises RecipeError.
+    """
+    if callbacks is not None:
+        return runner.resume(Path(out), Callbacks(callbacks))
+    with Progress() as progress:
+        return runner.resume(Path(out), progress)
 
 
 def _changed(value: Any) -> dict[str, Any]:
     return changed(value) if value is not None else {}
 
 
-def _given(value: Any) -> Any:
+def as_plain(value: Any) -> Any:
     """What was given of a section, and what tells its class: `scenario` or `kind`."""
     if isinstance(value, Section):
         told_by = {"scenario", "kind"} | value.model_fields_set
-        return {name: _given(getattr(value, name)) for name in type(value).model_fields if name in told_by}
-    return {key: _given(below) for key, below in value.items()} if isinstance(value, Mapping) else value
+        return {name: as_plain(getattr(value, name)) for name in type(value).model_fields if name in told_by}
+    return {key: as_plain(below) for key, below in value.items()} if isinstance(value, Mapping) else value

@@ -96,11 +96,12 @@ def _party_count(parts: Parts) -> int:
 
 def stand_in(method: str) -> list[str]:
     """Changes that give a method the data that it cannot be planned without, where no recipe is given."""
-    if method in METHODS and METHODS[method].scenario == "private-public":
+    scenario = METHODS.find(method, "METHOD").scenario
+    if scenario == "private-public":
         return ["data={scenario: private-public, private: {identities: 80}}"]
-    if method in METHODS and METHODS[method].scenario == "devices":
+    if scenario == "devices":
         return ["data.scenario=devices"]
-    if method not in METHODS or METHODS[method].scenario != "domains":
+    if scenario != "domains":
         return []
     parts = "{source: {domains: [studio]}, target: {domains: [street], first: 400}}"
     faces = f"{{kind: joined, parts: {parts}}}"

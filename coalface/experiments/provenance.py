@@ -23,9 +23,9 @@ from typing import Any
 import yaml
 
 from coalface.core.disk import write_json, write_text, writing
-from coalface.core.errors import RecipeError
-from coalface.core.json_text import strict_json
+from coalface.core.errors import PluginError, RecipeError
 from coalface.core.method import Method
+from coalface.core.parsing import strict_json
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report import runs
@@ -85,6 +85,8 @@ def begun_with(out: Path) -> Begun:
         if not (out / "config.yaml").exists():
             raise RecipeError("not a run folder; it has no config.yaml", where=out) from None
         wrong = "missing"
+    except PluginError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:  # a RecipeError as well
         wrong = f"cannot be read ({error})"
     raise RecipeError(
@@ -107,6 +109,8 @@ def recipe_of(out: Path, begun: Begun | None = None) -> Recipe:
     mend = f"{remove}, and {resume} writes it as it was. For another recipe start a new run"
     try:
         recipe = loader.load(path)
+    except PluginError:
+        raise
     except RecipeError as error:
         raise RecipeError(f"cannot be read: {error}. {mend}", where=path) from None
     differ = unlike(begun.recipe, recipe)

@@ -13,9 +13,9 @@ from filelock import Timeout
 from coalface.core import disk
 from coalface.core.disk import writing
 from coalface.core.errors import RecipeError
-from coalface.core.yaml_text import parse_yaml
+from coalface.core.parsing import parse_yaml
 from coalface.data.stores import telling_passed_over
-from coalface.engine import checkpoint, processes
+from coalface.engine import checkpoint
 from coalface.experiments import provenance, status
 from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.callbacks.base import Callback, Callbacks
@@ -34,7 +34,6 @@ def run(recipe: Recipe, out: Path, callback: Callback, *, report: bool = True, c
 
     Without a `carrier` the parties are played here.
     """
-    processes.check_may_start()
     if (out / "config.yaml").exists():
         raise RecipeError(
             f"the folder already has a run; `coalface resume {quote(str(out))}` continues it, or give another --out",
@@ -59,7 +58,6 @@ def resume(
     other changes of what the result depends on, in `config.yaml` too, and, unless `changed_code`, where the code of the
     method has changed since the run began.
     """
-    processes.check_may_start()
     beginning = provenance.begun_with(out)
     if not (out / "config.yaml").exists():
         provenance.write_config(out, beginning.recipe.resolved())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from coalface.core.method import Method
+from coalface.core.registry import Registry, subclass_of
 from coalface.methods.centralized import Centralized
 from coalface.methods.dan import DAN
 from coalface.methods.dann import DANN
@@ -24,7 +25,7 @@ from coalface.methods.scaffold import Scaffold
 from coalface.methods.slowmo import SlowMo
 from coalface.methods.solo import Solo
 
-METHODS: dict[str, type[Method]] = {
+_OWN: dict[str, type[Method]] = {
     "fedavg": FedAvg,
     "fedavg-fv": FedAvgFV,
     "fedprox": FedProx,
@@ -54,4 +55,7 @@ METHODS: dict[str, type[Method]] = {
     "solo": Solo,
     "centralized": Centralized,
 }
+METHODS = Registry[type[Method]](
+    "coalface.methods", _OWN, subclass_of(Method), "a subclass of coalface.core.method.Method"
+)
 """Every method by the name that a recipe gives it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 
@@ -9,8 +10,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from coalface.core.checks import nearest
+from coalface.core.errors import PluginError
+from coalface.core.registry import Registry
 from coalface.models.cnn import CnnSmall
+from coalface.models.embedding import eval_mode
 from coalface.models.feduv_cnn import FedUvCnn
 from coalface.models.groups import Backbone, BatchNormPolicy
 from coalface.models.iresnet import IResNet
@@ -21,7 +24,7 @@ from coalface.models.vit import VitTiny
 
 __all__ = ["BACKBONES", "Backbone", "BatchNormPolicy", "build", "sketch"]
 
-BACKBONES: dict[str, Callable[..., nn.Module]] = {
+_OWN: dict[str, Callable[..., nn.Module]] = {
     "cnn-small": CnnSmall,
     "feduv-cnn": FedUvCnn,
     "ir18": partial(IResNet, 18),
@@ -34,6 +37,9 @@ BACKBONES: dict[str, Callable[..., nn.Module]] = {
     "mobilefacenet": MobileFaceNet,
     "vit-tiny": VitTiny,
 }
+BACKBONES = Registry[Callable[..., nn.Module]](
+    "coalface.backbones", _OWN, callable, "a function or class that makes an nn.Module"
+)
 """Name → `make(size, channels, embedding_size=its own default)`.
 
 Every backbone maps images (n, channels, size, size), float in [−1, 1], to embeddings (n, embedding_size) that are not
@@ -69,11 +75,33 @@ def sketch(name: str, *, size: int, channels: int, embedding_size: int | None = 
 
 
 def _make(name: str, size: int, channels: int, embedding_size: int | None) -> nn.Module:
-    make = BACKBONES[nearest(name, BACKBONES, "model.name")]
+    make = BACKBONES.find(name, "model.name")
     if channels not in (1, 3):
         raise ValueError(f"backbone {name!r}: {channels} channels; images are grey (channels=1) or RGB (channels=3)")
-    if embedding_size is None:
-        return make(size, channels)
-    if embedding_size < 1:
+    if embedding_size is not None and embedding_size < 1:
         raise ValueError(f"backbone {name!r}: an embedding of {embedding_size} numbers; give embedding_size 1 or more")
-    return make(size, channels, embedding_size)
+    given = (size, channels) if embedding_size is None else (size, channels, embedding_size)
+    return make(*given) if name in BACKBONES.own else _measured(make, given, name)
+
+
+def _measured(make: Callable[..., nn.Module], given: tuple[int, ...], name: str) -> nn.Module:
+    """A backbone of somebody else, or a copy of one, with its `embedding_size`, which one image through it tells.
+
+    Raises PluginError where it cannot be made, or gives no embeddings.
+    """
+    try:
+        module = copy.deepcopy(make) if isinstance(make, nn.Module) else make(*given)
+        if torch.get_default_device().type == "meta":
+            module = module.to("meta")
+        with torch.no_grad(), eval_mode(module):
+            made = module(torch.zeros(1, given[1], given[0], given[0]))
+        if made.ndim != 2:
+            raise ValueError(f"it makes {tuple(made.shape)} of one image, not (1, embedding size)")
+    except Exception as error:  # whatever a network of somebody else raises
+        raise PluginError(
+            f"{name} does not embed images of {given[0]}×{given[0]} with {given[1]} channels: "
+            f"{type(error).__name__}: {error}",
+            where="model.name",
+        ) from error
+    module.embedding_size = made.shape[1]
+    return module

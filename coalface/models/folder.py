@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from coalface.core.errors import DataError
-from coalface.core.json_text import parse_json
 from coalface.core.method import Tensors
+from coalface.core.parsing import parse_json
 
 ABOUT = "model.json"
 """How the network is built, and in `sha256` the digests of the files of tensors, and of what it says itself."""

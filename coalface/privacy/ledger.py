@@ -17,7 +17,7 @@ from typing import Any
 
 from coalface.core.codec import Entry
 from coalface.core.disk import writing
-from coalface.core.json_text import parse_json
+from coalface.core.parsing import parse_json
 
 START = "0" * 64
 _CHAIN = b'"chain": "'

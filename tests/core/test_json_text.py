@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coalface.core.json_text import DEPTH, LARGEST, LONGEST, parse_json, strict_json
+from coalface.core.parsing import DEPTH, LARGEST, LONGEST, parse_json, strict_json
 
 plain = st.none() | st.booleans() | st.integers(-LARGEST, LARGEST) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(

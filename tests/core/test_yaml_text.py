@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from coalface.core.yaml_text import parse_yaml
+from coalface.core.parsing import parse_yaml
 
 REPEATED = "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in itertools.pairwise("abcdefghijkl")

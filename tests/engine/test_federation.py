@@ -12,8 +12,8 @@ from toys import CALLS, Moved, Moves, Nudge, State, Values
 from worlds import Stop, run, stopping
 
 from coalface.core import codec
-from coalface.core.json_text import parse_json
 from coalface.core.method import Federation, Mean
+from coalface.core.parsing import parse_json
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party import commits

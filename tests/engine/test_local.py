@@ -173,17 +173,19 @@ def test_a_worker_that_cannot_begin_says_why_in_its_own_words(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("quick_workers")
-def test_a_method_that_a_worker_cannot_import_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_that_no_module_has_goes_to_workers_and_one_that_a_worker_cannot_import_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Mine(Moves):
-        """Of a module that this process alone has."""
+        """Of this process alone."""
 
-    with pytest.raises(RunFailed, match=r"cannot be handed to another process .*Mine.* at the top of a module"):
-        run(Mine(rounds=1), tmp_path / "local", transport=workers(1))
+    alone = run(Mine(rounds=1), tmp_path / "alone").bytes()
+    assert run(Mine(rounds=1), tmp_path / "workers", transport=workers(1)).bytes() == alone
     module = types.ModuleType("only_here")
     monkeypatch.setitem(sys.modules, "only_here", module)
     Mine.__module__, Mine.__qualname__ = "only_here", "Mine"
     module.Mine = Mine  # type: ignore[attr-defined]
-    with pytest.raises(RunFailed, match=r"could not begin: ModuleNotFoundError: .*only_here.* at the top of a module"):
+    with pytest.raises(RunFailed, match=r"could not begin: ModuleNotFoundError: .*only_here.*where Python finds them"):
         run(Mine(rounds=1), tmp_path / "module", transport=workers(1))
 
 

@@ -129,7 +129,7 @@ def test_a_runs_figures_are_those_of_the_protocols(tmp_path: Path) -> None:
 
 def test_models_that_a_run_does_not_leave_are_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a branch, and with BatchNorm kept at the clients, there is a client's own model alone."""
-    monkeypatch.setitem(BACKBONES, "normed", Normed)
+    monkeypatch.setitem(BACKBONES.own, "normed", Normed)
     settings = {"one_to_one": "official", "one_to_many": "legacy", "fars": [0.1, 0.5], "fpirs": [0.25]}
     changes = {**EVALUATED, "model": {"name": "normed", "batchnorm": "local"}, "evaluation": {"personalised": settings}}
     tiny_recipe = recipe(**changes, methods={"fedfr-joint": {"branch": "none"}})

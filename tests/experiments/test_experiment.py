@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -73,21 +74,21 @@ def test_a_method_comes_back_from_its_recipe_as_it_was(method: str) -> None:
     assert (recipe.method, recipe.build_method()) == (method, settings)
 
 
-def test_what_no_recipe_can_name_is_refused() -> None:
+def test_classes_of_ones_own_have_names_too() -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
     class Mine(cf.FedAvg):
         """Not among the methods."""
+
+        way: float = 1.0
 
     class Other(cf.CosFace):
         """Not among the losses."""
 
-    for experiment, where in (
-        (cf.Experiment(method=Mine()), "method"),
-        (cf.Experiment(method=cf.FedAvg(loss=Other())), "loss"),
-        (cf.Experiment(method=cf.FedAvg(sample="x")), "methods.fedavg.sample"),
-    ):
-        with pytest.raises(RecipeError) as refused:
-            experiment.recipe  # noqa: B018
-        assert refused.value.where == where
+    recipe = cf.Experiment(method=Mine(way=0.5, loss=Other(scale=20.0))).recipe
+    assert recipe.build_method() == Mine(rounds=recipe.rounds, way=0.5, loss=Other(scale=20.0))
+    with pytest.raises(RecipeError) as refused:
+        cf.Experiment(method=cf.FedAvg(sample="x")).recipe  # noqa: B018
+    assert refused.value.where == "methods.fedavg.sample"
 
 
 def test_the_names_of_the_package_are_all_there_and_name_every_method_and_loss() -> None:

@@ -52,7 +52,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_batchnorm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A finished run whose BatchNorm has stayed at the clients; its features lie further apart than those of `ran`."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BACKBONES, "normed", Normed)
+        patch.setitem(BACKBONES.own, "normed", Normed)
         normed = recipe(model={"name": "normed", "batchnorm": "local"})
         yield experiment.run(normed, tmp_path_factory.mktemp("export") / "normed", Silent(), report=False)
 

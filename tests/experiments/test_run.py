@@ -177,7 +177,7 @@ def test_solo_leaves_one_model_per_party(solo_run: Path) -> None:
 def test_local_batchnorm_leaves_models_that_differ_in_batchnorm_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(models.BACKBONES, "normed", Normed)
+    monkeypatch.setitem(models.BACKBONES.own, "normed", Normed)
     out = tinyruns.run(tmp_path / "run", model={"name": "normed", "batchnorm": "local"})
     one, other = (load_file(out / "model" / "parties" / f"silo-{i:02d}.safetensors") for i in (0, 1))
     differ = {name for name in one if not one[name].equal(other[name])}

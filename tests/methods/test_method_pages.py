@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import coalface
-from coalface.core import yaml_text
+from coalface.core import parsing
 from coalface.experiments import preflight
 from coalface.experiments.recipe import loader
 from coalface.training.federated_validation import FederatedValidation
@@ -41,4 +41,4 @@ def test_the_recipes_it_names_are_there(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_whole_recipes_in_it_can_be_planned(page: Path) -> None:
     for block in re.findall(r"^```yaml\n(name: .+?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
-        assert "checked as a run does" in preflight.describe(loader.parse(yaml_text.parse_yaml(block)))
+        assert "checked as a run does" in preflight.describe(loader.parse(parsing.parse_yaml(block)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.connection
-import pickle
 import shutil
 import tempfile
 import time
@@ -204,7 +203,7 @@ def _help(pickled_setup: bytes, folder: Path, party: str, rank: int, size: int, 
     ready = False
     try:
         processes.join_run(folder)
-        setup: Setup = pickle.loads(pickled_setup)
+        setup: Setup = processes.unpacked(pickled_setup)
         setup.prepare()
         if setup.numerics.device == "cuda":
             torch.cuda.set_device(rank)

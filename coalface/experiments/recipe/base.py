@@ -12,6 +12,7 @@ from pydantic_core import CoreSchema, core_schema
 from coalface.core.checks import needs_section, short, unknown_key, unknown_name, wrong_value
 from coalface.core.declarations import without_none
 from coalface.core.errors import RecipeError
+from coalface.core.registry import Registry, subclass_of
 
 
 class Section(BaseModel):
@@ -37,6 +38,18 @@ class Section(BaseModel):
         return super().model_copy(update=update, deep=deep)
 
 
+class PluginSection(Section):
+    """A section that plug-ins may extend; a class that has no `kind` of its own is called `package.module:Class`."""
+
+    kind: str = ""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **given: Any) -> None:
+        if "kind" not in vars(cls).get("__annotations__", {}):
+            cls.model_fields["kind"].default = f"{cls.__module__}:{cls.__qualname__}"
+            cls.model_rebuild(force=True)
+
+
 class UnknownKind(ValueError):
     """A `kind` that a key has not."""
 
@@ -45,21 +58,55 @@ class UnknownKind(ValueError):
         super().__init__(f"unknown {key} {repr(kind)[:100]}; use one of {', '.join(self.known)}")
 
 
+class PluginFault(ValueError):
+    """What the section of a plug-in refuses, at a key below the one that holds it."""
+
+    def __init__(self, error: RecipeError, key: str) -> None:
+        self.error, self.key = error, error.where or key
+        super().__init__(error.text)
+
+
 class Kinds:
     """Marks a key that holds a section of one of several classes, which `kind` below it chooses; the first is usual.
 
     `partition: Annotated[Partition, Kinds(Equal, Dirichlet)]` reads `{kind: dirichlet, alpha: 0.1}` into
-    `Dirichlet(alpha=0.1)`.
+    `Dirichlet(alpha=0.1)`. With a `base`, plug-ins have more of them: subclasses of it, by entry points of `group`, or
+    as `package.module:Class`.
     """
 
-    def __init__(self, *classes: type[Section], key: str = "kind") -> None:
+    def __init__(
+        self, *classes: type[Section], key: str = "kind", group: str = "", base: type[Section] | None = None
+    ) -> None:
         self.key = key
         self.classes: dict[str, type[Section]] = {cls.model_fields[key].default: cls for cls in classes}
+        self.plugins: Registry[type[Section]] | None = None
+        if base is not None:
+            what = f"a subclass of {base.__module__}.{base.__name__}"
+            self.plugins = Registry(group, self.classes, subclass_of(base), what)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         choices = {f"[{kind}]": handler.generate_schema(cls) for kind, cls in self.classes.items()}
         union = core_schema.tagged_union_schema(choices, discriminator=lambda value: f"[{self._kind(value)}]")
-        return core_schema.no_info_before_validator_function(self._checked, union)
+        if self.plugins is None:
+            return core_schema.no_info_before_validator_function(self._checked, union)
+        written = core_schema.wrap_serializer_function_ser_schema(self._write, info_arg=True, schema=union)
+        return core_schema.no_info_wrap_validator_function(self._read, union, serialization=written)
+
+    def _read(self, value: object, handler: core_schema.ValidatorFunctionWrapHandler) -> object:
+        """A section; one of a plug-in is made by its own class, whose errors name its keys."""
+        kind = self._kind(value)
+        if isinstance(value, Mapping | Section) and isinstance(kind, str) and kind not in self.classes:
+            assert self.plugins is not None
+            try:
+                cls = self.plugins.get(kind)
+                if cls is not None:
+                    return value if isinstance(value, cls) else cls(**typing.cast(Mapping[str, Any], value))
+            except RecipeError as error:
+                raise PluginFault(error, self.key) from None
+        return handler(self._checked(value))
+
+    def _write(self, value: Any, handler: Any, info: Any) -> Any:
+        return handler(value) if type(value) in self.classes.values() else value.model_dump(mode=info.mode)
 
     def of_kind(self, tree: Mapping[str, Any], kind: object) -> dict[str, Any]:
         """The keys of a section of another kind, with what that has of the keys before."""
@@ -88,6 +135,8 @@ def first_error(cls: type[Section], error: ValidationError, file: str = "a recip
     where = short(".".join(path))
     if isinstance(cause, RecipeError):  # it names the key itself
         return cause
+    if isinstance(cause, PluginFault):
+        return type(cause.error)(cause.error.text, where=".".join([*filter(None, [where]), cause.key]))
     if isinstance(cause, UnknownKind):
         return unknown_name(cause.kind, cause.known, ".".join([*filter(None, [where]), cause.key]))
     if cause is not None:  # of a key or a value, which the text names

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
@@ -15,8 +16,8 @@ from pydantic import ValidationError
 from coalface.core.checks import needs_section, short
 from coalface.core.errors import RecipeError
 from coalface.core.names import made_plain
+from coalface.core.parsing import parse_yaml
 from coalface.core.text import told
-from coalface.core.yaml_text import parse_yaml
 from coalface.experiments.recipe import own_data, validate
 from coalface.experiments.recipe.base import first_error
 from coalface.experiments.recipe.import_insightface import translate_words
@@ -53,13 +54,23 @@ def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Re
             raise RecipeError(f"the value is not YAML ({error}); try it in quotes", where=told(change, 80)) from None
         tree, values[key] = with_value(tree, key, value), value
     for key in values:
-        if not _has(tree, key.split(".")):
+        if not _has(tree, key):
             raise RecipeError("a change after it chooses something that has no such key; leave one out", where=key)
     return parse(tree)
 
 
-def _has(tree: Any, path: Sequence[str]) -> bool:
-    return not path or (isinstance(tree, Mapping) and path[0] in tree and _has(tree[path[0]], path[1:]))
+def _has(tree: Any, key: str) -> bool:
+    first, rest = _first_name(key)
+    return not key or (isinstance(tree, Mapping) and first in tree and _has(tree[first], rest))
+
+
+def _first_name(key: str) -> tuple[str, str]:
+    """A dotted key as its first name and the rest; below `methods`, `package.module:Name` is one name."""
+    whole = re.fullmatch(r"([^:]+:[^.]+)\.?(.*)", key)
+    if whole and not key.startswith("methods."):
+        return whole[1], whole[2]
+    first, _, rest = key.partition(".")
+    return first, rest
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -138,7 +149,7 @@ def _pretraining(recipe: Recipe, changes: Any) -> Pretraining:
 def _data_before(recipe: Recipe, data: Mapping[str, Any], pretrain: Mapping[str, Any]) -> dict[str, Any]:
     """`data` of a pre-training, from that of a recipe as plain values."""
     tree, name = dict(data), pretrain.get("method")
-    method = METHODS.get(name) if isinstance(name, str) else None
+    method = METHODS.get(str(name))
     if recipe.own is not None:  # the parties' images are not here
         return own_data.pretraining_data(recipe.own, tree, pretrain)
     if recipe.domains is not None:
@@ -160,7 +171,7 @@ def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
         return {**tree, "data": SCENARIOS.of_kind(tree["data"], value)}
     if key == "kind":
         return _of_kind(tree, value)
-    first, _, path_below = key.partition(".")
+    first, path_below = _first_name(key)
     if not path_below:
         return {**tree, first: value}
     below = tree.get(first)

@@ -15,8 +15,9 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdapter, ValidationInfo
 from pydantic_core import CoreSchema, core_schema
 
-from coalface.core.checks import build, nearest, needs_section, type_hints
+from coalface.core.checks import build, needs_section, type_hints
 from coalface.core.errors import RecipeError
+from coalface.core.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Settings:
 class Named(Settings):
     """Marks a key that holds one of several dataclasses, which `name` below it chooses; `cls` is their base."""
 
-    registry: Mapping[str, type[Any]] = dataclasses.field(default_factory=dict)
+    registry: Registry[Any] = dataclasses.field(kw_only=True)
     usual: str = ""
     """The name where none is given."""
 
@@ -66,8 +67,8 @@ class Named(Settings):
         if isinstance(value, self.cls):
             return value
         settings = dict(_mapping(value, self.key, ["name"]))
-        name = nearest(settings.pop("name", self.usual), self.registry, f"{self.key}.name")
-        return build(self.registry[name], settings, self.key)
+        cls = self.registry.find(settings.pop("name", self.usual), f"{self.key}.name")
+        return build(cls, settings, self.key)
 
     def write(self, value: Any) -> dict[str, Any]:
         """The mapping of an object, its name first."""
@@ -75,12 +76,12 @@ class Named(Settings):
 
     def name_of(self, value: Any) -> str:
         """What the registry calls the type of an object."""
-        return name_of(value, self.registry, self.key)
+        return self.registry.name_of(type(value))
 
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the mapping: one for each name."""
         several = []
-        for name, cls in self.registry.items():
+        for name, cls in self.registry.own.items():
             one = object_schema(cls)
             one["properties"] = {"name": {"const": name}, **one["properties"]}
             several.append(one | ({} if name == self.usual else {"required": ["name"]}))
@@ -94,17 +95,18 @@ class ByName(Settings):
     `shared` are fields of theirs that the recipe has at its top.
     """
 
-    registry: Mapping[str, type[Any]] = dataclasses.field(default_factory=dict)
+    registry: Registry[Any] = dataclasses.field(kw_only=True)
     shared: tuple[str, ...] = ()
 
     def read_within(self, value: object, info: ValidationInfo) -> dict[str, Any]:
         """The objects by name, with what the keys before say of shared fields. Raises RecipeError."""
         tree = _mapping(value, self.key, list(self.registry)[:3])
         for name in tree:
-            nearest(name, self.registry, self.key)
+            self.registry.find(name, self.key)
         if not {"method", *self.shared} <= info.data.keys():  # they are wrong themselves, which is told first
             return {}
-        chosen = nearest(info.data["method"], self.registry, "method")
+        chosen = info.data["method"]
+        self.registry.find(chosen, "method")
         return {name: self.build(name, below, info.data) for name, below in ({chosen: {}} | dict(tree)).items()}
 
     def build(self, name: str, below: object, top: Mapping[str, Any]) -> Any:
@@ -123,7 +125,7 @@ class ByName(Settings):
 
     def name_of(self, value: Any) -> str:
         """What the registry calls the type of an object."""
-        return name_of(value, self.registry, "method")
+        return self.registry.name_of(type(value))
 
     def settings(self, value: Any) -> dict[str, Any]:
         """The settings of an object that are its own."""
@@ -135,7 +137,7 @@ class ByName(Settings):
 
     def schema(self) -> dict[str, Any]:
         """The JSON schema: the settings of each name."""
-        below = {name: object_schema(cls, self.shared) for name, cls in self.registry.items()}
+        below = {name: object_schema(cls, self.shared) for name, cls in self.registry.own.items()}
         return {"type": "object", "additionalProperties": False, "properties": below}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -155,16 +157,6 @@ class Written:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         return {}
-
-
-def name_of(value: Any, registry: Mapping[str, type[Any]], where: str) -> str:
-    """What a registry calls the type of an object. Raises RecipeError for a type that is not in it."""
-    for name, cls in registry.items():
-        if type(value) is cls:
-            return name
-    what = type(value).__name__
-    table = "coalface.methods.METHODS" if where == "method" else "coalface.training.losses.registry.LOSSES"
-    raise RecipeError(f"a recipe has no name for {what}; give it one, {table}['my-name'] = {what}", where=where)
 
 
 def changed(value: Any) -> dict[str, Any]:

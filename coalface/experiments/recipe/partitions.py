@@ -11,14 +11,13 @@ from pydantic import Field
 
 from coalface.data import partition
 from coalface.data.faceset import FaceSet
-from coalface.experiments.recipe.base import Kinds, Section
+from coalface.experiments.recipe.base import Kinds, PluginSection
 from coalface.experiments.recipe.sections import PartyName
 
 
-class Partition(Section):
+class Partition(PluginSection):
     """How the training identities are assigned to the parties."""
 
-    kind: str
     seed: int | None = None
     """Of the draws that assign them; None: the run's seed."""
 
@@ -105,5 +104,5 @@ class ByDomain(Partition):
         }
 
 
-PARTITIONS = Kinds(Equal, Dirichlet, Shares, OneIdentity, ByDomain)
+PARTITIONS = Kinds(Equal, Dirichlet, Shares, OneIdentity, ByDomain, group="coalface.partitions", base=Partition)
 """Every kind of partition; the first is the usual one."""

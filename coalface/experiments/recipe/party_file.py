@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
-from coalface.core.yaml_text import parse_yaml
+from coalface.core.parsing import parse_yaml
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.base import Section, first_error
 from coalface.experiments.recipe.schema import Recipe

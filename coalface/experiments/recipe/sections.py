@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from coalface.core.compression import Updates
 from coalface.core.names import check_name, check_party
-from coalface.experiments.recipe.base import Kinds, Section
+from coalface.data import source
+from coalface.experiments.recipe.base import Kinds, PluginSection, Section
 
 Name = Annotated[str, AfterValidator(check_name)]
 """What becomes a file's or a folder's name."""
@@ -16,10 +18,16 @@ PartyName = Annotated[str, AfterValidator(check_party)]
 """What a party is called, or what parties are called after."""
 
 
-class Source(Section):
+class Source(PluginSection):
     """Where face images come from."""
 
-    kind: str
+
+class Reader(Source, ABC):
+    """A kind of source of a plug-in: its keys, and how its images are read."""
+
+    @abstractmethod
+    def open(self, *, size: int, grey: bool) -> source.Source:
+        """The images, listed and not yet decoded. Raises DataError for what is not as it should be."""
 
 
 class Synthetic(Source):
@@ -73,10 +81,10 @@ class JoinedParts(Source):
     """Their names and sources. Identity `s1` of part `orl` is called `orl/s1`."""
 
 
-SOURCES = Kinds(Synthetic, Folder, Records, Pack, JoinedParts)
+SOURCES = Kinds(Synthetic, Folder, Records, Pack, JoinedParts, group="coalface.readers", base=Reader)
 """Every kind of source."""
 AnyFaces = Annotated[Source, SOURCES]
-OneSource = Annotated[Source, Kinds(Synthetic, Folder, Records, Pack)]
+OneSource = Annotated[Source, Kinds(Synthetic, Folder, Records, Pack, group="coalface.readers", base=Reader)]
 """Images that are not joined, as those of a list or of one party."""
 WITH_IMAGES = ("bin", "layout")
 """Kinds of pairs that bring their images along."""
@@ -96,8 +104,9 @@ class Pairs(Section):
     """Images other than the training source's, for example another domain."""
     part: str | None = None
     """Of a joined training source, the part to evaluate on: its held-out identities, or its images by file name."""
-    pairs: int = 3000
-    """`balanced`: genuine pairs, and as many impostor pairs, over the identities held out."""
+    pairs: int | None = 3000
+    """`balanced`: genuine pairs, and as many impostor pairs, over the identities held out. None: as many as the images
+    make, up to 3,000."""
     most_images: int | None = Field(None, ge=2)
     """`balanced`: at most so many images of an identity, its first; else a few with hundreds make most of the pairs."""
 

@@ -16,7 +16,7 @@ _DEFAULTS = dict(Validator())
 
 def check(recipe: Recipe) -> None:
     """Raise RecipeError where two parts of a recipe do not agree, with what to change."""
-    nearest(recipe.model.name, BACKBONES, "model.name")
+    BACKBONES.find(recipe.model.name, "model.name")
     if recipe.own is not None:
         _check_own(recipe, recipe.own)
     if recipe.evaluation.personalised is not None and recipe.test is None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.errors import DataError, RecipeError
-from coalface.core.yaml_text import parse_yaml
+from coalface.core.parsing import parse_yaml
 from coalface.evaluation.figures import ENROLLED_BY, SERVED_BY
 
 DIGESTS = "digests.json"

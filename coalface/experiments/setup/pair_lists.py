@@ -13,7 +13,7 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.core.text import several
 from coalface.data.faceset import FaceSet
-from coalface.data.pairs import PairList, balanced_pairs, devtest_all, named_identities, read_pairs
+from coalface.data.pairs import PairList, balanced_pairs, devtest_all, most_pairs, named_identities, read_pairs
 from coalface.data.partition import check_disjoint, first_images
 from coalface.data.readers.layouts import read_lists
 from coalface.data.stores import open_store
@@ -29,6 +29,8 @@ from coalface.models.embedding import images_needed
 
 SPLIT_SEED = 2048
 """Held-out identities and evaluated pairs are drawn from it, so that runs of every seed are evaluated alike."""
+MOST_PAIRS = 3000
+"""Genuine pairs that are drawn, and as many impostor pairs, where the recipe leaves it to the images."""
 
 
 def evaluation_pairs(
@@ -231,7 +233,8 @@ def _list(
             )
         try:
             rng = generator(SPLIT_SEED, "pairs", name)
-            return faces, balanced_pairs(faces, pairs=settings.pairs, rng=rng, title=name)
+            count = min(MOST_PAIRS, most_pairs(faces)) if settings.pairs is None else settings.pairs
+            return faces, balanced_pairs(faces, pairs=count, rng=rng, title=name)
         except ValueError as error:
             raise RecipeError(str(error), where=where) from None
     if settings.path is None:

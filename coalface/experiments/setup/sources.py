@@ -75,6 +75,8 @@ def pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
 def open_listing(recipe: Recipe, source: sections.Source) -> Source:
     """A source of which no image has been read yet; a pack is one among the parties' own alone."""
     match source:
+        case sections.Reader():
+            return source.open(size=recipe.data.size, grey=recipe.data.grey)
         case sections.Pack():
             return _pack(recipe, source)
         case sections.JoinedParts():
@@ -98,6 +100,8 @@ def _pack(recipe: Recipe, source: sections.Pack, verify: bool = True) -> Packed:
 
 def origin(recipe: Recipe, source: sections.Source) -> tuple[str, object]:
     """What two sources have in common that may show the same people, under the same names."""
+    if isinstance(source, sections.Reader):
+        return source.kind, source.model_dump_json()
     return source.kind, source.seed if isinstance(source, sections.Synthetic) else folder(recipe, source).resolve()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from coalface.core.checks import unknown_key
 from coalface.core.errors import RecipeError
-from coalface.core.yaml_text import parse_yaml
+from coalface.core.parsing import parse_yaml
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from coalface.core.disk import write_text
 from coalface.core.errors import RecipeError
-from coalface.core.yaml_text import parse_yaml
+from coalface.core.parsing import parse_yaml
 from coalface.experiments.recipe import loader
 from coalface.experiments.setup import party_data
 from coalface.flower.app.templates import render

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from coalface.core.json_text import parse_json
+from coalface.core.parsing import parse_json
 
 JOIN, STEP, SETTLE, CHECK = "query.join", "train.step", "query.settle", "query.check"
 """What a node is asked: who it is, to run a step, to forget, to look at its ledger."""

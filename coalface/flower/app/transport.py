@@ -19,8 +19,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from coalface.core import codec
-from coalface.core.json_text import LARGEST
 from coalface.core.method import Tensors, Ticket
+from coalface.core.parsing import LARGEST
 from coalface.core.text import told
 from coalface.engine.client_batch import ClientBatch
 from coalface.engine.party.executor import Request, StepFailed, Unanswered

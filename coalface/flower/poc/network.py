@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from coalface.core.errors import RecipeError
-from coalface.core.yaml_text import parse_yaml
+from coalface.core.parsing import parse_yaml
 from coalface.flower.poc import processes
 
 _NEW_USER, _NEW_NET = 0x10000000, 0x40000000

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coalface.core.errors import RecipeError
-from coalface.core.yaml_text import parse_yaml
+from coalface.core.parsing import parse_yaml
 from coalface.experiments.recipe.base import Section, first_error
 from coalface.experiments.recipe.party_file import Pairs
 from coalface.experiments.recipe.sections import OneSource, PartyName

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from coalface.core.registry import Registry, subclass_of
 from coalface.training.losses.adaface import AdaFace
 from coalface.training.losses.base import CosineLoss
 from coalface.training.losses.hinge import PositiveHinge
@@ -10,7 +11,7 @@ from coalface.training.losses.sphereface import SphereFace
 from coalface.training.losses.sphereface2 import SphereFace2
 from coalface.training.losses.subcenter import SubCenterArcFace
 
-LOSSES: dict[str, type[CosineLoss]] = {
+_OWN: dict[str, type[CosineLoss]] = {
     "softmax": Softmax,
     "cosface": CosFace,
     "arcface": ArcFace,
@@ -20,3 +21,8 @@ LOSSES: dict[str, type[CosineLoss]] = {
     "subcenter-arcface": SubCenterArcFace,
     "positive": PositiveHinge,
 }
+
+LOSSES = Registry[type[CosineLoss]](
+    "coalface.losses", _OWN, subclass_of(CosineLoss), "a subclass of coalface.training.losses.base.CosineLoss"
+)
+"""Every loss by the name that a recipe gives it."""

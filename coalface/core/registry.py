@@ -1,0 +1,170 @@
+"""What recipes can name: the package's own objects, those of installed plug-ins, and any `package.module:Name`."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
+
+import cloudpickle
+import safetensors.torch
+from torch import nn
+
+from coalface.core.checks import unknown_name
+from coalface.core.errors import PluginError
+
+T = TypeVar("T")
+
+_held: dict[str, Any] = {}
+"""Name -> an object that no module could give to another process: one of `__main__`, or one without a name."""
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """The objects of one kind by name; iterating over it gives the package's own names, then those of plug-ins.
+
+    A distribution adds some by entry points of the group; `package.module:Name` names one that nobody registered.
+
+    >>> from coalface.training.losses.registry import LOSSES
+    >>> LOSSES["arcface"] is LOSSES["coalface.training.losses.margins:ArcFace"]
+    True
+    """
+
+    def __init__(self, group: str, own: Mapping[str, T], fits: Callable[[Any], bool], what: str) -> None:
+        """`fits` says whether an object is of this kind, `what` what it must be: `a subclass of …`."""
+        self.group, self.own, self._fits, self._what = group, dict(own), fits, what
+
+    def __getitem__(self, name: str) -> T:
+        """Raises KeyError for an unknown name, and PluginError for one whose object cannot be imported, or is another
+        thing.
+        """
+        if name in self.own:
+            return self.own[name]
+        if name in _held:
+            return self._checked(_held[name], name)
+        if point := self._points.get(name):
+            return self._checked(load(point.value), name)
+        if isinstance(name, str) and ":" in name:
+            return self._checked(load(name), name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self.own, **self._points})
+
+    def __len__(self) -> int:
+        return len(self.own.keys() | self._points.keys())
+
+    def find(self, name: Any, where: str) -> T:
+        """The object of a name. Raises RecipeError, at the recipe's key that has it."""
+        try:
+            return self[name]
+        except (KeyError, TypeError):
+            raise unknown_name(name, self, where) from None
+        except PluginError as error:
+            raise PluginError(error.text, where=where) from None
+
+    def name_of(self, thing: T) -> str:
+        """What a recipe calls an object: its registered name, else `package.module:Name`.
+
+        What no module has, such as a lambda or an object, is held in this process under a name of its own, which says
+        what it was made of: a resume in another process asks for it.
+        """
+        for name, own in self.own.items():
+            if own is thing:
+                return name
+        reference = reference_to(thing)
+        for name, point in self._points.items():
+            if point.value == reference:
+                return name
+        return reference
+
+    @functools.cached_property
+    def _points(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=self.group) if point.name not in self.own}
+
+    def _checked(self, thing: Any, name: str) -> T:
+        if not self._fits(thing):
+            raise PluginError(f"{name} is {_described(thing)}; it must be {self._what}")
+        return thing
+
+
+def subclass_of(base: type[Any]) -> Callable[[Any], bool]:
+    """Whether an object is a class that extends `base`."""
+    return lambda thing: isinstance(thing, type) and issubclass(thing, base)
+
+
+def load(reference: str) -> Any:
+    """The object that `package.module:Name` names. Raises PluginError where there is none."""
+    if reference in _held:
+        return _held[reference]
+    module, _, path = reference.partition(":")
+    if module == "python" or (module == "__main__" and not hasattr(sys.modules[module], path.partition(".")[0])):
+        raise PluginError(
+            f"{reference} is of the script or notebook that began this run; resume the run there, by "
+            "coalface.resume(…), or define it in a module that can be imported, for a new run"
+        )
+    try:
+        thing = attrgetter(path)(importlib.import_module(module))
+    except Exception as error:  # whatever the module of somebody else raises
+        raise PluginError(
+            f"{reference} cannot be imported: {type(error).__name__}: {error}. Install the package that has it, or "
+            "start this in the folder that holds it"
+        ) from error
+    if module == "__main__":
+        _held[reference] = thing  # a worker process has another
+    return thing
+
+
+def reference_to(thing: Any) -> str:
+    """The name by which `load` finds an object here and in the processes that a run starts.
+
+    One that no module has, such as a lambda or a network that is there already, is held under `python:` and what it is
+    made of; another process does not know it, unless the same program makes it there again.
+    """
+    module, path = getattr(thing, "__module__", None) or "", getattr(thing, "__qualname__", "")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    if found is thing:
+        reference = f"{module}:{path}"
+        if module == "__main__":
+            _held[reference] = thing
+        return reference
+    name = getattr(thing, "__name__", type(thing).__name__).strip("<>")
+    reference = f"python:{name}-{hashlib.sha256(_content(thing)).hexdigest()[:12]}"
+    _held[reference] = thing
+    return reference
+
+
+def _content(thing: Any) -> bytes:
+    """What tells an object from another of its kind, the same in each process that makes it in the same way."""
+    if isinstance(thing, nn.Module):
+        tensors = {name: tensor.contiguous() for name, tensor in thing.state_dict().items()}
+        return str(thing).encode() + safetensors.torch.save(tensors)
+    try:
+        return inspect.getsource(thing).encode()
+    except (TypeError, OSError):
+        return cloudpickle.dumps(thing)
+
+
+def held() -> dict[str, Any]:
+    """What a worker process needs beside the modules that it can import itself."""
+    return dict(_held)
+
+
+def hold(things: Mapping[str, Any]) -> None:
+    """In a worker process: what the one that started it has held."""
+    _held.update(things)
+
+
+def _described(thing: Any) -> str:
+    if inspect.isclass(thing):
+        return f"the class {thing.__qualname__}"
+    if callable(thing):
+        return f"the function {getattr(thing, '__qualname__', thing)}"
+    return f"an object of type {type(thing).__name__}"

@@ -1,0 +1,103 @@
+"""Face images that a program holds already: arrays, or a dataset of (image, label), as a source."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images with their labels: a `Source`.
+
+    `items[i]` is an image, or an image and its label as in a torch Dataset, where `people` is not given. An image is
+    (height, width), (height, width, channels) or, a torch tensor, (channels, height, width), of bytes, or of floats
+    from 0 to 1; or what NumPy takes for such an array, as PIL's images.
+    """
+
+    items: Any
+    people: Sequence[Any] | None = None
+    """(n,) whom each image shows: a number or a name."""
+
+    @functools.cached_property
+    def _named(self) -> tuple[str, ...]:
+        people = self.people if self.people is not None else [self.items[i][1] for i in range(len(self.items))]
+        if len(people) != len(self.items):
+            raise DataError(f"{len(people)} labels for {len(self.items)} images; give one for each", where="labels")
+        return tuple(str(getattr(person, "item", lambda person=person: person)()) for person in people)
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The people, sorted."""
+        return tuple(sorted(set(self._named)))
+
+    @functools.cached_property
+    def files(self) -> tuple[str, ...]:
+        """(n,) a name for each image: `person/number`."""
+        return tuple(f"{person}/{i}" for i, person in enumerate(self._named))
+
+    @functools.cached_property
+    def labels(self) -> NDArray[np.int64]:
+        """(n,) the identity of each image."""
+        number = {name: i for i, name in enumerate(self.names)}
+        return np.array([number[name] for name in self._named], dtype=np.int64)
+
+    def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
+        """Each image in turn, its central square at the size and colour that are asked for."""
+        for i in range(len(self.items)):
+            yield _resized(self._pixels(i), size, grey)
+
+    def fingerprint(self) -> str:
+        """SHA-256 of all pixels and people."""
+        digest = hashlib.sha256("\n".join(self.files).encode())
+        for i in range(len(self.items)):
+            pixels = self._pixels(i)
+            digest.update(repr(pixels.shape).encode() + pixels.tobytes())
+        return digest.hexdigest()
+
+    def _pixels(self, i: int) -> NDArray[np.uint8]:
+        """(height, width, channels) of an image. Raises DataError for what is no image of bytes or floats."""
+        item = self.items[i]
+        image = item[0] if self.people is None else item
+        pixels = np.asarray(image)
+        if hasattr(image, "permute") and pixels.ndim == 3:
+            pixels = pixels.transpose(1, 2, 0)
+        pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+        if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
+            raise DataError(
+                f"its shape is {np.shape(image)}; give (height, width) or (height, width, 1 or 3), or a tensor "
+                "(1 or 3, height, width)",
+                where=f"image {i}",
+            )
+        if pixels.dtype == np.uint8:
+            return np.ascontiguousarray(pixels)
+        if not np.issubdtype(pixels.dtype, np.floating) or pixels.min() < 0 or pixels.max() > 1:
+            raise DataError(
+                f"its values are {pixels.dtype} from {pixels.min():g} to {pixels.max():g}; give bytes, or floats from "
+                "0 to 1 (leave out a transform that normalises)",
+                where=f"image {i}",
+            )
+        return np.rint(pixels * 255).astype(np.uint8)
+
+
+def _resized(pixels: NDArray[np.uint8], size: int, grey: bool) -> NDArray[np.uint8]:
+    height, width, channels = pixels.shape
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    image: Any = pixels[top : top + side, left : left + side]
+    if grey and channels == 3:
+        image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
+    elif not grey and channels == 1:
+        image = cv2.cvtColor(image, cv2.COLOR_GRAY2RGB)
+    if side != size:
+        image = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA if side > size else cv2.INTER_LINEAR)
+    return np.asarray(image, dtype=np.uint8).reshape(size, size, 1 if grey else 3)

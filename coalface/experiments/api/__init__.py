@@ -1,0 +1,1 @@
+"""What a researcher types in Python: faces in, runs and models out."""

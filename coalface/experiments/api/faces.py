@@ -1,0 +1,80 @@
+"""Face images for an experiment in Python, wherever they are."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coalface.core.errors import RecipeError
+from coalface.core.text import several
+from coalface.data.arrays import Images
+from coalface.data.cache import default_cache, open_cache
+from coalface.data.faceset import FaceSet
+from coalface.data.readers.pack import read_pack, write_pack
+from coalface.data.stores import open_store
+from coalface.experiments.recipe import sections
+from coalface.experiments.recipe.scenarios import Silos
+from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.setup.sources import open_source
+
+
+@dataclass(frozen=True, eq=False)
+class Faces:
+    """Face images with their people: `load_faces` finds them, a recipe names them by `source`."""
+
+    source: sections.Source
+    """What `data.faces` of a recipe says."""
+    size: int
+    """Side of the images in pixels."""
+    grey: bool
+
+    @functools.cached_property
+    def images(self) -> FaceSet:
+        """The images, decoded once into the cache and mapped from there."""
+        recipe = Recipe(data=Silos(faces=self.source, size=self.size, grey=self.grey))
+        return open_source(recipe, self.source)
+
+    def __repr__(self) -> str:
+        place = getattr(self.source, "path", self.source.kind)
+        return f"Faces({place!r}, size={self.size}{', grey=True' if self.grey else ''})"
+
+    def _repr_html_(self) -> str:
+        people = several(len(self.images.names), "person", "people")
+        return f"<p>{len(self.images):,} face images of {people}, {self.size}×{self.size}</p>"
+
+
+def load_faces(
+    faces: str | os.PathLike[str] | sections.Source | Any,
+    labels: Sequence[Any] | None = None,
+    *,
+    size: int = 112,
+    grey: bool = False,
+) -> Faces:
+    """Face images of identity folders, `.rec`, `.bin`, a pack, arrays, or a torch Dataset of (image, label).
+
+    Images are brought to `size` × `size` pixels, RGB unless `grey`; those of a Dataset or of arrays, with their
+    `labels`, go into the cache as a pack, so that worker processes and a resume find them. `faces` can also be what a
+    recipe's `data.faces` says, such as `coalface.Synthetic(identities=60)`.
+
+    Raises FileNotFoundError, and DataError for what cannot be read as face images.
+    """
+    if isinstance(faces, sections.Source):
+        return Faces(faces, size, grey)
+    if not isinstance(faces, str | os.PathLike):
+        source = Images(faces, labels)
+        folder = open_cache(default_cache()) / f"{source.fingerprint()[:24]}-{size}-{'grey' if grey else 'rgb'}"
+        write_pack(source, folder, size=size, grey=grey, mode=0o700)
+        return Faces(sections.Pack(path=str(folder)), size, grey)
+    if labels is not None:
+        raise RecipeError("the folders or records say whom they show; leave it out", where="labels")
+    path = Path(faces).expanduser().absolute()
+    store = open_store(path)
+    if store.kind == "pack":
+        height, _, channels = read_pack(path).shape
+        return Faces(sections.Pack(path=str(path)), height, channels == 1)
+    kind = sections.Records if store.kind == "rec" else sections.Folder
+    return Faces(kind(path=str(path)), size, grey)

@@ -1,0 +1,73 @@
+"""Short keys: `lr` for `local.lr`, `parties` for `data.partition.parties`, `mu` for `methods.fedprox.mu`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from coalface.core.declarations import without_none
+from coalface.core.errors import RecipeError
+from coalface.experiments.recipe.base import Section
+from coalface.experiments.recipe.objects import fields_of
+from coalface.experiments.recipe.partitions import PARTITIONS
+from coalface.experiments.recipe.scenarios import SCENARIOS, Silos
+from coalface.experiments.recipe.schema import LOSS, SHARED, Recipe
+from coalface.methods import METHODS
+from coalface.training.local_work import LocalTraining
+
+CHOICES = {"model": "model.name", "backbone": "model.name", "loss": "loss.name", "partition": "data.partition.kind"}
+"""A section of which a name is given -> the key that chooses it."""
+
+
+def full_key(key: str, tree: Mapping[str, Any]) -> str:
+    """The key of a recipe that a short one stands for: the first that ends so.
+
+    The order is: keys at the top, settings of the method, `local`, `loss`, `data`, its partition, and the others as
+    recipes have them. Raises RecipeError for a name that no key ends with.
+
+    >>> full_key("lr", {}), full_key("mu", {"method": "fedprox"}), full_key("parties", {})
+    ('local.lr', 'methods.fedprox.mu', 'data.partition.parties')
+    """
+    if "." in key or key in Recipe.model_fields:
+        return key
+    keys = list(_keys(tree))
+    for path in keys:
+        if path.rpartition(".")[2] == key:
+            return path
+    raise RecipeError(f"no key of this recipe ends so{hint(key, keys)}", where=key)
+
+
+def hint(name: str, keys: list[str]) -> str:
+    """`; did you mean local.lr?` for a name that is near the end of a key; empty where none is near."""
+    ends: dict[str, list[str]] = {}
+    for path in keys:
+        ends.setdefault(path.rpartition(".")[2], []).append(path)
+    near = [path for end in difflib.get_close_matches(name, ends, n=2, cutoff=0.75) for path in ends[end]]
+    return f"; did you mean {' or '.join(near[:3])}?" if near else ""
+
+
+def _keys(tree: Mapping[str, Any]) -> Iterator[str]:
+    """The keys that a recipe with these choices can have, in the order of `full_key`."""
+    method, loss, data = tree.get("method", "fedavg"), _below(tree, "loss"), _below(tree, "data")
+    yield from (f"methods.{method}.{name}" for name in fields_of(METHODS.find(method, "method")) if name not in SHARED)
+    yield from (f"local.{name}" for name in fields_of(LocalTraining))
+    yield from (f"loss.{name}" for name in fields_of(LOSS.registry.find(loss.get("name", LOSS.usual), "loss.name")))
+    scenario = SCENARIOS.classes.get(data.get("scenario", "silos"), Silos)
+    yield from (f"data.{name}" for name in scenario.model_fields)
+    if "partition" in scenario.model_fields:
+        kind = PARTITIONS.classes.get(_below(data, "partition").get("kind", "equal"))
+        yield from (f"data.partition.{name}" for name in (kind.model_fields if kind is not None else ()))
+    yield from _section(Recipe, "")
+
+
+def _section(section: type[Section], before: str) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield f"{before}{name}"
+        kind: Any = without_none(field.annotation)[0]
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from _section(kind, f"{before}{name}.")
+
+
+def _below(tree: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    return value if isinstance(value := tree.get(key), Mapping) else {}

@@ -1,0 +1,88 @@
+"""Methods, partitions and readers of other packages, by `package.module:Name`, over worker processes and a resume."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coalface.core.errors import PluginError, RecipeError
+from coalface.experiments.recipe import loader
+from coalface.models.folder import ABOUT
+
+PAGE = Path(__file__).parents[2] / "docs" / "writing-a-method.md"
+METHOD = PAGE.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+SCRIPT = f"""{METHOD}
+
+import sys
+import coalface as cf
+
+data = cf.Silos(size=32, faces=cf.Synthetic(identities=8, images=4), partition=cf.Equal(parties=2))
+cf.Experiment(method=Damped(rounds=1), data=data, engine=cf.Engine(workers=int(sys.argv[2]))).run(sys.argv[1])
+"""
+PARTITION = '''
+from __future__ import annotations
+from coalface.experiments.recipe.partitions import Partition
+
+class Halves(Partition):
+    """The first identities at one party, the others at another."""
+
+    first: int = 3
+
+    def assign(self, faces, rng, domains):
+        return {"a": faces.only(range(self.first)), "b": faces.only(range(self.first, len(faces.names)))}
+'''
+
+
+@pytest.fixture
+def halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "halves_plugin.py").write_text(PARTITION)
+    monkeypatch.syspath_prepend(tmp_path)
+    return "halves_plugin:Halves"
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_script_without_a_guard_runs_its_own_method_over_workers_to_the_same_bits(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for workers in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "script.py", f"run{workers}", workers], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run1" / "model" / ABOUT).read_bytes() == (tmp_path / "run2" / "model" / ABOUT).read_bytes()
+    command = [str(Path(sys.executable).with_name("coalface")), "resume", "run1"]
+    resumed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert resumed.returncode == 1 and "__main__:Damped" in resumed.stderr
+
+
+def test_a_partition_of_a_plugin_takes_its_keys_and_comes_back_from_the_recipe(halves: str) -> None:
+    recipe = loader.parse({"data": {"partition": {"kind": halves, "first": 5}}})
+    assert recipe.partition is not None and recipe.partition.model_dump() == {"kind": halves, "seed": None, "first": 5}
+    assert loader.parse(recipe.resolved()).partition == recipe.partition
+
+
+@pytest.mark.parametrize(
+    ("partition", "where", "kind"),
+    [
+        ({"frst": 5}, "data.partition.frst", RecipeError),
+        ({"first": "x"}, "data.partition.first", RecipeError),
+        ({"kind": "halves_plugin:Quarters"}, "data.partition.kind", PluginError),
+        ({"kind": "pathlib:Path"}, "data.partition.kind", PluginError),
+        ({"kind": "halves"}, "data.partition.kind", RecipeError),
+    ],
+)
+def test_what_a_plugin_refuses_is_said_at_its_key(
+    halves: str, partition: dict[str, object], where: str, kind: type[RecipeError]
+) -> None:
+    with pytest.raises(RecipeError) as error:
+        loader.parse({"data": {"partition": {"kind": halves, **partition}}})
+    assert (error.value.where, type(error.value)) == (where, kind)
+
+
+def test_a_setting_of_a_method_with_dots_in_its_name_is_changed_from_the_command_line() -> None:
+    name = "coalface.methods.fedprox:FedProx"
+    recipe = loader.load(None, [f"method={name}", f"methods.{name}.mu=0.25"])
+    assert recipe.build_method().mu == 0.25  # type: ignore[attr-defined]
