@@ -92,9 +92,9 @@ def weights(file: Path) -> list[list[Any]]:
 
 
 def timeless(value: Any) -> Any:
-    """JSON without the members that tell how many seconds something took."""
+    """JSON without the members that tell how many seconds something took, and on which machine."""
     if isinstance(value, dict):
-        return {key: timeless(member) for key, member in value.items() if "seconds" not in key}
+        return {k: timeless(member) for k, member in value.items() if "seconds" not in k and k != "environment"}
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 

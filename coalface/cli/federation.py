@@ -101,7 +101,7 @@ def _consent(is_open: str, users: list[str], yes: bool) -> None:
 
 
 def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
-    """Go on with a run that kits on this machine have started, as it was asked for; False where it is none.
+    """Resume a run that kits on this machine started, with the same arguments; False for any other run.
 
     That is `coalface up`, which takes the place of this process.
     """

@@ -129,6 +129,8 @@ def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[
             raise RecipeError(f"{repr(value)[:200]} is not allowed; use finite numbers", where=f"{where}.{key}")
     try:
         return cls(**values)
+    except RecipeError as error:
+        raise RecipeError(error.text, where=f"{where}.{error.where}" if error.where else where) from error
     except (TypeError, ValueError) as error:
         raise RecipeError(str(error), where=where) from error
 

@@ -27,6 +27,7 @@ from coalface.core.errors import PluginError, RecipeError
 from coalface.core.method import Method
 from coalface.core.parsing import strict_json
 from coalface.experiments.recipe import loader, schema
+from coalface.experiments.recipe.plugins import module_of, plugins
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report import runs
 
@@ -136,9 +137,16 @@ def changes_text(changed: dict[str, tuple[str | None, str | None]]) -> str:
 
 
 def code_behind(recipe: Recipe) -> dict[str, str]:
-    """`code_of` the recipe's method, and of that of its pre-training, whose model the run starts from."""
+    """`code_of` the recipe's method and plug-ins, and of its pre-training's, whose model the run starts from."""
     before = {} if recipe.pretrain is None else code_behind(loader.pretraining(recipe))
+    for _, _, thing in plugins(recipe):
+        before |= _code_from(module_of(thing), [module_of(part) for part in getattr(thing, "__mro__", [thing])])
     return dict(sorted((before | code_of(recipe.build_method())).items()))
+
+
+def code_digest(recipe: Recipe) -> str:
+    """SHA-256 of `code_behind`: the same at a server and at its nodes, or they would not compute the same."""
+    return hashlib.sha256(json.dumps(code_behind(recipe)).encode()).hexdigest()
 
 
 def code_of(method: Method) -> dict[str, str]:
@@ -148,17 +156,21 @@ def code_of(method: Method) -> dict[str, str]:
     package, or beside its file. What has no source (a zip, a notebook) is left out.
     """
     parts = [method, *(getattr(method, field.name) for field in dataclasses.fields(method))]  # type: ignore[arg-type]
-    home = type(method).__module__
-    package, file = home.partition(".")[0], _source(home)
+    return _code_from(type(method).__module__, [cls.__module__ for part in parts for cls in type(part).__mro__])
+
+
+def _code_from(home: str, modules: Sequence[str]) -> dict[str, str]:
+    """Module -> SHA-256 of its source, of these modules and what they import."""
+    package, file = home.partition(".")[0], source_of(home)
     beside = file.parent if file is not None and file.parent.name not in INSTALLED else None
     digests: dict[str, str] = {}
-    pending, visited = [cls.__module__ for part in parts for cls in type(part).__mro__], set[str]()
+    pending, visited = list(modules), set[str]()
     while pending:
         name = pending.pop()
         if name in visited or (package == "coalface" and not name.startswith(SHARED)):
             continue
         visited.add(name)
-        if (path := _source(name)) is None:
+        if (path := source_of(name)) is None:
             continue
         near = beside is not None and beside.joinpath(*name.split(".")) in (path.with_suffix(""), path.parent)
         if name.startswith(SHARED) or name.partition(".")[0] == package or near:
@@ -187,9 +199,9 @@ def check_code(out: Path, begun: Begun, recipe: Recipe) -> None:
     """Raise RecipeError where the code behind a recipe is not that with which the run was begun."""
     if changed := changed_code(begun.code, code_behind(recipe)):
         raise RecipeError(
-            f"the code of its method has changed since the run began ({', '.join(changed)}); put it back, or start a "
-            f"new run. `coalface resume {shlex.quote(str(out))} --changed-code` goes on all the same, as a run of two "
-            "methods, and notes it in events.jsonl",
+            f"the code of its method or plug-ins has changed since the run began ({', '.join(changed)}); put it back, "
+            f"or start a new run. `coalface resume {shlex.quote(str(out))} --changed-code` goes on all the same, as a "
+            "run of two methods, and notes it in events.jsonl",
             where=out,
         )
 
@@ -209,7 +221,7 @@ def changed_code(begun: Mapping[str, str], current: Mapping[str, str]) -> list[s
 
     Of one that runs, but whose source is not there any more, nothing can be said, nor of what it uses.
     """
-    blind = any(name in sys.modules and _source(name) is None for name in begun)
+    blind = any(name in sys.modules and source_of(name) is None for name in begun)
     return [name for name, digest in begun.items() if current.get(name, digest if blind else None) != digest]
 
 
@@ -221,7 +233,7 @@ def note(out: Path, event: Mapping[str, Any]) -> None:
         file.write(strict_json(event).encode() + b"\n")
 
 
-def _source(name: str) -> Path | None:
+def source_of(name: str) -> Path | None:
     """The file with a module's source, if there is one."""
     file = _located(name)[0]
     path = Path(file) if file else None

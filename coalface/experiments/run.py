@@ -139,7 +139,7 @@ def _carry_out(
 
 
 def _begin_or_resume(recipe: Recipe, out: Path, callback: Callback) -> None:
-    """Run a recipe in a folder of which it is known that it holds nothing else, or go on where it was begun there."""
+    """Run a recipe in a folder of its own, or resume it there."""
     resume(out, callback) if (out / "config.yaml").exists() else run(recipe, out, callback)
 
 

@@ -127,7 +127,7 @@ def _begins(out: Path) -> dict[str, Any]:
 
 
 def status(out: Path) -> Status:
-    """Where a run stands. Raises FileNotFoundError or ValueError where `out` is no run folder, or cannot be read."""
+    """Where a run stands. Raises FileNotFoundError or ValueError where `out` is not a run folder, or cannot be read."""
     run = runs.read(out)
     stages = _stages(out, run)
     begins = mapping(next((e for e in reversed(run.events) if e.get("event") == "begins"), None))

@@ -14,6 +14,7 @@ from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.server import READ, Server
 from coalface.evaluation import enrolled, personalised
 from coalface.experiments import plan
+from coalface.experiments.environment import environment
 from coalface.experiments.prepare import PreparedRun
 from coalface.privacy import ledger
 from coalface.training.losses.spreadout import cosine_histogram, mean_cosine
@@ -39,6 +40,7 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
         "numerics": server.numerics.record(),
         "messages": plan.as_dicts(run.plan.sent),
         "stays": list(run.plan.stays),
+        "environment": environment(recipe),
     }
     if models.class_embeddings:
         about["class_embeddings"] = class_embeddings(torch.cat(list(models.class_embeddings.values())))

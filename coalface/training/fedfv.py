@@ -71,7 +71,7 @@ def equivalent_embeddings(weights: Tensor, count: int, fused: int = 2, *, genera
     hundred times in a row.
     """
     if fused < 2:
-        raise ValueError(f"{fused} class embeddings fused would go to other clients as they are: fuse 2 or more")
+        raise ValueError(f"a mean of {fused} class embedding would reach other clients as it is; fuse 2 or more")
     if count < 1:
         raise ValueError(f"a round needs 1 equivalent class embedding or more, not {count}")
     if weights.ndim == 2 and len(weights) < fused:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.checks import TypedSettings
+from coalface.core.errors import RecipeError
 from coalface.core.method import Party, private
 from coalface.training.sgd import MOMENTUM, SGD, Momentum
 
@@ -56,53 +57,58 @@ class LocalTraining(TypedSettings):
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", *(["steps_per_round"] if self.steps_per_round is not None else [])):
             if getattr(self, name) < 1:
-                raise ValueError(f"local.{name} is {getattr(self, name)}; give 1 or more")
+                raise RecipeError(f"{getattr(self, name)} is not allowed; use 1 or more", where=name)
         if self.steps_per_round is not None and self.epochs != 1:
-            raise ValueError(
-                f"local.epochs is {self.epochs} and local.steps_per_round {self.steps_per_round}, which would take "
-                "its place: leave one of them out (or set local.epochs=1 where a recipe gives it)"
+            raise RecipeError(
+                f"{self.epochs} epochs, and steps_per_round={self.steps_per_round}, which takes their place; remove "
+                "one of the two, or set epochs to 1",
+                where="epochs",
             )
         if bad := [party for party, images in self.party_batch_size.items() if images < 1]:
-            raise ValueError(f"local.party_batch_size of {bad[0]} is {self.party_batch_size[bad[0]]}; give 1 or more")
+            text = f"{self.party_batch_size[bad[0]]} is not allowed; use 1 or more"
+            raise RecipeError(text, where=f"party_batch_size.{bad[0]}")
         if self.party_batch_size and self.steps_per_round is None:
-            raise ValueError(
-                "local.party_batch_size needs local.steps_per_round: in an epoch it would change the steps of a round"
+            raise RecipeError(
+                "it needs steps_per_round too: in an epoch it would change the steps of a round",
+                where="party_batch_size",
             )
-        if not self.lr > 0 or not 0 <= self.momentum < 1 or self.weight_decay < 0:
-            raise ValueError(
-                f"local work needs lr > 0, 0 ≤ momentum < 1 and weight_decay ≥ 0; got lr={self.lr}, "
-                f"momentum={self.momentum}, weight_decay={self.weight_decay}"
-            )
-        if self.sample_rate is not None and not 0 < self.sample_rate <= 1:
-            raise ValueError(f"local.sample_rate is {self.sample_rate}; give a share above 0 and up to 1")
+        for name, allowed, within in (
+            ("lr", "a number above 0", self.lr > 0),
+            ("momentum", "0 or more, and less than 1", 0 <= self.momentum < 1),
+            ("weight_decay", "0 or more", self.weight_decay >= 0),
+            ("sample_rate", "a share above 0 and up to 1", self.sample_rate is None or 0 < self.sample_rate <= 1),
+        ):
+            if not within:
+                raise RecipeError(f"{getattr(self, name)} is not allowed; use {allowed}", where=name)
         self._check_steps()
 
     def _check_steps(self) -> None:
-        """Raise ValueError where the steps of a round do not fit those of the schedule or of the whole training."""
+        """Raise RecipeError where the steps of a round do not fit those of the schedule or of the whole training."""
         if self.lr_milestones and self.schedule != "step":
-            raise ValueError(
-                f"local.lr_milestones are for the schedule 'step', and local.schedule is {self.schedule!r}"
+            raise RecipeError(
+                f"they are for the schedule 'step', and the schedule is {self.schedule!r}", where="lr_milestones"
             )
         marks = [*self.lr_milestones, *([self.total_steps] if self.total_steps is not None else [])]
         if not marks:
             return
         if self.steps_per_round is None:
-            raise ValueError(
-                "local.lr_milestones and local.total_steps count steps: give local.steps_per_round, the steps of a "
-                "round"
+            raise RecipeError(
+                "lr_milestones and total_steps count steps; set steps_per_round, the steps of a round",
+                where="steps_per_round",
             )
         if min(marks) < 1 or (self.total_steps is not None and max(marks) > self.total_steps):
-            raise ValueError(
-                f"local.lr_milestones {list(self.lr_milestones)} must lie within 1 to local.total_steps "
-                f"({self.total_steps})"
+            raise RecipeError(
+                f"{list(self.lr_milestones)} must lie within 1 and total_steps, {self.total_steps}",
+                where="lr_milestones",
             )
         if any(mark % self.steps_per_round for mark in marks):
             fits = [k for k in range(1, min(marks) + 1) if not any(mark % k for mark in marks)]
             near = min(fits, key=lambda k: (abs(k - self.steps_per_round), -k))  # type: ignore[operator]
-            raise ValueError(
-                f"local.steps_per_round (K) is {self.steps_per_round}, which does not divide the steps at which the "
-                f"learning rate changes or training ends ({', '.join(map(str, sorted(marks)))}), and within a round "
-                f"the rate is constant; the nearest K that does is {near}"
+            raise RecipeError(
+                f"{self.steps_per_round} does not divide the steps at which the learning rate changes or training ends "
+                f"({', '.join(map(str, sorted(marks)))}), and within a round the rate is constant; the nearest K "
+                f"that does is {near}",
+                where="steps_per_round",
             )
 
     @property

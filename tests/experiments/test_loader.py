@@ -93,7 +93,7 @@ def test_a_wrong_value_is_told_with_what_is_allowed(tree: dict[str, Any], where:
 @pytest.mark.parametrize(
     ("tree", "where"),
     [
-        ({"local": {"lr": -1}}, "local"),
+        ({"local": {"lr": -1}}, "local.lr"),
         ({"data": None}, "data"),
         ({"pretrain": 3}, "pretrain"),
         ({"evaluation": {"pairs": {"a": None}}}, "evaluation.pairs.a"),
@@ -252,7 +252,7 @@ def test_the_digest_does_not_change_with_name_root_or_workers() -> None:
 def test_epochs_and_iterations_are_not_given_both() -> None:
     with pytest.raises(RecipeError) as refused:
         tiny(local={"epochs": 2, "steps_per_round": 3})
-    assert refused.value.where == "local"
+    assert refused.value.where == "local.epochs"
     recipe = tiny(local={"steps_per_round": 3})
     again = loader.parse(recipe.resolved())  # config.yaml has the default of the other as well
     assert again.digest() == recipe.digest() and again.resolved() == recipe.resolved()

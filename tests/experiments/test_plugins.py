@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tinyruns
+import torch
+from tinyruns import Silent
 
+import coalface
 from coalface.core.errors import PluginError, RecipeError
+from coalface.experiments import run as runner
 from coalface.experiments.recipe import loader
+from coalface.experiments.report import table
+from coalface.experiments.report.runs import keep_digests
 from coalface.models.folder import ABOUT
 
 PAGE = Path(__file__).parents[2] / "docs" / "writing-a-method.md"
@@ -40,6 +50,7 @@ class Halves(Partition):
 def halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "halves_plugin.py").write_text(PARTITION)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "halves_plugin", raising=False)  # of another test, with a folder of its own
     return "halves_plugin:Halves"
 
 
@@ -86,3 +97,31 @@ def test_a_setting_of_a_method_with_dots_in_its_name_is_changed_from_the_command
     name = "coalface.methods.fedprox:FedProx"
     recipe = loader.load(None, [f"method={name}", f"methods.{name}.mu=0.25"])
     assert recipe.build_method().mu == 0.25  # type: ignore[attr-defined]
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_a_run_over_workers_records_where_its_plugins_are_from_and_refuses_to_go_on_with_others(
+    halves: str, tmp_path: Path
+) -> None:
+    partition = {"kind": halves, "first": 1}
+    out = tinyruns.run(tmp_path / "run", data={"partition": partition}, engine={"workers": 2})
+    environment = json.loads((out / "summary.json").read_text())["environment"]
+    digest = hashlib.sha256((tmp_path / "halves_plugin.py").read_bytes()).hexdigest()
+    recorded = {"name": halves, "distribution": None, "version": None, "sha256": digest}
+    assert environment["plugins"] == {"data.partition.kind": recorded}
+    assert environment["coalface"] == coalface.__version__ and environment["torch"] == torch.__version__
+    assert "halves_plugin" in (out / "report.html").read_text()
+    (tmp_path / "halves_plugin.py").write_text(PARTITION + "# changed\n")
+    with pytest.raises(RecipeError, match="halves_plugin"):
+        runner.resume(out, Silent())
+
+
+def test_environments_that_differ_are_told_by_a_comparison(fedavg_run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(fedavg_run, other)
+    summary = json.loads((other / "summary.json").read_text())
+    summary["environment"] |= {"torch": "1.0", "date": "yesterday", "plugins": {"method": {"name": "my.own:Method"}}}
+    (other / "summary.json").write_text(json.dumps(summary))
+    keep_digests(other)
+    (sentence,) = (line for line in table.notes(table.compare([fedavg_run, other])) if "environments" in line)
+    assert "torch" in sentence and "my.own:Method" in sentence and "date" not in sentence

@@ -37,10 +37,10 @@ def test_plain_output_is_one_line_a_round_with_the_time_left():
         progress.finish({"devtest": {"accuracy": 74.0}}, "runs/demo")
     assert lines() == [
         "demo  4 rounds",
-        "demo  round 1/4  loss 3.25  8/8 parties  down 500 kB up 250 kB  0:30 gone, 1:30 left",
-        "demo  round 2/4  loss 3.25  8/8 parties  down 1 MB up 500 kB  devtest EER 22.0  1:00 gone, 1:00 left",
-        "demo  round 3/4  loss 3.25  8/8 parties  down 1.5 MB up 750 kB  devtest EER 22.0  1:30 gone, 0:30 left",
-        "demo  round 4/4  loss 3.25  8/8 parties  down 2 MB up 1 MB  devtest EER 22.0  2:00 gone",
+        "demo  round 1/4  loss 3.25  8/8 parties  down 500 kB up 250 kB  0:30 elapsed, 1:30 left",
+        "demo  round 2/4  loss 3.25  8/8 parties  down 1 MB up 500 kB  devtest EER 22.0  1:00 elapsed, 1:00 left",
+        "demo  round 3/4  loss 3.25  8/8 parties  down 1.5 MB up 750 kB  devtest EER 22.0  1:30 elapsed, 0:30 left",
+        "demo  round 4/4  loss 3.25  8/8 parties  down 2 MB up 1 MB  devtest EER 22.0  2:00 elapsed",
         "demo  done  4 rounds  2:00  devtest accuracy 74.0  down 2 MB up 1 MB  in runs/demo",
     ]
 
@@ -68,7 +68,7 @@ def test_a_resumed_run_estimates_from_the_rounds_of_this_session():
         progress.finish({}, "x")
     assert lines()[0] == "demo  20 rounds, resumed after 10"
     assert "down 6 MB up 3 MB" in lines()[1]  # of the whole run
-    assert "round 11/20" in lines()[1] and lines()[1].endswith("0:06 gone, 0:54 left")
+    assert "round 11/20" in lines()[1] and lines()[1].endswith("0:06 elapsed, 0:54 left")
 
 
 def test_failures_stages_and_notes_are_said_without_control_characters():
@@ -129,7 +129,7 @@ def test_the_live_view_crops_no_figure(width):
     assert set(view[1]) == {"━"}
     for part in ("loss 3.25", "6/8 parties", "held-out-people-balanced accuracy 76.7 ± 2.1", "1 failed", "1 abandoned"):
         assert any(f"  {part}  " in f"  {line}  " for line in view), (part, view)
-    assert any("enrolled by codewords EER 9.50" in line for line in view) and view[-1].endswith("gone")
+    assert any("enrolled by codewords EER 9.50" in line for line in view) and view[-1].endswith("elapsed")
     assert all(len(line) <= width for line in view)
 
 

@@ -91,6 +91,12 @@ def test_a_node_with_other_numbers_than_the_recipe_has_is_left_alone() -> None:
     assert link.members["silo-0"].images == 11
 
 
+def test_a_node_with_other_code_of_the_method_is_left_alone() -> None:
+    grid = InProcessGrid([lambda message, context: Message(joining(), reply_to=message)])
+    with pytest.raises(RunFailed, match="has other code"):
+        FlowerTransport(grid, {"silo-0": "trainer"}, HASTE, code="abc")
+
+
 def instead(change_bytes: Callable[[bytes], bytes] = bytes, **changes: Any) -> Any:
     """A reply that says something else, of the same bytes or of others."""
 

@@ -88,7 +88,7 @@ class Cipher:
                 start += PIECE + TAG
 
     def mark(self) -> bytes:
-        """16 bytes after the header, by which it alone is known to be as it was written, and of this key."""
+        """16 bytes after the header, which show that the header is unchanged and of this key."""
         return self.aead.encrypt(_nonce(0), b"", self.bound)
 
     def open(self, sealed: bytes | bytearray | memoryview, start: int) -> bytearray:

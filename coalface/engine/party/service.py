@@ -34,6 +34,8 @@ class PartyService:
     context: ExecutorContext
     public: str | None = None
     """Who is in the public images that it holds (`FaceSet.who`), where the method shares some."""
+    code: str | None = None
+    """What the code of the method is here: `coalface.experiments.provenance.code_digest`."""
 
 
 def answer(service: Callable[[], PartyService], about: str, values: Said, data: Data) -> tuple[Said, Data]:
@@ -49,7 +51,7 @@ def answer(service: Callable[[], PartyService], about: str, values: Said, data: 
 
 
 def _join(service: PartyService, values: Said, data: Data) -> tuple[Said, Data]:
-    return {"name": service.name, **asdict(service.member), "public": service.public}, {}
+    return {"name": service.name, **asdict(service.member), "public": service.public, "code": service.code}, {}
 
 
 def _step(service: PartyService, values: Said, data: Data) -> tuple[Said, Data]:

@@ -38,7 +38,7 @@ class FederatedData:
     pairs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The pairs of each validator, of the images that it holds: `coalface.data.pairs.PairList`."""
     calibration_data: Mapping[str, FaceSet] = dataclasses.field(default_factory=dict)
-    """Images of a party's that nobody trains on, by which it chooses settings of its own."""
+    """Party -> images of its own that nobody trains on, by which it chooses settings."""
 
     def __post_init__(self) -> None:
         for name in self.data:

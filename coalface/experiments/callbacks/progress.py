@@ -95,8 +95,8 @@ class _CurrentRun:
     def time(self, clock: float) -> str:
         elapsed, rounds_left = clock - self.began, self.rounds - self.ended
         if not self.trained or rounds_left <= 0:
-            return f"{duration(elapsed)} gone"
-        return f"{duration(elapsed)} gone, {duration(elapsed / self.trained * rounds_left)} left"
+            return f"{duration(elapsed)} elapsed"
+        return f"{duration(elapsed)} elapsed, {duration(elapsed / self.trained * rounds_left)} left"
 
 
 class Progress(Callback):

@@ -92,14 +92,18 @@ class Kinds:
         written = core_schema.wrap_serializer_function_ser_schema(self._write, info_arg=True, schema=union)
         return core_schema.no_info_wrap_validator_function(self._read, union, serialization=written)
 
+    def class_of(self, kind: object) -> type[Section] | None:
+        """The class that a kind names; None for an unknown one. Raises PluginError where it cannot be imported."""
+        if not isinstance(kind, str) or kind in self.classes or self.plugins is None:
+            return self.classes.get(str(kind))
+        return self.plugins.get(kind)
+
     def _read(self, value: object, handler: core_schema.ValidatorFunctionWrapHandler) -> object:
         """A section; one of a plug-in is made by its own class, whose errors name its keys."""
         kind = self._kind(value)
-        if isinstance(value, Mapping | Section) and isinstance(kind, str) and kind not in self.classes:
-            assert self.plugins is not None
+        if isinstance(value, Mapping | Section) and kind not in self.classes:
             try:
-                cls = self.plugins.get(kind)
-                if cls is not None:
+                if (cls := self.class_of(kind)) is not None:
                     return value if isinstance(value, cls) else cls(**typing.cast(Mapping[str, Any], value))
             except RecipeError as error:
                 raise PluginFault(error, self.key) from None
@@ -110,7 +114,8 @@ class Kinds:
 
     def of_kind(self, tree: Mapping[str, Any], kind: object) -> dict[str, Any]:
         """The keys of a section of another kind, with what that has of the keys before."""
-        fields = self.classes[kind].model_fields if isinstance(kind, str) and kind in self.classes else tree
+        cls = self.class_of(kind)
+        fields = tree if cls is None else cls.model_fields
         return {**{key: value for key, value in tree.items() if key in fields}, self.key: kind}
 
     def _kind(self, value: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from coalface.core.checks import needs_section, short
-from coalface.core.errors import RecipeError
+from coalface.core.errors import PluginError, RecipeError
 from coalface.core.names import made_plain
 from coalface.core.parsing import parse_yaml
 from coalface.core.text import told
@@ -55,7 +56,7 @@ def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Re
         tree, values[key] = with_value(tree, key, value), value
     for key in values:
         if not _has(tree, key):
-            raise RecipeError("a change after it chooses something that has no such key; leave one out", where=key)
+            raise RecipeError("a later change selects something without this key; remove one of the two", where=key)
     return parse(tree)
 
 
@@ -195,7 +196,11 @@ def merged(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 def _of_kind(tree: Mapping[str, Any], kind: Any) -> dict[str, Any]:
     """A source or a partition of another kind, with what that has of the keys before."""
-    return (PARTITIONS if str(kind) in PARTITIONS.classes else SOURCES).of_kind(tree, kind)
+    for kinds in (PARTITIONS, SOURCES):
+        with contextlib.suppress(PluginError):  # it may be of the other
+            if kinds.class_of(kind) is not None:
+                return kinds.of_kind(tree, kind)
+    return {**tree, "kind": kind}
 
 
 def _check_utf8(value: Any, where: str = "") -> None:

@@ -101,6 +101,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         ledger_bytes=grids.size_text(ledger.get("bytes")),
         heads=grids.heads(ledger),
         numerics=Grid(("setting", "value"), list(flatten(mapping(run.summary.get("numerics"))).items())),
+        environment=Grid(("what", "value"), list(flatten(mapping(run.summary.get("environment"))).items())),
         config=Markup("\n").join(escape(clean(line)) for line in run.config_text.rstrip().split("\n")),
     )
 

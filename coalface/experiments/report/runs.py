@@ -112,7 +112,7 @@ def gaps(figures: Mapping[str, float], domains: Mapping[str, str]) -> dict[str, 
 def read(path: Path, label: str | None = None) -> Run:
     """Read a run folder.
 
-    Raises FileNotFoundError where `path` is no run folder, ValueError where one of its files cannot be read. A last
+    Raises FileNotFoundError where `path` is not a run folder, ValueError where one of its files cannot be read. A last
     line of a `.jsonl` file that was cut off (the run was killed while it wrote) is left out.
     """
     if not any((path / name).is_file() for name in ("summary.json", "metrics.jsonl", "config.yaml")):
@@ -162,7 +162,7 @@ def read_all(paths: Sequence[Path]) -> list[Run]:
 
 
 def flat_figures(by_list: object) -> dict[str, float]:
-    """{"devtest": {"accuracy": 81.2}} → {"devtest/accuracy": 81.2}; what is no finite number is left out."""
+    """{"devtest": {"accuracy": 81.2}} → {"devtest/accuracy": 81.2}; what is not a finite number is left out."""
     by_name = {name: _finite(figures) for name, figures in mapping(by_list).items()}
     return {f"{name}/{key}": value for name, figures in by_name.items() for key, value in figures.items()}
 

@@ -27,6 +27,14 @@ from coalface.experiments.report.runs import (
     without_errors,
 )
 
+WHERE = {
+    "config": "These runs differ also in",
+    "numerics": "Their numerics differ in",
+    "environment": "Their environments differ in",
+}
+"""Where runs may differ -> how a sentence about it begins."""
+OF_EACH_RUN = ("date", "command")
+"""What of the environment is another in each run."""
 Intervals = Mapping[tuple[Path, str], tuple[float, float, float]]
 """(run folder as given to `compare`, figure as `list/figure`) → difference to the first run, low and high end."""
 
@@ -185,7 +193,7 @@ def notes(comparison: Comparison) -> list[str]:
     if pooled := [row.run for row in comparison.rows if row.pooled]:
         sentences.append(f"Pooled (all the images in one place, not federated): {', '.join(map(clean, pooled))}.")
     sentences += [f"{clean(sentence)}." for sentence in comparison.left_out]
-    for where, title in (("config", "These runs differ also in"), ("numerics", "Their numerics differ in")):
+    for where, title in WHERE.items():
         if keys := [key for key in comparison.apart if key.where == where]:
             listed = (f"{clean(key.key)} ({', '.join(map(clean, dict.fromkeys(key.values.values())))})" for key in keys)
             sentences.append(f"{title}: {'; '.join(listed)}.")
@@ -201,14 +209,16 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
     """
     same_method = len({run.method for run in runs}) == 1
     apart: list[Apart] = []
-    for where in ("config", "numerics"):
-        flat = [flatten(run.config if where == "config" else mapping(run.summary.get("numerics"))) for run in runs]
+    for where in WHERE:
+        flat = [flatten(run.config if where == "config" else mapping(run.summary.get(where))) for run in runs]
         for key in dict.fromkeys(key for settings in flat for key in settings):
             values = [settings.get(key, "absent") for settings in flat]
             kind = f"{key.rpartition('.')[0]}.kind"
             if len({*values} - {"absent"}) < 2 and len({settings[kind] for settings in flat if kind in settings}) > 1:
                 continue  # the kinds differ, which is named
             if len(set(values)) == 1 or (where == "config" and key in ("name", "seed", "method", "method.name")):
+                continue
+            if where == "environment" and (key in OF_EACH_RUN or ("absent" in values and "plugins." not in key)):
                 continue
             if where == "config" and key.startswith("methods.") and not same_method and len({*values} - {"absent"}) < 2:
                 continue

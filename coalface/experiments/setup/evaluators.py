@@ -29,7 +29,7 @@ def evaluate_clients(parts: Parts) -> Evaluator | None:
         return Enrolled(parts.data, parts.split.train, test)
     if len(served := personalised.tested(parts.clients, test)) < 2:
         raise RecipeError(
-            f"a client's people are told from those of others, and {len(served)} of the clients of data.partition has "
+            f"it needs two or more clients with test images, and {len(served)} of data.partition has "
             "test images; assign identities to two or more, or use a smaller data.test.images",
             where="evaluation.personalised",
         )

@@ -73,7 +73,7 @@ def pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
 
 
 def open_listing(recipe: Recipe, source: sections.Source) -> Source:
-    """A source of which no image has been read yet; a pack is one among the parties' own alone."""
+    """A source, with no image read yet. Only parties' own images may be packs here."""
     match source:
         case sections.Reader():
             return source.open(size=recipe.data.size, grey=recipe.data.grey)

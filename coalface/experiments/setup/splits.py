@@ -163,7 +163,7 @@ def _of_nobody(recipe: Recipe, data: Own, split: Split, public: FaceSet) -> Face
             some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
             raise RecipeError(
                 f"{len(shared)} of its people are {name}'s own ({some}), "
-                "who would be trained on as strangers to themselves: take others, or leave them out by data.exclude",
+                "who would be trained on under two names; use other people, or list them in data.exclude",
                 where="data.public",
             )
     return public
@@ -192,7 +192,10 @@ def _held_out(faces: FaceSet, count: int, parts: tuple[str, ...]) -> tuple[FaceS
     """(rest, held): so many identities are held; of a joined source, of each part its share by number of identities."""
     present = np.flatnonzero(faces.counts())
     if not parts or not 0 < count < len(present):
-        return hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=count)
+        try:
+            return hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=count)
+        except ValueError as error:
+            raise RecipeError(str(error), where="data.hold_out") from None
     belongs = np.array([parts.index(faces.names[number].partition("/")[0]) for number in present])
     chosen_of_parts = []
     for part, share in enumerate(shares(np.bincount(belongs, minlength=len(parts)).tolist(), count)):

@@ -30,7 +30,7 @@ def client_app(player: Callable[[Context], Answer]) -> ClientApp:
             try:
                 values, data = read(message.content)
             except Exception as error:  # the server's fault, whatever it is
-                log.error("%s: the server sent a message that is none: %r", about, error)
+                log.error("%s: not a message of a server: %r", about, error)
                 return Message(write({"failed": type(error).__name__}), reply_to=message)
             return Message(write(*player(context)(about, values, data)), reply_to=message)
 

@@ -48,7 +48,7 @@ def server(recipe: Path) -> Any:
         patience = transport.Patience(
             join=float(run_config.get("join-seconds", 300)), step=float(run_config.get("step-seconds", 3600))
         )
-        carrier = Nodes(grid, patience, run_config)
+        carrier = Nodes(grid, patience, run_config, provenance.code_digest(loaded))
         if (out / "config.yaml").exists():
             check_begun(out, loaded)
             experiment.resume(out, Progress(), carrier=carrier)
@@ -65,6 +65,8 @@ class Nodes:
     grid: Any
     patience: transport.Patience
     asked: Mapping[str, Any]
+    code: str | None = None
+    """What the code of the method is at the server."""
 
     def __call__(self, setup: Setup, here: FederatedData) -> transport.FlowerTransport:
         members = here.members()  # none of those with images of their own
@@ -72,7 +74,7 @@ class Nodes:
         counts = {name: (member.images, member.identities) for name, member in members.items() if member.images}
         public = None if here.public is None else here.public.who()
         return transport.FlowerTransport(
-            self.grid, roles, self.patience, keys=read_keys(list(roles)), public=public, counts=counts
+            self.grid, roles, self.patience, keys=read_keys(list(roles)), public=public, code=self.code, counts=counts
         )
 
 

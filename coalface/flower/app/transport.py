@@ -69,6 +69,7 @@ class FlowerTransport:
         *,
         keys: Mapping[str, bytes] | None = None,
         public: str | None = None,
+        code: str | None = None,
         counts: Mapping[str, tuple[int, int]] | None = None,
         max_in_flight: int = 64,
     ) -> None:
@@ -76,12 +77,13 @@ class FlowerTransport:
 
         `keys` are the parties' public keys as the SuperLink knows them; without them a node may say any name. `public`
         is `FaceSet.who` of the public images that every party must hold as the server does; None: there are none.
+        `code` is `provenance.code_digest` of the method at the server, which every node must have; None: any will do.
         `counts` are the images and identities of those parties of which the recipe says them.
 
         Raises RunFailed where they are not there in time.
         """
         self._grid, self._patience, self._keys, self._max_in_flight = grid, patience, keys, max_in_flight
-        self._roles, self._public, self._counts = expected, public, counts or {}
+        self._roles, self._public, self._code, self._counts = expected, public, code, counts or {}
         self._nodes: dict[str, int] = {}
         self._party_of: dict[int, str] = {}
         """Nodes that have said which party they play."""
@@ -212,6 +214,8 @@ class FlowerTransport:
             return f"{claimed}; a party has 1 to {MOST_IMAGES} images, and no more identities than images"
         if values.get("public") != self._public:
             return f"{claim} and has not the server's public images, of the same people"
+        if self._code not in (None, values.get("code")):
+            return f"{claim} and has other code of the method than the server: install the same versions at both"
         self._party_of[node] = name
         if self._nodes.setdefault(name, node) != node:
             return f"a second node says that it is {name}"
@@ -314,7 +318,7 @@ class FlowerTransport:
                         raise reply
                     answers[message] = read(reply.content) if reply.has_content() else _NO_ANSWER
                 except Exception as error:  # whatever it is, it is the party's
-                    answers[message] = {"failed": f"a reply that is none ({type(error).__name__})"}, {}
+                    answers[message] = {"failed": f"not a reply ({type(error).__name__})"}, {}
         return answers
 
     def _pull_one(self, message: str) -> Sequence[Message | Exception]:

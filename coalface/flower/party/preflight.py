@@ -70,7 +70,7 @@ def check(file: Path, recipe: Recipe | None = None, name: str | None = None) -> 
 
 
 def _check_images(store: Store, recipe: Recipe | None, report: PartyReport) -> None:
-    """How many images of whom there are, and how large."""
+    """The images: how many, of how many people, and how large."""
     lines, faults = report.lines, report.faults
     lines += [f"ignored: {ignored}" for ignored in store.passed_over()]
     lines.append(f"{shown(store.path)}: {_count(len(store), len(store.names))}")

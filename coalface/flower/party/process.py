@@ -21,6 +21,7 @@ from coalface.data.stores import telling_passed_over
 from coalface.engine.party import permissions, service
 from coalface.engine.party.service import Data, PartyService, Said
 from coalface.engine.party.setup import Setup
+from coalface.experiments import provenance
 from coalface.experiments.setup import party_data
 from coalface.experiments.setup.parts import Parts
 from coalface.flower.app.server import read
@@ -58,7 +59,7 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     setup.prepare()
     public = None if data.public is None else data.public.who()
     context = replace(setup.context(data), flush=True, vault=vault)
-    return PartyService(name, data.members()[name], context, public=public)
+    return PartyService(name, data.members()[name], context, public=public, code=provenance.code_digest(loaded))
 
 
 def main() -> None:
