@@ -1,6 +1,7 @@
 """The figures that runs have, by name, for whoever shows them: tables, pages, drawings, TensorBoard.
 
-Each is declared beside the code that computes it. A name that nobody declared is shown as it is, in percent.
+Each is declared beside the code that computes it; a plug-in declares its own. A name that nobody declared is shown as
+it is, in percent.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from coalface.core.names import check_name
 from coalface.evaluation.metrics import clustering, enrolled, identification, personalised, verification
-from coalface.evaluation.metrics.figure import Figure
+from coalface.evaluation.metrics.figure import Figure, Unit
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
@@ -29,6 +31,27 @@ SERVED_BY = {
 """By which model a client's own people are evaluated, as the summary names it below `personalised`, and in words."""
 
 
+_DECLARED: dict[str, Figure] = {}
+
+
+def declare(figure: Figure) -> None:
+    """Show a plug-in's figure by what it says of itself.
+
+    Raises ValueError for a name that the package's own figures have, or that is not plain.
+    """
+    name = check_name(figure.name)
+    families = [family for family in FIGURES.values() if family.is_family]
+    if name in FIGURES or name.endswith("_se") or any(name.startswith(family.name) for family in families):
+        raise ValueError(f"{name} is another figure's name; choose another")
+    _DECLARED[name] = figure
+
+
+def declare_all(figures: object) -> None:
+    """Declare the figures of a plug-in by what a run's summary, or a line of a sweep, keeps of them."""
+    for figure in figures.values() if isinstance(figures, dict) else ():
+        declare(Figure(**{**figure, "unit": Unit(**figure["unit"])}))
+
+
 def figure_of(key: str) -> Figure:
     """The figure that a key names: `accuracy`, or `devtest/tar@far=0.01`.
 
@@ -36,8 +59,8 @@ def figure_of(key: str) -> Figure:
     ('TAR at FAR 0.01', 'lower')
     """
     name = key.rpartition("/")[2]
-    if name in FIGURES:
-        return FIGURES[name]
+    if name in FIGURES or name in _DECLARED:
+        return FIGURES.get(name) or _DECLARED[name]
     for family in FIGURES.values():
         if family.is_family and name.startswith(family.name):
             return replace(family, name=name, title=(family.title or family.name) + name.removeprefix(family.name))

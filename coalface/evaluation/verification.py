@@ -21,9 +21,11 @@ from coalface.data.pairs import PairList, list_sha256
 from coalface.engine.server import Server
 from coalface.evaluation import embedding
 from coalface.evaluation.base import Evaluator
+from coalface.evaluation.metrics import pair_figures
 from coalface.evaluation.metrics.bootstrap import PairIdentities
 from coalface.evaluation.metrics.evidence import accuracy_evidence, hits_evidence, tar_evidence
 from coalface.evaluation.metrics.identification import identify
+from coalface.evaluation.metrics.pair_figures import PairFigure
 from coalface.evaluation.metrics.verification import evaluate_pairs, histogram, roc, score_pairs
 from coalface.models.embedding import embed, images_needed
 
@@ -78,6 +80,8 @@ class Verification(Evaluator):
     """Of the last evaluation: the figures of each party's own model."""
     fars: tuple[float, ...] = ()
     """False accept rates of the TARs; none: those of the field."""
+    pair_figures: Sequence[PairFigure] = ()
+    """Figures of plug-ins."""
 
     def evaluate_start(self, model: Tensors) -> dict[str, Any]:
         """The figures of the model that the run starts from, under `untrained`."""
@@ -100,7 +104,8 @@ class Verification(Evaluator):
         figures = self.evaluate_round(server, models)
         keep_lists(server.folder / "judged", self.pairs)
         write_json(server.folder / "evidence.json", self.evidence())
-        return {"figures": figures, "curves": self.curves(), "judged": self.last_parties}
+        own = {"own_figures": pair_figures.declarations(self.pair_figures)} if self.pair_figures else {}
+        return {"figures": figures, "curves": self.curves(), "judged": self.last_parties, **own}
 
     def models(self, models: Sequence[Tensors]) -> Figures:
         """The mean figures of some models, each with all tensors of the backbone; none where all are elsewhere."""
@@ -125,6 +130,8 @@ class Verification(Evaluator):
         scores = score_pairs(features, left, right)
         fars, folds = self.fars or FARS, chosen.evaluated_folds
         figures = evaluate_pairs(scores, pairs.same, pairs.fold, pairs.headline, fars, folds).figures()
+        if self.pair_figures:
+            figures |= pair_figures.values(self.pair_figures, scores, chosen.identities, folds)
         self.last_scores.setdefault(chosen.name, []).append(scores)
         if len(probes):
             people = chosen.faces.labels[needed]
@@ -140,6 +147,9 @@ class Verification(Evaluator):
             models = [_evidence(scores, chosen, self.fars or FARS) for scores in self.last_scores[chosen.name]]
             for model, right in zip(models, self.last_hits.get(chosen.name, ()), strict=False):
                 model |= hits_evidence(right)
+            for model, scores in zip(models, self.last_scores[chosen.name] if self.pair_figures else (), strict=False):
+                folds = chosen.evaluated_folds
+                model |= pair_figures.evidence(self.pair_figures, scores, chosen.identities, folds)
             evidence[chosen.name] = models
         return evidence
 

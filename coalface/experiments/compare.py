@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coalface.core.method import generator
-from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, draw_identities
+from coalface.evaluation.metrics.bootstrap import Bootstrap, bootstrap_of
+from coalface.evaluation.metrics.pair_figures import MOST_PAIRS
 from coalface.evaluation.metrics.paired import PairedDifference, Resampled, compare, resample, same_pairs
 from coalface.evaluation.verification import read_lists
 from coalface.experiments.report.runs import check
-
-DRAWS = 2000
 
 TAIL = "EER has no interval, since of so many impostors only the best are kept, and it lies below them"
 EARLY = (
@@ -26,7 +24,7 @@ Evidence = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], tuple[float, float, float]]:
-    """Difference to the first run and its 95 % interval, in percent points, by (run, `list/figure`).
+    """Difference to the first run and its 95 % interval, in the figure's unit, by (run, `list/figure`).
 
     Runs that were evaluated on other lists or on other folds of them, or that kept no evidence, have no entry.
     """
@@ -37,7 +35,7 @@ def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], tuple[float, float
         drawn = {run: resampled(evidence[run].get(name, ()), bootstrap) for run in runs}
         for run in runs[1:]:
             for figure, paired in differences(drawn[run], drawn[first]).items():
-                points[run, f"{name}/{figure}"] = (100 * paired.difference, 100 * paired.low, 100 * paired.high)
+                points[run, f"{name}/{figure}"] = paired.in_unit
     return points
 
 
@@ -46,17 +44,15 @@ def left_out(runs: Sequence[Path]) -> list[str]:
     reasons: dict[tuple[str, str], list[str]] = {}
     for run in runs:
         for name, models in _evidence(run).items():
+            own = {figure: drawn for model in models for figure, drawn in model.get("own", {}).items()}
+            for figure in (figure for figure, drawn in own.items() if drawn is None):
+                reasons[name, f"{figure} has no interval, since the list has more than {MOST_PAIRS:,} pairs"] = []
             forms = [(str(model.get("form")), "fars" in model) for model in models]
             if any(form == "tail-1" for form, _ in forms):
                 reasons[name, TAIL] = []
             elif not all(fars for _, fars in forms):
                 reasons.setdefault((name, EARLY), []).append(str(run))
     return [f"{name}: {reason.format(run=' and '.join(paths))}" for (name, reason), paths in reasons.items()]
-
-
-def bootstrap_of(identities: PairIdentities) -> Bootstrap:
-    """The draws of a list, the same for whoever compares on it."""
-    return draw_identities(identities, generator(2048, "bootstrap", identities.sha256), DRAWS)
 
 
 def resampled(models: Sequence[Mapping[str, Any]], bootstrap: Bootstrap) -> dict[str, list[Resampled]]:

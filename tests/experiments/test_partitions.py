@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from coalface.core.errors import RecipeError
 from coalface.experiments.recipe.partitions import PARTITIONS, ByDomain, Partition
 from coalface.experiments.setup.parts import Parts
 
-NEEDED: dict[str, dict[str, Any]] = {"shares": {"shares": {"b": 3, "a": 1}}}
+NEEDED: dict[str, dict[str, Any]] = {"shares": {"shares": {"b": 3, "a": 1}}, "file": {"path": "parties.txt"}}
 """Keys without which a kind cannot be."""
 
 
@@ -21,10 +22,16 @@ def kinds() -> list[Partition]:
 
 
 @pytest.mark.parametrize("kind", kinds(), ids=lambda kind: kind.kind)
-def test_every_kind_assigns_each_identity_once_to_the_parties_that_it_names(kind: Partition) -> None:
-    data = {"faces": {"identities": 24, "images": 3, "domains": ["studio", "street"]}, "hold_out": 0}
+def test_every_kind_assigns_each_identity_once_to_the_parties_that_it_names(
+    kind: Partition, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    faces = {"identities": 24, "images": 3, "domains": ["studio", "street"]}
+    data = {"faces": faces, "hold_out": 0, "root": str(tmp_path)}
+    everybody = Parts(tiny(data=data)).split.train
+    lines = [f"{name}, {'ab'[number % 2]}" for number, name in enumerate(everybody.names)]
+    (tmp_path / "parties.txt").write_text("\n".join(lines))
     parts = Parts(tiny(data=data | {"partition": kind.model_dump()}))
-    everybody = parts.split.train
     parties = kind.assign(everybody, np.random.default_rng(0), ("studio", "street"))
     assert kind.names() in (None, list(parties))
     assert sorted(name for faces in parties.values() for name in faces.names) == sorted(everybody.names)

@@ -13,9 +13,9 @@ import tinyruns
 from pages import markdown_rows
 from paired_runs import paired
 
+from coalface.evaluation.metrics import bootstrap
+from coalface.evaluation.metrics.bootstrap import bootstrap_of
 from coalface.evaluation.metrics.evidence import accuracy_evidence
-from coalface.experiments import compare
-from coalface.experiments.compare import bootstrap_of
 from coalface.experiments.recipe import loader
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import differences
@@ -62,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "DRAWS", 200)
+    monkeypatch.setattr(bootstrap, "DRAWS", 200)
 
 
 def finished(cells: Sequence[Cell], path: Path) -> dict[str, dict[str, Any]]:

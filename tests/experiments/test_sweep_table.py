@@ -17,8 +17,9 @@ from tinyruns import Silent
 
 from coalface.core import codec as wire
 from coalface.engine.party.commits import Commit
+from coalface.evaluation.metrics.bootstrap import bootstrap_of
 from coalface.evaluation.metrics.paired import resample
-from coalface.experiments.compare import bootstrap_of, intervals
+from coalface.experiments.compare import intervals
 from coalface.experiments.recipe import loader
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep.grid import Cell, grid

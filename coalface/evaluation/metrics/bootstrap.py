@@ -7,6 +7,7 @@ weighs c_i, an impostor pair of i and j weighs c_i · c_j.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,8 +15,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.method import generator
 from coalface.evaluation.metrics.verification import tenths
 
+DRAWS = 2000
+"""Draws of every comparison."""
 BLOCK = 128
 """Draws worked on at once, so that the weights of a few thousand pairs stay in the cache."""
 
@@ -79,6 +83,11 @@ class Bootstrap:
     """(P, draws) how often each identity was drawn; each column sums to P."""
 
     @cached_property
+    def sha256(self) -> str:
+        """Tells these draws from others."""
+        return hashlib.sha256(self.counts.tobytes()).hexdigest()
+
+    @cached_property
     def weights(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(draws,) the weight of all genuine pairs that count, and of all impostor pairs."""
         return self._weights(self.pairs.genuine, self.pairs.impostor)
@@ -117,3 +126,8 @@ def draw_identities(pairs: PairIdentities, rng: np.random.Generator, draws: int 
         raise ValueError(f"cannot draw {people} identities {draws} times: give 2 identities and 1 draw at the least")
     counts = rng.multinomial(people, np.full(people, 1 / people), size=draws)
     return Bootstrap(pairs=pairs, counts=np.ascontiguousarray(counts.T, dtype=np.int32))
+
+
+def bootstrap_of(pairs: PairIdentities) -> Bootstrap:
+    """The draws of a list, the same for whoever compares on it."""
+    return draw_identities(pairs, generator(2048, "bootstrap", pairs.sha256), DRAWS)

@@ -10,13 +10,14 @@ import base64
 import binascii
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities
+from coalface.evaluation.metrics.figure import Figure
 from coalface.evaluation.metrics.verification import allowed, check_scores
 
 
@@ -90,6 +91,26 @@ def hits(evidence: dict[str, Any], bootstrap: Bootstrap) -> Drawn:
     weight = queries_of @ bootstrap.counts.astype(np.int64)
     values = np.where(weight > 0, right_of @ bootstrap.counts / np.maximum(weight, 1), np.nan)
     return {"rank-1": (values, np.zeros(len(values), dtype=bool))}
+
+
+def drawn_evidence(figures: Mapping[Figure, tuple[float, NDArray[np.float64]]], bootstrap: Bootstrap) -> dict[str, Any]:
+    """Values of figures on the list as it is and in every draw (draws,), for whom no ranks are enough."""
+    own = {
+        figure.name: {"point": point, "better": figure.better, "data": _packed([values.astype("<f8").view("<u4")])}
+        for figure, (point, values) in figures.items()
+    }
+    return {"draws": bootstrap.sha256, "own": own}
+
+
+def drawn_figures(evidence: dict[str, Any], bootstrap: Bootstrap) -> dict[str, tuple[float, NDArray[np.float64], str]]:
+    """Figure -> (value, (draws,) values, which way is better); none where the evidence is of other draws."""
+    if evidence.get("draws") != bootstrap.sha256:
+        return {}
+    figures = {}
+    for name, own in evidence["own"].items():
+        (halves,) = _unpacked(own["data"], [2 * bootstrap.counts.shape[1]])
+        figures[name] = (float(own["point"]), halves.astype("<u4").view("<f8").astype(float), str(own["better"]))
+    return figures
 
 
 Drawn = dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]

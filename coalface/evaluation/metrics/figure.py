@@ -64,14 +64,14 @@ class Figure:
     @property
     def axis_title(self) -> str:
         """Over a drawing, where percent is named too."""
-        return f"{self.heading} (%)" if self.unit is PERCENT else self.heading
+        return f"{self.heading} (%)" if self.unit == PERCENT else self.heading
 
     def text(self, value: float, error: float | None = None) -> str:
         """A value for people, with its standard error; percent has one digit, and two below ten."""
         places = self.unit.digits
-        if self.unit is PERCENT:
+        if self.unit == PERCENT:
             places = 2 if abs(value) < 10 else 1
-        elif self.unit is COUNT:
+        elif self.unit == COUNT:
             places = 0
         return f"{value:,.{places}f}" + ("" if error is None else f" ± {error:.{places}f}")
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.evaluation.metrics.bootstrap import Bootstrap
-from coalface.evaluation.metrics.evidence import RESAMPLERS, hits
+from coalface.evaluation.metrics.evidence import RESAMPLERS, drawn_figures, hits
 from coalface.evaluation.metrics.verification import EER
 
 
@@ -32,19 +32,23 @@ class Resampled:
     figure: str
     """`accuracy`, `eer` or `tar@far=0.01` and so on."""
     point: float
-    """Fraction, on the list as it is."""
+    """Fraction, on the list as it is; of a plug-in's figure in its own unit."""
     values: NDArray[np.float64]
-    """(draws,) fractions; NaN in a draw in which no genuine or no impostor pair is left of those evaluated."""
+    """(draws,) the same; NaN in a draw in which no genuine or no impostor pair is left of those evaluated."""
     short: NDArray[np.bool_]
     """(draws,) True where the kept tail did not reach the threshold: the value is then a lower bound."""
     bootstrap: Bootstrap
     folds: tuple[int, ...] | None = None
     """The folds whose pairs were evaluated; None: all."""
+    better: str = "higher"
+    """Which way is better, as in `Figure`."""
+    scale: float = 100.0
+    """What makes the figure's unit of a value: percent of a fraction."""
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """First method less second, in fractions."""
+    """First method less second, in fractions; of a plug-in's figure in its own unit."""
 
     figure: str
     difference: float
@@ -53,14 +57,20 @@ class PairedDifference:
     """The interval that holds 95 % of the draws."""
     high: float
     verdict: Literal["first", "second", "undecided"]
-    """Which is better (of an EER, the lower one); undecided if the interval holds zero."""
+    """Which is better (of an EER, the lower one); undecided if neither is, or the interval holds zero."""
     short: int
     """Draws in which the tail of some run was too short: many of them make the interval doubtful."""
+    scale: float = 100.0
+    """As in `Resampled`."""
+
+    @property
+    def in_unit(self) -> tuple[float, float, float]:
+        """Difference, low and high in the figure's unit: mostly percent points."""
+        return self.scale * self.difference, self.scale * self.low, self.scale * self.high
 
     def figures(self) -> dict[str, float | str]:
-        """For a table: difference and interval in percent points, and the verdict."""
-        numbers = {"difference": 100 * self.difference, "low": 100 * self.low, "high": 100 * self.high}
-        return numbers | {"verdict": self.verdict}
+        """For a table: difference and interval in the figure's unit, and the verdict."""
+        return {**dict(zip(("difference", "low", "high"), self.in_unit, strict=True)), "verdict": self.verdict}
 
 
 def resample(evidence: dict[str, Any], bootstrap: Bootstrap) -> dict[str, Resampled]:
@@ -86,10 +96,23 @@ def resample(evidence: dict[str, Any], bootstrap: Bootstrap) -> dict[str, Resamp
     points, drawn = points | hits(evidence, everybody), drawn | hits(evidence, bootstrap)
     folds = tuple(evidence["folds"]) if "folds" in evidence else None
     empty = np.minimum(*bootstrap.weights_of(folds)) == 0
-    return {
-        figure: Resampled(figure, float(points[figure][0][0]), np.where(empty, np.nan, values), short, bootstrap, folds)
+    better = {EER.name: EER.better}
+    runs = {
+        figure: Resampled(
+            figure,
+            float(points[figure][0][0]),
+            np.where(empty, np.nan, values),
+            short,
+            bootstrap,
+            folds,
+            better.get(figure, "higher"),
+        )
         for figure, (values, short) in drawn.items()
     }
+    none_short = np.zeros(len(empty), dtype=bool)
+    for figure, (point, values, which) in drawn_figures(evidence, bootstrap).items():
+        runs[figure] = Resampled(figure, point, values, none_short, bootstrap, folds, which, scale=1.0)
+    return runs
 
 
 def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDifference:
@@ -113,8 +136,9 @@ def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDi
         difference=float(np.mean([run.point for run in first]) - np.mean([run.point for run in second])),
         low=float(low),
         high=float(high),
-        verdict=_verdict(runs[0].figure, low, high),
+        verdict=_verdict(runs[0].better, low, high),
         short=int((counted & np.any([run.short for run in runs], axis=0)).sum()),
+        scale=runs[0].scale,
     )
 
 
@@ -128,7 +152,7 @@ def same_pairs(first: Sequence[Resampled], second: Sequence[Resampled]) -> bool:
     return shares(first) == shares(second)
 
 
-def _verdict(figure: str, low: float, high: float) -> Literal["first", "second", "undecided"]:
-    if low <= 0 <= high:
+def _verdict(better: str, low: float, high: float) -> Literal["first", "second", "undecided"]:
+    if low <= 0 <= high or not better:
         return "undecided"
-    return "first" if (low > 0) != (figure == EER.name) else "second"
+    return "first" if (low > 0) == (better == "higher") else "second"

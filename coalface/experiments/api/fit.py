@@ -57,8 +57,8 @@ def fit(
         short = CHOICES[name] if name == "backbone" or (isinstance(value, str) and name in CHOICES) else name
         tree = _with(tree, full_key(short, tree), value)
     held_out = tree.get("data", {}).get("hold_out")
-    if held_out and "evaluation" not in tree:
-        tree["evaluation"] = {"pairs": {"unseen": {"kind": "balanced", "pairs": None}}}
+    if held_out and "pairs" not in tree.get("evaluation", {}):
+        tree = loader.merged(tree, {"evaluation": {"pairs": {"unseen": {"kind": "balanced", "pairs": None}}}})
     return FinishedRun(run_recipe(loader.parse(tree), out, callbacks))
 
 

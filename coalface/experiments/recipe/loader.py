@@ -19,12 +19,13 @@ from coalface.core.errors import PluginError, RecipeError
 from coalface.core.names import made_plain
 from coalface.core.parsing import parse_yaml
 from coalface.core.text import told
+from coalface.data.partition_file import read_partition
 from coalface.experiments.recipe import own_data, validate
 from coalface.experiments.recipe.base import first_error
 from coalface.experiments.recipe.import_insightface import translate_words
-from coalface.experiments.recipe.partitions import PARTITIONS
+from coalface.experiments.recipe.partitions import PARTITIONS, FromFile
 from coalface.experiments.recipe.renamed_keys import check_names
-from coalface.experiments.recipe.scenarios import SCENARIOS
+from coalface.experiments.recipe.scenarios import SCENARIOS, Partitioned
 from coalface.experiments.recipe.schema import LOSS, Pretraining, Recipe
 from coalface.experiments.recipe.sections import SOURCES
 from coalface.methods import METHODS
@@ -119,6 +120,7 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
         except ValueError as error:
             raise RecipeError(str(error), where="engine.processes_per_party") from None
     validate.check(recipe)
+    recipe = _with_partition_file(recipe)
     return recipe if pretrain is None else recipe.model_copy(update={"pretrain": _pretraining(recipe, pretrain)})
 
 
@@ -155,11 +157,22 @@ def _data_before(recipe: Recipe, data: Mapping[str, Any], pretrain: Mapping[str,
         return own_data.pretraining_data(recipe.own, tree, pretrain)
     if recipe.domains is not None:
         return tree | {"side": "source", "clients": 1}  # one model, whoever holds the target
-    if method is not None and method.pools and not recipe.party_augment and "partition" in tree:
+    assigned = "partition" in tree and not isinstance(recipe.partition, FromFile)  # a file also says who is held out
+    if method is not None and method.pools and not recipe.party_augment and assigned:
         tree["partition"] = {"seed": tree["partition"]["seed"]}  # nothing is assigned
     if recipe.private is not None:  # nobody's test images are among the public ones, whoever holds the others
         tree |= {"side": "public", "test": None, "private": {**tree["private"], "assigned": None}}
     return tree
+
+
+def _with_partition_file(recipe: Recipe) -> Recipe:
+    """The recipe with the SHA-256 of the partition's file, if it has one."""
+    data, partition = recipe.data, recipe.partition
+    if not isinstance(data, Partitioned) or not isinstance(partition, FromFile) or partition.sha256 is not None:
+        return recipe
+    path = Path(partition.path) if Path(partition.path).is_absolute() else recipe.root() / partition.path
+    kept = partition.model_copy(update={"sha256": read_partition(path).sha256})
+    return recipe.model_copy(update={"data": data.model_copy(update={"partition": kept})})
 
 
 def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:

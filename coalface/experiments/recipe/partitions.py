@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ from pydantic import Field
 
 from coalface.data import partition
 from coalface.data.faceset import FaceSet
+from coalface.data.partition_file import read_partition
 from coalface.experiments.recipe.base import Kinds, PluginSection
 from coalface.experiments.recipe.sections import PartyName
 
@@ -104,5 +106,20 @@ class ByDomain(Partition):
         }
 
 
-PARTITIONS = Kinds(Equal, Dirichlet, Shares, OneIdentity, ByDomain, group="coalface.partitions", base=Partition)
+class FromFile(Partition):
+    """Parties as a text file names them, and who is held out of training, to be evaluated."""
+
+    kind: Literal["file"] = "file"
+    path: str
+    """Lines `identity, party` or `identity/image, party`, `-` for held out; below the data root unless absolute."""
+    sha256: str | None = None
+    """That of the file, which a run keeps: with another it is not resumed. None: filled in as the recipe is read."""
+
+    def assign(self, faces: FaceSet, rng: np.random.Generator, domains: Sequence[str]) -> dict[str, FaceSet]:
+        return read_partition(Path(self.path)).assign(faces)
+
+
+PARTITIONS = Kinds(
+    Equal, Dirichlet, Shares, OneIdentity, ByDomain, FromFile, group="coalface.partitions", base=Partition
+)
 """Every kind of partition; the first is the usual one."""

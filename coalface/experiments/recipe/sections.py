@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from coalface.core.compression import Updates
 from coalface.core.names import check_name, check_party
 from coalface.data import source
+from coalface.evaluation.metrics.pair_figures import PAIR_FIGURES
 from coalface.experiments.recipe.base import Kinds, PluginSection, Section
 
 Name = Annotated[str, AfterValidator(check_name)]
@@ -151,6 +152,10 @@ class Personalised(Section):
     """How 1:N is evaluated: as the field does, or as the authors' code does."""
 
 
+FigureName = Annotated[str, BeforeValidator(lambda given: PAIR_FIGURES.name_of(given) if callable(given) else given)]
+"""A figure of a plug-in; in Python its class will do."""
+
+
 class Evaluation(Section):
     """What is evaluated, and when."""
 
@@ -160,6 +165,8 @@ class Evaluation(Section):
     """Add the embedding of the mirrored image."""
     fars: tuple[Rate, ...] = ()
     """False accept rates at which the true accept rate is given; none: 0.01 and 0.001."""
+    figures: tuple[FigureName, ...] = ()
+    """Figures of plug-ins beside those of the field, on every list: each a name, or `package.module:Class`."""
     parties: int = Field(16, ge=1)
     """Where each party has a model of its own: so many are evaluated, the first by name; the figure is their mean."""
     pairs: dict[Name, EvaluationPairs] = {}

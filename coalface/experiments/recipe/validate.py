@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
+from coalface.evaluation.metrics.pair_figures import find_figures
 from coalface.experiments.recipe.own_data import PUBLIC
-from coalface.experiments.recipe.scenarios import Domains, Own
+from coalface.experiments.recipe.partitions import FromFile
+from coalface.experiments.recipe.scenarios import Domains, Own, Partitioned
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import WITH_IMAGES, Pairs, Validator
 from coalface.methods import METHODS
@@ -25,6 +27,9 @@ def check(recipe: Recipe) -> None:
             "data.test={images: 4}",
             where="evaluation.personalised",
         )
+    if isinstance(recipe.data, Partitioned) and isinstance(recipe.data.partition, FromFile) and recipe.data.hold_out:
+        raise RecipeError("the partition's file says with `-` who is held out; remove this key", where="data.hold_out")
+    find_figures(recipe.evaluation.figures)
     _check_sides(recipe)
     _check_excluded(recipe)
     for name, pairs in recipe.evaluation.pairs.items():

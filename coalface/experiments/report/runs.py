@@ -14,7 +14,7 @@ from typing import Any
 
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.parsing import parse_yaml
-from coalface.evaluation.figures import ENROLLED_BY, SERVED_BY
+from coalface.evaluation.figures import ENROLLED_BY, SERVED_BY, declare_all
 
 DIGESTS = "digests.json"
 """In the folder of a finished run, the SHA-256 of what is read of it; a version before wrote none."""
@@ -133,6 +133,7 @@ def read(path: Path, label: str | None = None) -> Run:
     for name, content in (("config.yaml", config), ("summary.json", summary)):
         if not isinstance(content, dict):
             raise DataError(f"a {type(content).__name__}, not keys and values; is it a run's file?", where=path / name)
+    declare_all(summary.get("own_figures"))
     events, skipped = read_events(path)
     return Run(
         path=path,

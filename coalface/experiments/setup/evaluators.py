@@ -9,6 +9,8 @@ from coalface.evaluation import personalised
 from coalface.evaluation.base import Evaluator, PublicImages
 from coalface.evaluation.clustering import Clustering
 from coalface.evaluation.enrolled import Enrolled
+from coalface.evaluation.figures import declare
+from coalface.evaluation.metrics.pair_figures import WHERE, find_figures
 from coalface.evaluation.personalised import Personalised
 from coalface.evaluation.verification import Verification
 from coalface.experiments.setup.parts import Parts
@@ -17,7 +19,21 @@ from coalface.experiments.setup.parts import Parts
 def verify(parts: Parts) -> Evaluator:
     """The pair lists; without one there are no figures."""
     evaluation, device = parts.recipe.evaluation, parts.recipe.engine.device
-    return Verification(parts.pairs, parts.backbone, evaluation.flip, device, evaluation.parties, fars=evaluation.fars)
+    pair_figures = find_figures(evaluation.figures)
+    for own in pair_figures:
+        try:
+            declare(own.figure)
+        except ValueError as error:
+            raise RecipeError(str(error), where=WHERE) from None
+    return Verification(
+        parts.pairs,
+        parts.backbone,
+        evaluation.flip,
+        device,
+        evaluation.parties,
+        fars=evaluation.fars,
+        pair_figures=pair_figures,
+    )
 
 
 def evaluate_clients(parts: Parts) -> Evaluator | None:

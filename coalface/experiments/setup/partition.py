@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from coalface.core.errors import RecipeError
+from coalface.core.errors import CoalfaceError, RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.data.partition import by_domain
@@ -16,7 +16,7 @@ from coalface.experiments.recipe.scenarios import OfFaces, Own
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Synthetic
 from coalface.experiments.setup import domains
-from coalface.experiments.setup.splits import deal_seed
+from coalface.experiments.setup.splits import deal_seed, partition_file
 from coalface.methods import METHODS
 
 POOLED = "pooled"
@@ -32,7 +32,11 @@ def silos(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
         return _bringing(recipe.own, faces)
     partition, rng = recipe.partition or Equal(), generator(deal_seed(recipe), "deal")
     try:
+        if (file := partition_file(recipe)) is not None:
+            return file.assign(faces)
         return partition.assign(faces, rng, _domain_names(recipe, faces))
+    except CoalfaceError:
+        raise
     except ValueError as error:
         raise RecipeError(str(error), where="data.partition") from None
 

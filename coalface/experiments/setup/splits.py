@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.data.held_back import hold_back
 from coalface.data.pairs import named_identities
 from coalface.data.partition import hold_out, minimum_images, shares, without
+from coalface.data.partition_file import PartitionFile, read_partition
 from coalface.experiments.recipe.own_data import pretraining_data
+from coalface.experiments.recipe.partitions import FromFile
 from coalface.experiments.recipe.scenarios import Assigned, Domains, OfFaces, Own, Private, Public
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Pack
@@ -58,10 +60,14 @@ class Split:
 def split(recipe: Recipe, packing: Packing | None = None) -> Split:
     """Open the images of a recipe and draw who is trained on, held out and set aside. Raises RecipeError for nobody."""
     data = recipe.data
-    faces = minimum_images(without(_opened(recipe, packing), _excluded(recipe)), data.min_images)
+    everybody, listed = _opened(recipe, packing), partition_file(recipe)
+    faces = minimum_images(without(everybody, _excluded(recipe)), data.min_images)
     held = calibration = faces.only([])
     if isinstance(data, Domains):
         faces, held, calibration = domains.split_domains(recipe, data, faces)
+    elif listed is not None:
+        listed.check(everybody)
+        faces, held = listed.hold_out(faces)
     elif isinstance(data, Assigned) and data.hold_out:
         faces, held = _held_out(faces, data.hold_out, tuple(data.parts))
     aside = {}
@@ -216,6 +222,17 @@ def _excluded(recipe: Recipe) -> set[str]:
         return {prefix + name for prefix, path in lists for name in named_identities(path)}
     except FileNotFoundError as error:
         raise RecipeError(f"{error.filename} does not exist", where="data.exclude") from None
+
+
+def partition_file(recipe: Recipe) -> PartitionFile | None:
+    """Who holds whom, where a file says it. Raises DataError for a file that has changed since the run began."""
+    partition = recipe.partition
+    if not isinstance(partition, FromFile):
+        return None
+    file = read_partition(below_root(recipe, partition.path))
+    if partition.sha256 not in (None, file.sha256):
+        raise DataError("it has changed since this run began; put it back, or start a new run", where=file.path)
+    return file
 
 
 def deal_seed(recipe: Recipe) -> int:

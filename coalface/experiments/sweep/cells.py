@@ -12,6 +12,7 @@ from typing import Any
 
 from coalface.core.disk import writing
 from coalface.core.errors import DataError
+from coalface.evaluation.figures import declare_all
 
 LARGE = 1 << 20
 """Bytes of cells above which `pack_cells` packs them."""
@@ -33,6 +34,7 @@ def read_cells(path: Path, *, mend: bool = True) -> dict[str, dict[str, Any]]:
             try:
                 cell = json.loads(line)
                 cells[cell["hash"]] = cell
+                declare_all(cell.get("own_figures"))
             except (ValueError, KeyError, TypeError) as error:
                 where = f"{file}, line {number}"
                 raise DataError(f"not a cell ({error!r}); delete the line to run the cell again", where=where) from None

@@ -10,9 +10,10 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.evaluation import personalised
 from coalface.evaluation.figures import figure_name, figure_of
-from coalface.evaluation.metrics.bootstrap import PairIdentities
+from coalface.evaluation.metrics.bootstrap import PairIdentities, bootstrap_of
+from coalface.evaluation.metrics.figure import PERCENT
 from coalface.evaluation.metrics.paired import Resampled
-from coalface.experiments.compare import bootstrap_of, differences, resampled
+from coalface.experiments.compare import differences, resampled
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.long_table import Grid, Record
 from coalface.experiments.setup.parts import Parts
@@ -124,7 +125,7 @@ def _apart(name: str, setting: str, base: str, drawn: Mapping[str, Mapping[int, 
         _merged(runs for seed in sorted(seeds or drawn[side]) for runs in drawn[side][seed]) for side in (setting, base)
     )
     for figure, paired in differences(first, second).items():
-        value, low, high = 100 * paired.difference, 100 * paired.low, 100 * paired.high
+        value, low, high = paired.in_unit
         yield Record(setting, f"{name}/{figure}", value, base, low=low, high=high)
 
 
@@ -143,12 +144,19 @@ def _in_rows(records: Sequence[Record]) -> list[str]:
     beside = ["to"] if len(several) > 1 else []
     rows = []
     for record in records:
-        names = [record.setting, *([record.by] if beside else [])]
+        setting = [record.setting, *([record.by] if beside else [])]
         texts = ["", "", OTHER_PAIRS] if np.isnan(record.value) else [*_numbers(record), verdict_of(record)]
-        rows.append([*names, figure_name(record.metric), *texts])
-    text = f"Differences to {to}, percent points, 95 % interval (2,000 paired draws of the evaluated identities):"
+        rows.append([*setting, figure_name(record.metric), *texts])
+    names = [record.metric for record in records]
+    text = f"Differences to {to}, {_points(names)}, 95 % interval (2,000 paired draws of the evaluated identities):"
     header = ["setting", *beside, "figure", "difference", "interval", "verdict"]
     return ["", text, "", *Grid.of(header, rows, left=2 + len(beside)).markdown()]
+
+
+def _points(names: Sequence[str]) -> str:
+    """What differences are counted in."""
+    in_percent = all(figure_of(name).unit == PERCENT for name in names)
+    return "percent points" if in_percent else "percent points or the unit that a figure names"
 
 
 def _in_columns(groups: Groups, pairs: Mapping[str, Sequence[tuple[str, str]]], records: Sequence[Record]) -> list[str]:
@@ -157,9 +165,10 @@ def _in_columns(groups: Groups, pairs: Mapping[str, Sequence[tuple[str, str]]], 
     for record in records:
         by_pair.setdefault((record.setting, record.by), []).append(record)
     names = list(dict.fromkeys(record.metric for record in records if not np.isnan(record.value)))
+    units = _points(names)
     lines = [
         "",
-        "Differences in percent points and their 95 % intervals (2,000 paired draws of the evaluated identities), in a",
+        f"Differences in {units} and their 95 % intervals (2,000 paired draws of the evaluated identities), in a",
         "table for each baseline. A row `to …` has that setting's own figures. Beneath it stand the settings that are",
         "compared with it: of those with the baseline it is most like them. **Bold**: the interval does not hold zero.",
         "What one table compares is not compared the other way round in a later one.",

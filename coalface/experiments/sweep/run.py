@@ -34,6 +34,9 @@ from coalface.experiments.sweep.differences import baseline_of
 from coalface.experiments.sweep.grid import Cell, grid
 from coalface.experiments.sweep.table import table
 
+KEPT = ("enrolled", "clusters", "personalised", "public_images", "own_figures")
+"""What a cell keeps of its run's summary, if it has it."""
+
 
 def sweep(
     path: Path,
@@ -166,7 +169,7 @@ def _line(cell: Cell, place: Path) -> dict[str, Any]:
     evidence = json.loads((place / "evidence.json").read_text(encoding="utf-8"))
     line = {"hash": cell.recipe.digest(), "cell": cell.chosen, **{k: summary[k] for k in keys}}
     line |= {"last_loss": losses[-1] if losses else None, "losses": _smoothed(records, cell.recipe)}
-    line |= {key: summary[key] for key in ("enrolled", "clusters", "personalised", "public_images") if key in summary}
+    line |= {key: summary[key] for key in KEPT if key in summary}
     if "mean" in (embeddings := summary.get("class_embeddings", {})):
         line["class_embeddings"] = {key: embeddings[key] for key in ("count", "mean")}
     code = dict(provenance.begun_with(place).code)
