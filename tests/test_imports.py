@@ -20,7 +20,7 @@ TRAINING = "training training.clustering training.distributed training.domain_ad
 ENGINE = "engine engine.party"
 BELOW = f"core {DATA} models {TRAINING} privacy evaluation.metrics"
 EXPERIMENTS = " ".join(
-    ["experiments", *(f"experiments.{name}" for name in "api setup callbacks recipe report sweep".split())]
+    ["experiments", *(f"experiments.{name}" for name in "api setup callbacks conformance recipe report sweep".split())]
 )
 FLOWER = "flower.app flower.party flower.provision"
 RULES = {
@@ -46,6 +46,7 @@ RULES = {
         "experiments.recipe": f"{BELOW} {ENGINE} methods",
         "experiments.api": f"{BELOW} methods evaluation {EXPERIMENTS}",
         "experiments.setup": f"{BELOW} {ENGINE} methods evaluation experiments.recipe",
+        "experiments.conformance": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "experiments.report": "core evaluation.figures",
         "experiments.callbacks": "core evaluation.figures experiments.recipe experiments.report",
         "experiments": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",

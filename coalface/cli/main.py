@@ -10,7 +10,7 @@ from typing import NoReturn
 import typer
 import typer.core
 
-from coalface.cli import catalogue, evaluation, federation, ledger, runs, sweeps
+from coalface.cli import authoring, catalogue, evaluation, federation, ledger, runs, sweeps
 from coalface.cli.cache import cache
 from coalface.cli.data import data
 from coalface.cli.flower import flower
@@ -23,6 +23,7 @@ typer.core.HAS_RICH = False  # with rich, typer escapes the brackets of `[requir
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 for name, group in {"data": data, "cache": cache, "flower": flower, "provision": provision, "party": party}.items():
     app.add_typer(group, name=name)
+app.add_typer(authoring.new, name="new")
 app.add_typer(ledger.ledger, name="ledger")
 app.command()(runs.run)
 app.command(cls=runs.ResumeCommand)(runs.resume)
@@ -31,6 +32,7 @@ for command in (
     catalogue.methods,
     catalogue.models,
     catalogue.messages,
+    authoring.check_method,
     evaluation.evaluate,
     evaluation.ijb,
     evaluation.megaface,

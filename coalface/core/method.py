@@ -340,6 +340,8 @@ class Method(HasSteps, ABC):
     pools: ClassVar[Pools] = ""
     """What of all parties one party holds: then the method is a bound to compare with, not a federation. The labels of
     the targets are among it or not."""
+    learns: ClassVar[bool] = True
+    """False for a baseline whose model must not come to recognise people."""
     rounds: int
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -99,9 +100,11 @@ def _begin(
 def _evaluate(run: PreparedRun, server: Server, models: Models, callback: Callback) -> dict[str, Any]:
     """What the evaluators say of the models that a run leaves. Raises RunFailed where no round counted."""
     if not any(stats.rounds for stats in server.at.party_stats.values()):
+        reasons = Counter(why for line in runs.read_metrics(server.folder) for why in line["failed"].values())
+        commonest = "; most often, ".join(["too few replies counted", *(why for why, _ in reasons.most_common(1))])
         raise RunFailed(
-            f"{server.folder}: no round was accepted: too few replies counted (metrics.jsonl has the reasons), so the "
-            "model has not changed"
+            f"{server.folder}: no round was accepted: {commonest} (metrics.jsonl has all reasons). The model has not "
+            "changed"
         )
     evaluated: dict[str, Any] = {}
     for evaluator in run.evaluators:

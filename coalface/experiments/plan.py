@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor
 from coalface.core import codec, compression
 from coalface.core.calls import check_call, check_models, check_state
 from coalface.core.compression import Updates
-from coalface.core.declarations import counterpart, kind_of, without_none
+from coalface.core.declarations import Tensors, counterpart, kind_of, without_none
 from coalface.core.method import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
 from coalface.core.steps import plays
 from coalface.data.faceset import FaceSet
@@ -59,7 +60,7 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class Plan:
-    """One round of every stage, as messages, and what stays at the parties."""
+    """A round of every stage, as messages, and what stays at the parties."""
 
     sent: tuple[Sent, ...]
     stays: tuple[str, ...]
@@ -100,7 +101,9 @@ def plan(
     public: FaceSet | None = None,
     updates: Updates | None = None,
 ) -> Plan:
-    """Follow one round of each stage of a method over `parties` (role -> names), and what it would leave.
+    """Follow the first two rounds of each stage of a method over `parties` (role -> names), and what it would leave.
+
+    What differs between the two, such as a field that is None at first, is planned as in the second.
 
     `public` are the images that all of them hold, `updates` the type that updates are sent in. Raises DeclarationError,
     TypeError or ValueError where the method says what no engine could carry out.
@@ -109,7 +112,8 @@ def plan(
     stages, state = [], None
     for stage in method.stages():
         state = check_state(method, stage, stage.begin(fed, state), beginning=True)
-        state = check_state(method, stage, stage.round(fed, state))
+        for fed.round in range(1, max(1, min(2, stage.rounds)) + 1):
+            state = check_state(method, stage, stage.round(fed, state))
         stages.append(PlannedStage(stage.name, stage.rounds, fed.asked))
         fed.asked = {}
     sent = tuple(fed.sent.values())
@@ -195,6 +199,7 @@ class _Paper(Federation):
         self.asked: dict[str, int] = {}
         self._parties = {role: tuple(sorted(names)) for role, names in parties.items()}
         self._posted: dict[Ticket, Callable[[Sequence[Mean]], Answer]] = {}
+        self._tickets = itertools.count()
 
     def parties(self, role: str) -> tuple[str, ...]:
         return tuple(sorted(name for kind, names in self._parties.items() if plays(kind, role) for name in names))
@@ -232,7 +237,7 @@ class _Paper(Federation):
             if message is not None:
                 self._note(name, role, "down", message, codec.encode(message), how, ())
         reply_class: Any = declaration.reply
-        reply = self._blank(reply_class, sent := [m for m in (own_message, common) if m is not None])
+        reply = self._blank(name, reply_class, sent := [m for m in (own_message, common) if m is not None])
         aggregated = {mean.field for mean in aggregate}
         encoded = codec.encode(reply, change=compression.narrowing(reply_class, sent, self.updates))
         self._note(name, role, "up", reply, encoded, "the server", aggregated)
@@ -248,7 +253,7 @@ class _Paper(Federation):
         common: Any = None,
         each: Mapping[str, Any] | None = None,
     ) -> Ticket:
-        ticket = Ticket("plan", 1, len(self._posted))
+        ticket = Ticket("plan", self.round, next(self._tickets))
         self._posted[ticket] = lambda aggregate: self.ask(step, to=to, common=common, each=each, aggregate=aggregate)
         self._posted[ticket](())
         return ticket
@@ -258,11 +263,26 @@ class _Paper(Federation):
     ) -> Answer:
         return self._posted.pop(ticket)(aggregate)
 
-    def _blank(self, cls: Any, sent: Sequence[Any]) -> Any:
+    def _blank(self, step: str, cls: Any, sent: Sequence[Any]) -> Any:
+        """A reply as it is declared. Raises ValueError where every such reply would be refused."""
         values: dict[str, Any] = {}
         for name, annotation in codec.hints(cls).items():
-            plain = TYPICAL.get(annotation)
-            values[name] = plain if plain is not None else _zeros(codec.model_of(cls, name, sent))
+            plain, model, like = TYPICAL.get(annotation), codec.model_of(cls, name, sent), counterpart(cls, name)
+            bare, optional = without_none(annotation)
+            if plain is not None:
+                values[name] = plain
+            elif model is not None:
+                values[name] = _zeros(model)
+            elif like is None:  # only the method knows: commonly tensors are named as the backbone's
+                values[name] = _zeros(self.initial if bare == Tensors else None)
+            elif optional:
+                values[name] = None
+            else:
+                raise ValueError(
+                    f"{type(self.method).__name__}, step {step}: {cls.__name__}.{name} must look like `{like}`, which "
+                    f"is sent as None in round {self.round}, so every reply would be refused. Send `{like}` then too, "
+                    f"or declare `{name}: … = free()`."
+                )
         return cls(**values)
 
     def _note(
@@ -286,6 +306,9 @@ class _Paper(Federation):
             kind = "tensors" if isinstance(value, dict) else type(value).__name__.replace("Tensor", "tensor")
             kind += f" as {self.updates}" if up and any(e.dtype == narrow_type for e in tensors) else ""
             kind += ", aggregated" if name in aggregated else ""
+            before = self.sent.get((step, direction, name))
+            if value is not None and before is not None and before.kind.startswith("NoneType"):
+                kind += ", none in round 1"
             size = sum(e.bytes for e in (*tensors, *scales)) if is_known else None
             numbers = sum(math.prod(e.shape) for e in tensors) if is_known else 0
             self.sent[step, direction, name] = Sent(

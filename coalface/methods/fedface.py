@@ -185,6 +185,7 @@ class PositiveOnly(FedFace):
 
     title: ClassVar[str] = "positive losses alone, which must collapse"
     paper: ClassVar[str] = "Aggarwal et al. 2021, Table 1"
+    learns: ClassVar[bool] = False
 
     head_init: Literal["mean", "random"] = "random"
     spreadout: bool = False

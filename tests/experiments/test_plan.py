@@ -1,14 +1,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import torch
 import toys
 from tinydomains import two_domains
 from tinyruns import Silent, picture_folders, run, tiny
 from torch import nn
 
+from coalface.core.method import Federation, Method, Models, Party, Tensors, free, message, state, step
 from coalface.experiments import plan as planning
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
@@ -46,6 +50,82 @@ def test_a_message_without_plain_numbers_is_planned_to_the_byte() -> None:
     planned = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, Backbone(Nothing()))
     headers = {(s.step, s.direction): s for s in planned.sent if s.field == "header"}
     assert not headers["remember", "down"].about and all(not s.about for s in planned.sent if s.field != "header")
+
+
+@message
+class Start:
+    """Down; the velocity is None in the first round."""
+
+    values: Tensors
+    velocity: Tensors | None
+
+
+@message
+class Step:
+    """Up."""
+
+    values: Tensors
+    velocity: Tensors = free()
+
+
+@message
+class Checked:
+    """Up, where the velocity must look like the one that was sent."""
+
+    values: Tensors
+    velocity: Tensors
+
+
+@state
+class Kept:
+    """At the server."""
+
+    values: Tensors
+    velocity: Tensors | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Momentum(Method):
+    """A server whose velocity comes after the first round."""
+
+    title: ClassVar[str] = "has a velocity from the second round on"
+    paper: ClassVar[str] = "none"
+    setting: ClassVar[str] = "any"
+
+    rounds: int = 3
+    is_free: bool = True
+
+    def init(self, fed: Federation) -> Kept:
+        return Kept(values={"a": torch.zeros(3)}, velocity=None)
+
+    def round(self, fed: Federation, state: Kept) -> Kept:
+        begin = Start(values=state.values, velocity=state.velocity)
+        fed.ask(self.free_step if self.is_free else self.checked_step, common=begin)
+        return Kept(values=state.values, velocity=state.values)
+
+    @step(role="trainer")
+    def free_step(self, party: Party, common: Start) -> Step:
+        return Step(values=common.values, velocity=common.values)
+
+    @step(role="trainer")
+    def checked_step(self, party: Party, common: Start) -> Checked:
+        return Checked(values=common.values, velocity=common.values)
+
+    def models(self, fed: Federation, state: Kept) -> Models:
+        return Models(shared=state.values)
+
+
+def test_a_field_that_is_none_at_first_is_planned_with_its_tensors() -> None:
+    planned = planning.plan(Momentum(), {"trainer": ["silo-0"]}, Backbone(Nothing()))
+    (velocity,) = [sent for sent in planned.sent if (sent.direction, sent.field) == ("down", "velocity")]
+    assert velocity.bytes == 12 and "none in round 1" in velocity.kind
+    once = planning.plan(Momentum(rounds=1), {"trainer": ["silo-0"]}, Backbone(Nothing()))
+    assert [sent.bytes for sent in once.sent if (sent.direction, sent.field) == ("down", "velocity")] == [0]
+
+
+def test_a_reply_that_must_look_like_none_is_refused_before_the_run() -> None:
+    with pytest.raises(ValueError, match=r"Checked.velocity .*None in round 1.*free\(\)"):
+        planning.plan(Momentum(is_free=False), {"trainer": ["silo-0"]}, Backbone(Nothing()))
 
 
 def test_the_plan_says_what_the_ledgers_say(fedavg_run: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 import torch
 import worlds
 from cases import by_default
-from conformance import all_tensors
 from worlds import Ran, Stop, Tiny, recipe, run, stopping, workers
 
 from coalface.core.method import Method
 from coalface.engine.run_state import Numerics
+from coalface.experiments.conformance.traffic import all_tensors
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
 
