@@ -1,7 +1,7 @@
 """What it saves that parties of one process compute the features of the public images together, once a round.
 
     python benchmarks/public.py                                        # 10 clients of 600 images, 3,000 public ones
-    python benchmarks/public.py --recipe recipes/joint/synthetic.yaml  # 40 clients
+    python benchmarks/public.py --recipe joint/synthetic  # 40 clients
 
 Rounds of `fedfr-joint` by a recipe, from its pre-trained model: as they are, and with every client computing the
 features by itself. Both run in this process and take turns; a run's first round is left out. The ratio is of the
@@ -57,7 +57,7 @@ def measure(recipe: schema.Recipe, case: str, out: Path) -> tuple[list[float], s
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", type=Path, default=Path("recipes/joint/rehearsal.yaml"))
+    parser.add_argument("--recipe", type=Path, default=Path("joint/rehearsal"))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()

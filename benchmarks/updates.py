@@ -1,6 +1,6 @@
 """How far updates in float16, bfloat16 and int8 are off, and what it takes to narrow them.
 
-    python benchmarks/updates.py [recipes/updates/synthetic.yaml] [method=fedavg …] [--json]
+    python benchmarks/updates.py [updates/synthetic] [method=fedavg …] [--json]
     python benchmarks/updates.py --speed ir18
 
 Runs a recipe with updates as they are, and narrows each reply beside it in every type: ‖δ̂ − δ‖ / ‖δ‖ for each field of
@@ -122,7 +122,7 @@ def speed(name: str) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe", nargs="?", default="recipes/updates/synthetic.yaml")
+    parser.add_argument("recipe", nargs="?", default="updates/synthetic")
     parser.add_argument("changes", nargs="*")
     parser.add_argument("--speed", metavar="BACKBONE")
     parser.add_argument("--json", action="store_true")

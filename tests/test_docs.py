@@ -55,6 +55,13 @@ def test_modules_that_the_architecture_names_exist(page: Path) -> None:
     assert not [name for name in paths if not (PACKAGE / name).exists()]
 
 
+def test_the_readme_holds_on_a_package_index() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert not re.findall(r"\]\((?!\w+:)", text), "a link that leads nowhere on an index: name the page in its place"
+    named = re.findall(r"`((?:docs|coalface)/[\w./-]+)`", text)
+    assert named and not [name for name in named if not (ROOT / name).exists()]
+
+
 def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# One, two\n[a](#one-two) [b](#three) [c](gone.md) [d](https://example.org)\n", encoding="utf-8")

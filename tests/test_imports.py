@@ -150,7 +150,7 @@ def test_the_floors_stand_on_each_other_in_one_order() -> None:
 
 
 def test_the_root_and_the_folders_stay_small() -> None:
-    entries = {path.name for path in ROOT.iterdir()} - {"__pycache__", "py.typed"}
+    entries = {path.name for path in ROOT.iterdir()} - {"__pycache__", "py.typed", "recipes"}
     assert len(entries) <= MOST_ENTRIES and {name for name in entries if name.endswith(".py")} == {"__init__.py"}
     for package in PACKAGES - {"methods"}:
         modules = [name for name in MODULES.keys() - PACKAGES if package_of(name) == package]

@@ -1,13 +1,13 @@
-"""Write `recipes/recipe.schema.json`, by which editors complete and check recipes: `make schema`."""
+"""Write `coalface/recipes/recipe.schema.json`, by which editors complete and check recipes: `make schema`."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
+from coalface.experiments.recipe.included import FOLDER
 from coalface.experiments.recipe.schema import Recipe
 
-PLACE = Path(__file__).resolve().parents[1] / "recipes" / "recipe.schema.json"
+PLACE = FOLDER / "recipe.schema.json"
 
 
 def text() -> str:

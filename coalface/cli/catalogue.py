@@ -11,13 +11,22 @@ from coalface.cli.console import print_table
 from coalface.cli.data import AsJson
 
 
-def methods(as_json: AsJson = False) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method, with --bibtex; all by default.")] = None,
+    bibtex: Annotated[bool, typer.Option("--bibtex", help="Print the papers to cite, in BibTeX.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """List the methods: paper, setting, and what each sends."""
     import json
 
+    from coalface.core.checks import nearest
     from coalface.experiments.plan import declared, what_stays
-    from coalface.methods import METHODS
+    from coalface.methods import METHODS, papers
 
+    if bibtex:
+        entries = papers.bibtex(name and nearest(name, METHODS, "--bibtex"))
+        typer.echo(entries or f"{name} names no paper", err=not entries)
+        return
     rows = []
     for name, cls in METHODS.items():
         steps = declared(cls)

@@ -16,7 +16,7 @@ Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe
 
 
 def run(
-    recipe: Annotated[Path, typer.Argument(help="A recipe, for example recipes/lfw/silos.yaml.")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe: a file, or the name of an included one such as lfw/silos.")],
     changes: Changes = None,
     out: Annotated[Path, typer.Option(help="The run folder to write.")] = Path("runs/run"),
     dry_run: Annotated[

@@ -13,7 +13,7 @@ from coalface.core import disk
 
 
 def sweep(
-    recipe: Annotated[Path, typer.Argument(help="A recipe, or a file with several grids over one.")],
+    recipe: Annotated[Path, typer.Argument(help="A recipe, or a file with several grids over one, by path or name.")],
     changes: Annotated[
         list[str] | None, typer.Argument(help="Keys with several values, such as method=solo,fedavg seed=0,1,2.")
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 from filelock import FileLock
@@ -142,6 +143,14 @@ def lock(path: Path, timeout: float = -1, *, mode: int = -1) -> FileLock:
     `mode` is that of a new file; by the umask if -1.
     """
     return FileLock(path, timeout, mode, fallback_to_soft=False)  # a soft lock would outlive a process that was killed
+
+
+def lock_shared(file: IO[Any], *, wait: bool = True) -> None:
+    """A lock that several processes hold at once, until the file is closed or they end; meanwhile `lock` waits.
+
+    It may be opened for reading alone. Raises BlockingIOError where `lock` has it and `wait` is false.
+    """
+    fcntl.flock(file, fcntl.LOCK_SH | (0 if wait else fcntl.LOCK_NB))  # `filelock` has none on a file with content
 
 
 def write_json(path: Path, value: Any) -> None:

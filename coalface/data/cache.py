@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -87,7 +86,7 @@ def _close(path: Path) -> None:
 def hold(file: IO[Any]) -> None:
     """Keep a file from being cleared until it is closed, and what is mapped of it; not where there are no locks."""
     with contextlib.suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_SH)
+        disk.lock_shared(file)
 
 
 @dataclass(frozen=True)

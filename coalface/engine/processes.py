@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.resource_tracker
@@ -98,7 +97,7 @@ def join_run(folder: Path, orders: Connection | None = None) -> None:
     """
     threading.Thread(target=_end_with_parent, args=(orders,), daemon=True).start()
     _held.append(open(folder / _AT_WORK, "a"))
-    fcntl.flock(_held[-1], fcntl.LOCK_SH)
+    disk.lock_shared(_held[-1])
 
 
 def wait_for_workers(folder: Path, patience: float = 30.0) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coalface.core import disk
 from coalface.core.errors import RecipeError
 from coalface.core.method import plays
 from coalface.core.names import KITS
@@ -229,8 +229,8 @@ def _doing(events: tuple[dict[str, Any], ...], last: Mapping[str, Any]) -> tuple
 def _held(lock: Path) -> bool:
     """Whether a process holds the run's folder. A start that meets this look waits for it."""
     try:
-        with open(lock, "rb") as file:  # as other users may: a file lock would want to write
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(lock, "rb") as file:  # as other users may
+            disk.lock_shared(file, wait=False)
     except BlockingIOError:
         return True
     except OSError:

@@ -120,5 +120,5 @@ def test_runs_of_a_person_are_left_alone_whatever_they_are_called(out: Path, tmp
 
 def test_its_recipe_is_that_of_the_silos(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "RECIPE", WHOLE)
-    shipped = loader.load(Path(__file__).parents[2] / "recipes" / "synthetic" / "silos.yaml")
+    shipped = loader.load("synthetic/silos")
     assert shipped.digest() == demo.recipe("fedavg").digest()

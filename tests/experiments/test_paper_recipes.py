@@ -22,7 +22,6 @@ from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep.differences import baseline_of
 from coalface.experiments.sweep.grid import Cell, grid
 
-RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = [
     "model.name=cnn-small", "model.embedding_size=16", "data.size=32", "loss.scale=16", "loss.margin=0.1",
     "engine.device=cpu", "engine.threads=1",
@@ -67,7 +66,7 @@ def test_the_recipe_of_pfms_paper_runs(
     root: Path, tmp_path: Path, recipe: str, method: str, parties: list[str]
 ) -> None:
     made = loader.load(
-        RECIPES / "pfm" / f"{recipe}.yaml",
+        f"pfm/{recipe}",
         [*SMALL, "engine.processes_per_party={}", f"method={method}", f"data.root={root}"],
     )
     out = experiment.run(made, tmp_path / "run", Silent(), report=False)
@@ -83,7 +82,7 @@ def test_the_recipe_of_pfms_paper_runs(
 @pytest.mark.parametrize("recipe", ["paper-3-party", "paper-12-party"])
 def test_every_k_of_the_paper_divides_its_schedule(recipe: str) -> None:
     for k, rounds in ((100, 3328), (400, 832), (1600, 208)):
-        made = loader.load(RECIPES / "pfm" / f"{recipe}.yaml", [f"local.steps_per_round={k}"])
+        made = loader.load(f"pfm/{recipe}", [f"local.steps_per_round={k}"])
         assert made.rounds == rounds
         local = made.local
         marks = (0, 128_000, 230_400, 307_200)
@@ -101,7 +100,7 @@ TWELVE = {f"ms1m-{part}": 2 for part in "abcd"}
 def test_one_recipe_says_for_every_method_over_how_many_processes(
     root: Path, recipe: str, silos: dict[str, int], method: str
 ) -> None:
-    made = loader.load(RECIPES / "pfm" / f"{recipe}.yaml", [*SMALL, f"method={method}", f"data.root={root}"])
+    made = loader.load(f"pfm/{recipe}", [*SMALL, f"method={method}", f"data.root={root}"])
     assert preflight.check(made)
     assert Parts(made).numerics().processes_per_party == ({"pooled": 8} if method == "centralized" else silos)
     if method == "centralized":
@@ -120,7 +119,7 @@ VARIANTS = [
 
 
 def cells(name: str) -> list[Cell]:
-    return grid(RECIPES / "pfm" / "sweeps" / f"{name}.yaml", [])
+    return grid(Path("pfm/sweeps", name), [])
 
 
 def chosen(cell: Cell) -> Chosen:
@@ -157,7 +156,7 @@ def test_the_three_party_sweep_is_the_papers_grid() -> None:
 def test_the_twelve_party_sweep_is_the_papers() -> None:
     found = [chosen(cell) for cell in cells("paper-12-party")]
     assert set(found) == paper("ir18 arcface", 100, VARIANTS) and len(found) == 12
-    every = RECIPES / "pfm" / "sweeps" / "paper-12-party.yaml"
+    every = Path("pfm/sweeps/paper-12-party")
     assert len(grid(every, ["local.steps_per_round=100,400,1600"])) == 36  # as its head says
 
 

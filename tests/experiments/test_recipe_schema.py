@@ -1,4 +1,4 @@
-"""`recipes/recipe.schema.json`, by which editors complete and check recipes."""
+"""`coalface/recipes/recipe.schema.json`, by which editors complete and check recipes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from coalface.experiments.recipe.included import FOLDER
 from coalface.experiments.recipe.schema import Recipe
 
-RECIPES = Path(__file__).parents[2] / "recipes"
-SCHEMA = RECIPES / "recipe.schema.json"
+SCHEMA = FOLDER / "recipe.schema.json"
 
 
 def undescribed(schema: Any, where: str = "recipe") -> list[str]:
@@ -40,7 +40,7 @@ def test_it_knows_every_scenario_by_its_name() -> None:
     assert len({part["properties"]["scenario"]["const"] for part in scenarios}) == 6
 
 
-@pytest.mark.parametrize("path", sorted(RECIPES.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_recipe_names_it_for_editors(path: Path) -> None:
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# yaml-language-server: $schema=")

@@ -10,6 +10,7 @@ import pytest
 
 from coalface.experiments import preflight
 from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.included import FOLDER
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import OnDisk
 from coalface.experiments.setup import splits
@@ -17,8 +18,8 @@ from coalface.experiments.setup.sources import unseen
 from coalface.experiments.sweep.grid import grid
 from coalface.methods import METHODS
 
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*/*.yaml"))
-SWEEPS = sorted((Path(__file__).parents[2] / "recipes").glob("*/sweeps/*.yaml"))
+RECIPES = sorted(FOLDER.glob("*/*.yaml"))
+SWEEPS = sorted(FOLDER.glob("*/sweeps/*.yaml"))
 
 
 def absent(recipe: Recipe) -> str:
@@ -51,7 +52,7 @@ def test_every_recipe_loads_evaluates_something_and_prints_its_plan(path: Path) 
 
 def test_the_page_on_lfws_silos_says_whom_they_train_on() -> None:
     root = Path(__file__).parents[2]
-    recipe = loader.load(root / "recipes" / "lfw" / "silos.yaml")
+    recipe = loader.load("lfw/silos")
     if why := absent(recipe):
         pytest.skip(why)
     train = splits.split(recipe, unseen).train

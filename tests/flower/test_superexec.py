@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+
+import pytest
 
 from coalface.flower.app import superexec
 
@@ -15,7 +18,10 @@ print(open(sys.argv[place + 1]).read(), *sys.argv[1:place], *sys.argv[place + 2:
 """
 
 
-def test_it_is_in_a_file_that_is_in_memory_alone() -> None:
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_it_is_in_a_file_without_a_name(in_memory: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not in_memory:  # as on macOS
+        monkeypatch.delattr(os, "memfd_create")
     words = [sys.executable, "-c", TOLD, "--runtime-api-address", "127.0.0.1:1", "--token", "s3cret", "--insecure"]
     with superexec._Silent(words, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

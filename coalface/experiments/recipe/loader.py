@@ -8,7 +8,6 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from shlex import quote
 from typing import Any
 
@@ -20,7 +19,7 @@ from coalface.core.names import made_plain
 from coalface.core.parsing import parse_yaml
 from coalface.core.text import told
 from coalface.data.partition_file import read_partition
-from coalface.experiments.recipe import own_data, validate
+from coalface.experiments.recipe import included, own_data, validate
 from coalface.experiments.recipe.base import first_error
 from coalface.experiments.recipe.import_insightface import translate_words
 from coalface.experiments.recipe.partitions import PARTITIONS, FromFile
@@ -40,7 +39,10 @@ FEDERATED = frozenset(
 
 
 def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Recipe:
-    """A recipe from a YAML file with changes such as `local.lr=0.05`. Raises RecipeError."""
+    """A recipe from a YAML file, or an included one by its name, with changes such as `local.lr=0.05`.
+
+    Raises RecipeError.
+    """
     tree = read(path) if path is not None else {}
     if "grids" in tree:
         raise RecipeError(f"it has `grids`; `coalface sweep {quote(str(path))}` runs them", where=str(path))
@@ -77,11 +79,9 @@ def _first_name(key: str) -> tuple[str, str]:
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The keys of a recipe file, not yet checked; its name is the file's unless it gives one. Raises RecipeError."""
-    path = Path(path)
+    path = included.locate(path)
     try:
         tree = parse_yaml(path.read_text(encoding="utf-8")) or {}
-    except FileNotFoundError:
-        raise RecipeError("does not exist; `ls recipes/*/` shows the recipes that are included", where=path) from None
     except ValueError as error:
         raise RecipeError(f"not YAML: {error}", where=path) from None
     if not isinstance(tree, dict):

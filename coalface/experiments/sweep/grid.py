@@ -12,7 +12,7 @@ from typing import Any
 from coalface.core.checks import unknown_key
 from coalface.core.errors import RecipeError
 from coalface.core.parsing import parse_yaml
-from coalface.experiments.recipe import loader
+from coalface.experiments.recipe import included, loader
 from coalface.experiments.recipe.schema import Recipe
 
 AVERAGED = ("seed", "fold_split")
@@ -58,11 +58,12 @@ def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
     then the cells are those of all of them, and a change takes the place of that key in every grid. A grid may have a
     `name`, by which its cells are called.
     """
+    path = included.locate(path)
     changed_axes, tree = _axes(changes), loader.read(path)
     if "grids" not in tree:
         return _named([(axes, recipe) for axes, recipe in _points(tree, changed_axes)])
     points: list[tuple[dict[str, Any], Recipe]] = []
-    below = loader.read(path.parent / _checked(path, tree))
+    below = loader.read(included.locate(_checked(path, tree), path))
     for listed in tree["grids"]:
         axes = {key: value if isinstance(value, list) else [value] for key, value in listed.items()}
         called = axes.pop(NAMED, [None])[0]
@@ -95,7 +96,7 @@ def _checked(path: Path, tree: Mapping[str, Any]) -> str:
     for key in tree.keys() - {"name", "recipe", "grids"}:
         raise RecipeError(str(unknown_key(key, ["recipe", "grids"])), where=path)
     if not isinstance(tree.get("recipe"), str):
-        raise RecipeError("say which recipe the grids are over, as `recipe: FILE` beside this file", where=path)
+        raise RecipeError("say which recipe the grids are over, as `recipe: FILE` or `recipe: lfw/silos`", where=path)
     grids = tree["grids"]
     if not isinstance(grids, list) or not grids or not all(isinstance(axes, dict) and axes for axes in grids):
         raise RecipeError("`grids` is a list of mappings from a key to its values, as `- {seed: [0, 1]}`", where=path)

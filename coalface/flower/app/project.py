@@ -10,7 +10,7 @@ from typing import Any
 from coalface.core.disk import write_text
 from coalface.core.errors import RecipeError
 from coalface.core.parsing import parse_yaml
-from coalface.experiments.recipe import loader
+from coalface.experiments.recipe import included, loader
 from coalface.experiments.setup import party_data
 from coalface.flower.app.templates import render
 
@@ -19,7 +19,7 @@ def new(folder: Path, recipe: Path) -> Path:
     """Write the project of a recipe into a new folder. Raises RecipeError where it is not empty."""
     if folder.exists() and any(folder.iterdir()):
         raise RecipeError("the folder is not empty; name a new one", where=folder)
-    loaded, text = loader.load(recipe), recipe.read_text(encoding="utf-8")
+    loaded, text = loader.load(recipe), included.locate(recipe).read_text(encoding="utf-8")
     party_data.check_elsewhere(loaded)
     name = re.sub(r"[^a-z0-9-]+", "-", loaded.name.lower()).strip("-") or "faces"
     config = dict(plain_values(parse_yaml(text)))

@@ -1,7 +1,7 @@
 """Flower's SuperExec, which starts a process for each task, without the tasks' tokens on command lines.
 
 Who has a task's token can take what it is sent and answer for it, and every user of a machine can read command lines.
-So a token goes by a file that is in memory alone, and open to the process that it is for.
+So a token goes by a file that has no name, on Linux in memory alone, and is open to the process that it is for.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,14 +19,18 @@ class _Silent(subprocess.Popen[bytes]):
 
     def __init__(self, args: Sequence[str], **options: Any) -> None:
         words = list(args)
-        if "--token" not in words or not hasattr(os, "memfd_create"):
+        if "--token" not in words:
             super().__init__(words, **options)
             return
         place = words.index("--token")
-        with open(os.memfd_create("token"), "wb") as file:
+        if hasattr(os, "memfd_create"):
+            handle, folder = open(os.memfd_create("token"), "w+b"), "/proc/self/fd"
+        else:  # macOS
+            handle, folder = tempfile.TemporaryFile(), "/dev/fd"
+        with handle as file:
             file.write(words[place + 1].encode())
-            file.flush()
-            words[place : place + 2] = ["--token-file", f"/proc/self/fd/{file.fileno()}"]
+            file.seek(0)
+            words[place : place + 2] = ["--token-file", f"{folder}/{file.fileno()}"]
             super().__init__(words, pass_fds=(file.fileno(),), **options)
 
 

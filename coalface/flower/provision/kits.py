@@ -16,7 +16,7 @@ from pathlib import Path
 
 from coalface.core.disk import writing
 from coalface.core.errors import RecipeError
-from coalface.experiments.recipe import loader, party_file
+from coalface.experiments.recipe import included, loader, party_file
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.partition import POOLED
@@ -33,8 +33,9 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
 
     Raises RecipeError where the file is wrong, the recipe does not fit it, or `out` or `ca_key` exists.
     """
+    file = included.locate(file)
     config = project.read(file)
-    recipe = file.parent / config.recipe
+    recipe = included.locate(config.recipe, file)
     _check(config, recipe, file)
     out = Path(os.path.abspath(out))
     _check_free(out)
@@ -65,8 +66,6 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
 
 def _check(config: ProvisionConfig, recipe: Path, file: Path) -> None:
     """Raise RecipeError unless the recipe can be read and its parties are those of the federation."""
-    if not recipe.is_file():
-        raise RecipeError(f"{recipe} does not exist; paths start at the folder of this file", where=f"{file}, recipe")
     loaded = loader.load(recipe)
     validators, trainers = set(loaded.validators), set(loaded.own.parties if loaded.own is not None else ())
     for name, party in config.parties.items():

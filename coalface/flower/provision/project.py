@@ -121,7 +121,7 @@ class ProvisionConfig(Section):
     days: int = Field(365, ge=1, le=3650)
     """How long the certificates hold."""
     recipe: str
-    """The recipe that is run, from where this file lies."""
+    """The recipe that is run: a path from where this file lies, or the name of an included one."""
     encrypt: bool = False
     """Whether parties encrypt their private state, where they do not say it themselves."""
     parties: dict[PartyName, PartyConfig] = Field(min_length=1)
