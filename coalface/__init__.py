@@ -10,9 +10,9 @@ from typing import Any
 __version__ = "0.1.0"
 
 _NAMES = {
-    "experiments.experiment": "Experiment resume",
+    "experiments.experiment": "Experiment",
     "experiments.api.faces": "load_faces Faces",
-    "experiments.api.fit": "fit",
+    "experiments.api.fit": "fit resume",
     "experiments.api.finished_run": "FinishedRun",
     "experiments.api.comparison": "compare Comparison",
     "evaluation.face_model": "FaceModel",

@@ -12,11 +12,11 @@ import torch
 import yaml
 from torch import nn
 
-from coalface.experiments import model_folder
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
+from coalface.models.folder import write_about
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -75,7 +75,7 @@ def centred_model(run: Path, out: Path) -> Path:
     tensors = load_file(out / "backbone.safetensors")
     tensors["fc.bias"] = tensors["fc.bias"] - torch.from_numpy(raw_features(backbone.module, faces).mean(axis=0))
     save_file(tensors, out / "backbone.safetensors")
-    model_folder.write_about(out, {key: value for key, value in about.items() if key != "sha256"})
+    write_about(out, {key: value for key, value in about.items() if key != "sha256"})
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 
 
@@ -47,3 +48,24 @@ def first_few(names: Sequence[str], most: int = 3) -> str:
     ('ann, bo', 'ann, bo, cy, …')
     """
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def html_table(rows: Sequence[Sequence[object]], header: Sequence[object] = (), caption: object = "") -> str:
+    """A table for a notebook; the first column names its row.
+
+    >>> html_table([["EER", "<3"]])
+    '<table><tr><th style="text-align:left">EER</th><td>&lt;3</td></tr></table>'
+    """
+
+    def line(cells: Sequence[str]) -> str:
+        return f"<tr>{''.join(cells)}</tr>"
+
+    def safe(cell: object) -> str:
+        return html.escape(str(cell)).replace("\n", "<br>")
+
+    lines = [f"<caption>{safe(caption)}</caption>"] if caption else []
+    lines += [line([f"<th>{safe(cell)}</th>" for cell in header])] if header else []
+    for first, *others in rows:
+        named = f'<th style="text-align:left">{safe(first)}</th>'
+        lines.append(line([named, *(f"<td>{safe(cell)}</td>" for cell in others)]))
+    return f"<table>{''.join(lines)}</table>"

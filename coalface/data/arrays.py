@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from coalface.core.errors import DataError
+from coalface.data.source import decode
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
     """Images with their labels: a `Source`.
 
-    `items[i]` is an image, or an image and its label as in a torch Dataset, where `people` is not given. An image is
-    (height, width), (height, width, channels) or, a torch tensor, (channels, height, width), of bytes, or of floats
-    from 0 to 1; or what NumPy takes for such an array, as PIL's images.
+    `items[i]` is an image; where `people` is not given, an image and its label, as in a torch Dataset. An image is the
+    path of a file; (height, width), (height, width, channels) or, of a torch tensor, (channels, height, width), of
+    bytes, or of floats from 0 to 1; or an image of PIL.
     """
 
     items: Any
@@ -30,7 +34,7 @@ class Images:
 
     @functools.cached_property
     def _named(self) -> tuple[str, ...]:
-        people = self.people if self.people is not None else [self.items[i][1] for i in range(len(self.items))]
+        people = self.people if self.people is not None else [self._pair(i)[1] for i in range(len(self.items))]
         if len(people) != len(self.items):
             raise DataError(f"{len(people)} labels for {len(self.items)} images; give one for each", where="labels")
         return tuple(str(getattr(person, "item", lambda person=person: person)()) for person in people)
@@ -54,39 +58,57 @@ class Images:
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
         """Each image in turn, its central square at the size and colour that are asked for."""
         for i in range(len(self.items)):
-            yield _resized(self._pixels(i), size, grey)
+            item = self._item(i)
+            if isinstance(item, str | os.PathLike):
+                yield decode(Path(item).read_bytes(), Path(item), size=size, grey=grey)
+            else:
+                yield _resized(_pixels(item, i), size, grey)
 
     def fingerprint(self) -> str:
-        """SHA-256 of all pixels and people."""
+        """SHA-256 of all images and people."""
         digest = hashlib.sha256("\n".join(self.files).encode())
         for i in range(len(self.items)):
-            pixels = self._pixels(i)
-            digest.update(repr(pixels.shape).encode() + pixels.tobytes())
+            item = self._item(i)
+            if isinstance(item, str | os.PathLike):
+                digest.update(hashlib.sha256(Path(item).read_bytes()).digest())
+            else:
+                pixels = _pixels(item, i)
+                digest.update(repr(pixels.shape).encode() + pixels.tobytes())
         return digest.hexdigest()
 
-    def _pixels(self, i: int) -> NDArray[np.uint8]:
-        """(height, width, channels) of an image. Raises DataError for what is no image of bytes or floats."""
+    def _item(self, i: int) -> Any:
+        return self.items[i] if self.people is not None else self._pair(i)[0]
+
+    def _pair(self, i: int) -> tuple[Any, Any]:
         item = self.items[i]
-        image = item[0] if self.people is None else item
-        pixels = np.asarray(image)
-        if hasattr(image, "permute") and pixels.ndim == 3:
-            pixels = pixels.transpose(1, 2, 0)
-        pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
-        if pixels.ndim != 3 or pixels.shape[2] not in (1, 3):
-            raise DataError(
-                f"its shape is {np.shape(image)}; give (height, width) or (height, width, 1 or 3), or a tensor "
-                "(1 or 3, height, width)",
-                where=f"image {i}",
-            )
-        if pixels.dtype == np.uint8:
-            return np.ascontiguousarray(pixels)
-        if not np.issubdtype(pixels.dtype, np.floating) or pixels.min() < 0 or pixels.max() > 1:
-            raise DataError(
-                f"its values are {pixels.dtype} from {pixels.min():g} to {pixels.max():g}; give bytes, or floats from "
-                "0 to 1 (leave out a transform that normalises)",
-                where=f"image {i}",
-            )
-        return np.rint(pixels * 255).astype(np.uint8)
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise DataError("not a pair of image and label; give each such a pair, or `labels`", where=f"image {i}")
+        return item[0], item[1]
+
+
+def _pixels(image: Any, i: int) -> NDArray[np.uint8]:
+    """(height, width, channels) of image `i`. Raises DataError for what is no image of bytes or floats."""
+    if isinstance(mode := getattr(image, "mode", None), str) and mode not in ("L", "RGB"):  # PIL's palette, for one
+        image = image.convert("RGB")
+    pixels = np.asarray(image)
+    if isinstance(image, torch.Tensor) and pixels.ndim == 3:
+        pixels = pixels.transpose(1, 2, 0)
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or pixels.size == 0:
+        raise DataError(
+            f"its shape is {np.shape(image)}; give (height, width) or (height, width, 1 or 3), or a tensor "
+            "(1 or 3, height, width)",
+            where=f"image {i}",
+        )
+    if pixels.dtype == np.uint8:
+        return np.ascontiguousarray(pixels)
+    if not np.issubdtype(pixels.dtype, np.floating) or not (pixels.min() >= 0 and pixels.max() <= 1):
+        raise DataError(
+            f"its values are {pixels.dtype} from {pixels.min():g} to {pixels.max():g}; give bytes, or floats from "
+            "0 to 1 (leave out a transform that normalises)",
+            where=f"image {i}",
+        )
+    return np.ascontiguousarray(np.rint(pixels * 255).astype(np.uint8))
 
 
 def _resized(pixels: NDArray[np.uint8], size: int, grey: bool) -> NDArray[np.uint8]:

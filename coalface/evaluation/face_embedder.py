@@ -6,12 +6,16 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
+
+try:
+    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+except ImportError:
+    raise ImportError("FaceEmbedder is a transformer of scikit-learn: pip install scikit-learn") from None
 
 from coalface.evaluation.face_model import FaceModel
 
 
-class FaceEmbedder(TransformerMixin, BaseEstimator):
+class FaceEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Images in, unit embeddings out, in a pipeline of scikit-learn; `fit` learns nothing.
 
     >>> from sklearn.pipeline import make_pipeline
@@ -20,17 +24,20 @@ class FaceEmbedder(TransformerMixin, BaseEstimator):
     """
 
     def __init__(self, model: Any = None, flip: bool = False) -> None:
-        """`model` is a `FaceModel`, or the folder of a run or a model."""
+        """`model` is a `FaceModel`, a run, or the folder of a run or a model."""
         self.model, self.flip = model, flip
 
-    def fit(self, images: Any, labels: Any = None) -> FaceEmbedder:
+    def fit(self, images: Any = None, labels: Any = None) -> FaceEmbedder:
         """Read the model."""
-        self.model_ = self.model if isinstance(self.model, FaceModel) else FaceModel(self.model)
+        if self.model is None:
+            raise ValueError("model is None; give a FaceModel, a run, or the folder of a run or a model")
+        self.model_ = self.model if isinstance(self.model, FaceModel) else FaceModel.from_run(self.model)
+        self._n_features_out = self.model_.embedding_size
         return self
 
     def transform(self, images: Any) -> NDArray[np.float32]:
-        """(n, d) embeddings of unit length of (n, height, width, channels) images."""
-        return self.model_.embed(images, flip=self.flip)
+        """(n, d) embeddings of unit length, of images as `FaceModel.embed` takes them."""
+        from sklearn.utils.validation import check_is_fitted
 
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "model_")
+        check_is_fitted(self, "model_")
+        return self.model_.embed(images, flip=self.flip)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,15 @@ from torch import Tensor, nn
 
 from coalface.core.disk import beside
 from coalface.core.errors import RecipeError
+from coalface.core.text import html_table
 from coalface.data.arrays import Images
 from coalface.data.faceset import FaceSet
-from coalface.evaluation.finished_model import evaluate_model, read_faces, read_model
+from coalface.evaluation import membership
+from coalface.evaluation.figures import FIGURES, figure_name, figure_of, figure_text
+from coalface.evaluation.finished_model import check_shape, evaluate_network, read_faces, read_model
+from coalface.models import Backbone, branched
 from coalface.models.embedding import embed, unit_features
-from coalface.models.folder import ABOUT
+from coalface.models.folder import save, write_about
 
 
 class FaceModel(nn.Module):
@@ -34,7 +41,8 @@ class FaceModel(nn.Module):
         """
         super().__init__()
         self.folder, self.party = Path(folder), party
-        backbone, self.about = read_model(self.folder, party)
+        with _arguments():
+            backbone, self.about = read_model(self.folder, party)
         self.network, self._embedding_size = backbone.module, backbone.embedding_size
         self.eval()
 
@@ -49,14 +57,17 @@ class FaceModel(nn.Module):
         return cls(folder)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Copy the model into a new folder: `model.json` and the weights. Raises RecipeError where one is."""
-        if self.party is not None:
-            raise RecipeError("a party's own model is exported by `coalface export`", where="party")
-        source = self.folder / "model" if (self.folder / "model" / ABOUT).exists() else self.folder
-        if Path(folder).exists():
-            raise RecipeError("something is there already; give a new folder", where=Path(folder))
-        with beside(Path(folder)) as partial:
-            shutil.copytree(source, partial)
+        """Write the model, as it is now, into a new folder. Raises RecipeError where something is there."""
+        folder = Path(folder)
+        if folder.exists():
+            raise RecipeError("it exists already; give a new folder", where=folder)
+        with beside(folder) as partial:
+            partial.mkdir(parents=True)
+            save(self._tensors(), partial / "backbone.safetensors")
+            card = self._source / "README.md"
+            if self.party is None and card.exists():  # of a party's own model it would say too much
+                shutil.copy(card, partial)
+            write_about(partial, {key: value for key, value in self.about.items() if key != "sha256"})
             os.rename(partial, folder)
 
     @property
@@ -82,38 +93,60 @@ class FaceModel(nn.Module):
     def embed(self, faces: Any, *, flip: bool = False, batch: int = 256) -> NDArray[np.float32]:
         """(n, d) embeddings of unit length.
 
-        `faces` are images as arrays, or a file, a folder, a pack, `.rec` or `.bin`, or what `coalface.load_faces`
-        gives; a single image has one row. With `flip`, the embedding of the mirrored image is added before normalising.
+        `faces` are images (arrays, tensors, PIL images, or paths of files); or identity folders, a pack, a `.rec` or a
+        `.bin`; or what `coalface.load_faces` gives. A single image has one row. With `flip`, the embedding of the
+        mirrored image is added before normalising.
         """
         faces = getattr(faces, "images", faces)
+        if isinstance(faces, str | os.PathLike) and not _is_image_file(Path(faces)):
+            faces = read_faces(Path(faces), self.about)
         if isinstance(faces, FaceSet):
-            return embed(self.network, faces, flip=flip, batch=batch)
-        if isinstance(faces, str | os.PathLike):
-            path = Path(faces)
-            if path.is_file() and path.suffix not in (".rec", ".bin"):
-                from coalface.data.source import decode
-
-                image = decode(path.read_bytes(), path, size=self.size, grey=self.grey)
-                return unit_features(self.network, image[None], flip=flip)
-            return embed(self.network, read_faces(path, self.about), flip=flip, batch=batch)
-        single = np.ndim(faces) == 2 or (np.ndim(faces) == 3 and np.shape(faces)[-1] in (1, 3))
-        source = Images([faces] if single else faces, ["?"] * (1 if single else len(faces)))
-        pixels = list(source.images(size=self.size, grey=self.grey))
-        parts = [pixels[start : start + batch] for start in range(0, len(pixels), batch)]
-        return np.concatenate([unit_features(self.network, np.stack(part), flip=flip) for part in parts])
+            check_shape(faces, self.about, "faces")
+            return embed(self.network, faces, flip=flip, batch=batch, device=self._device)
+        items = [faces] if _is_one_image(faces) else faces
+        pixels = Images(items, ["?"] * len(items)).images(size=self.size, grey=self.grey)
+        parts, part = [np.zeros((0, self.embedding_size), np.float32)], []
+        for i, image in enumerate(pixels, 1):
+            part.append(image)
+            if len(part) == batch or i == len(items):
+                parts.append(unit_features(self.network, np.stack(part), flip=flip, device=self._device))
+                part = []
+        return np.concatenate(parts)
 
     def similarity(self, first: Any, second: Any) -> float | NDArray[np.float32]:
         """Cosine of two images, −1 to 1; of several with several the (n, m) matrix."""
         cosines = self.embed(first) @ self.embed(second).T
-        return float(cosines[0, 0]) if cosines.size == 1 else np.asarray(cosines, np.float32)
+        return float(cosines[0, 0]) if _is_one_image(first) and _is_one_image(second) else cosines
 
-    def evaluate(self, on: str | os.PathLike[str], images: str | os.PathLike[str] | None = None, **options: Any) -> Any:
-        """Figures on a pair list with its `images`, a `.bin`, a pack or identity folders, as `coalface evaluate` gives.
+    def evaluate(
+        self,
+        on: Any,
+        images: str | os.PathLike[str] | None = None,
+        *,
+        pairs: int | None = None,
+        list_name: str | None = None,
+        threshold_from: str | os.PathLike[str] | None = None,
+        flip: bool = False,
+    ) -> EvaluatedModel:
+        """Verification figures on a pair list with its `images`, a `.bin`, a pack, identity folders or loaded faces.
 
-        Options are those of `evaluate_model`. Raises RecipeError for one that does not fit the others.
+        What each option and figure means says `coalface.evaluation.finished_model.evaluate_model`. Raises RecipeError
+        for an option that does not fit the others.
         """
-        where = None if images is None else Path(images)
-        return evaluate_model(self.folder, Path(on), images=where, party=self.party, **options)
+        faces = getattr(on, "images", on)
+        with _arguments():
+            figures = evaluate_network(
+                self.network,
+                self.about,
+                faces if isinstance(faces, FaceSet) else Path(on),
+                membership.read_beside(self._source),
+                images=None if images is None else Path(images),
+                pairs=pairs,
+                list_name=list_name,
+                threshold_from=None if threshold_from is None else Path(threshold_from),
+                flip=flip,
+            )
+        return EvaluatedModel(figures)
 
     def __repr__(self) -> str:
         parameters = sum(parameter.numel() for parameter in self.parameters())
@@ -122,3 +155,61 @@ class FaceModel(nn.Module):
             f"FaceModel({str(self.folder)!r}: {self.about['backbone']}, {parameters:,} parameters, "
             f"{self.size}×{self.size} {colour} → {self.embedding_size})"
         )
+
+    @property
+    def _source(self) -> Path:
+        return self.folder / "model" if (self.folder / "model" / "model.json").exists() else self.folder
+
+    @property
+    def _device(self) -> Any:
+        return next((tensor.device for tensor in self.parameters()), "cpu")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        if not isinstance(self.network, branched.Branched):
+            return Backbone(self.network).shared()
+        branch = zip(branched.NAMES, (self.network.weight, self.network.bias), strict=True)
+        return Backbone(self.network.backbone).shared() | {name: tensor.detach() for name, tensor in branch}
+
+
+class EvaluatedModel(dict[str, Any]):
+    """What `coalface evaluate` gives, by name; it shows its figures as text, and in a notebook."""
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}  {value}" for name, value in self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        rows = []
+        for name, figures in self.get("lists", {"": self}).items():
+            values = {f"{name}/{key}".lstrip("/"): value for key, value in figures.items()}
+            keys = [key for key in values if figure_of(key).name in FIGURES or "@" in key]
+            rows += [(f"{name} pairs".strip(), f"{figures['pairs']:,}")]
+            rows += [(figure_name(key), figure_text(values, key, sign=True)) for key in keys if not key.endswith("_se")]
+        return rows
+
+
+def _is_image_file(path: Path) -> bool:
+    return path.is_file() and path.suffix not in (".rec", ".bin")
+
+
+def _is_one_image(faces: Any) -> bool:
+    if isinstance(faces, str | os.PathLike):
+        return _is_image_file(Path(faces))
+    if isinstance(faces, list | tuple | FaceSet):
+        return False
+    shape = np.shape(faces)
+    return len(shape) == 2 or (len(shape) == 3 and shape[0 if isinstance(faces, Tensor) else 2] in (1, 3))
+
+
+@contextlib.contextmanager
+def _arguments() -> Iterator[None]:
+    """Within, an error that names an option of the command names the argument of Python: `--party` → `party`."""
+    try:
+        yield
+    except (RecipeError, FileNotFoundError) as error:
+        text = re.sub(r"--([a-z]+)", r"\1=", error.text if isinstance(error, RecipeError) else str(error))
+        if isinstance(error, RecipeError):
+            raise type(error)(text, where=error.where.removeprefix("--")) from None
+        raise type(error)(text) from None

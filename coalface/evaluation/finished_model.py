@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import generator
@@ -89,13 +90,19 @@ def read_faces(place: Path, about: dict[str, Any], show: Show = QUIET) -> FaceSe
         with show("decoding", len(store)) as count:
             return cached_pack(store, size=size, grey=grey, progress=lambda number, total: count(number))
     faces = read_pack(place)
+    check_shape(faces, about, place)
+    return faces
+
+
+def check_shape(faces: FaceSet, about: dict[str, Any], where: str | Path) -> None:
+    """Raise DataError for images of a pack that are not of the size and colour that the model takes."""
+    size, grey = about["size"], about["channels"] == 1
     if faces.shape != (size, size, about["channels"]):
         raise DataError(
             f"the images are {faces.shape}, the model takes {(size, size, about['channels'])}: "
             f"`coalface data pack FOLDER PACK --size {size}{' --grey' if grey else ''}` makes a pack that fits",
-            where=place,
+            where=where,
         )
-    return faces
 
 
 def evaluate_model(
@@ -130,24 +137,47 @@ def evaluate_model(
     """
     backbone, about = read_model(model, party)
     members = membership.read_beside(_folder(model))
-    if not on.exists():
+    options: dict[str, Any] = {"images": images, "threshold_from": threshold_from, "flip": flip, "pairs": pairs}
+    figures = evaluate_network(backbone.module, about, on, members, **options, list_name=list_name, show=show)
+    return {"model": str(model), "on": str(on), **figures}
+
+
+def evaluate_network(
+    network: nn.Module,
+    about: dict[str, Any],
+    on: Path | FaceSet,
+    members: Members | None,
+    *,
+    images: Path | None = None,
+    threshold_from: Path | None = None,
+    flip: bool = False,
+    pairs: int | None = None,
+    list_name: str | None = None,
+    show: Show = QUIET,
+) -> dict[str, Any]:
+    """The figures of `evaluate_model`, of a network that takes images as `about` says; `on` may be images too."""
+    if isinstance(on, Path) and not on.exists():
         raise FileNotFoundError(f"{on} does not exist: give a pair list, a .bin, a pack, or identity folders")
     if list_name is not None and pairs is not None:
         raise RecipeError("it names a list, and --pairs draws pairs: leave one of them out", where="--list")
     faces, chosen, drawn = _chosen(on, images, about, pairs, list_name, show)
-    figures: dict[str, Any] = {"model": str(model), "on": str(on), **({"drawn": drawn} if drawn else {})}
-    evaluation = _Evaluation(backbone, faces, images or on, members, flip, show)
+    place = Path("images") if isinstance(on, FaceSet) else on
+    figures = {"drawn": drawn} if drawn else {}
+    evaluation = _Evaluation(network, faces, images or place, members, flip, show)
     if isinstance(chosen, PairList):
-        return figures | evaluation.figures(chosen, on, threshold_from)
+        return figures | evaluation.figures(chosen, place, threshold_from)
     return figures | {
-        "lists": {name: evaluation.figures(pair_list, on, threshold_from) for name, pair_list in chosen.items()}
+        "lists": {name: evaluation.figures(pair_list, place, threshold_from) for name, pair_list in chosen.items()}
     }
 
 
 def _chosen(
-    on: Path, images: Path | None, about: dict[str, Any], pairs: int | None, list_name: str | None, show: Show
+    on: Path | FaceSet, images: Path | None, about: dict[str, Any], pairs: int | None, list_name: str | None, show: Show
 ) -> tuple[FaceSet, PairList | dict[str, PairList], int]:
     """The images, the pairs (one list, or by name those that a data set of the field brings), how many were drawn."""
+    if isinstance(on, FaceSet):
+        check_shape(on, about, "on")
+        return on, *_drawn(on, pairs, "images")
     store = open_store(on) if on.suffix == ".bin" or (on.is_dir() and not (on / "meta.json").exists()) else None
     layout = store.layout if store is not None else ""
     if list_name is not None and not layout:
@@ -166,20 +196,24 @@ def _chosen(
     if store is not None and store.pairs is not None:
         return read_faces(on, about, show), store.pairs, 0
     if brings_images:
-        faces, rng = read_faces(on, about, show), generator(2048, "pairs")
-        drawn = min(PAIRS, most_pairs(faces)) if pairs is None else pairs
-        return faces, balanced_pairs(faces, pairs=drawn, rng=rng, title=on.name), drawn
+        faces = read_faces(on, about, show)
+        return faces, *_drawn(faces, pairs, on.name)
     if images is None:
         raise RecipeError(f"{on} names pairs of images: give their folder or pack", where="--images")
     faces = read_faces(images, about, show)
     return faces, read_pairs(on, faces, root=images), 0
 
 
+def _drawn(faces: FaceSet, pairs: int | None, title: str) -> tuple[PairList, int]:
+    drawn = min(PAIRS, most_pairs(faces)) if pairs is None else pairs
+    return balanced_pairs(faces, pairs=drawn, rng=generator(2048, "pairs"), title=title), drawn
+
+
 @dataclass(frozen=True)
 class _Evaluation:
-    """A model, the images of a set, and who the model was trained on, if that is known."""
+    """A network, the images of a set, and who the model was trained on, if that is known."""
 
-    backbone: Backbone
+    network: nn.Module
     faces: FaceSet
     root: Path
     """Where the images lie."""
@@ -242,7 +276,7 @@ class _Evaluation:
     def _scored(self, pairs: PairList) -> _Scored:
         needed, left, right = images_needed(pairs.left, pairs.right)
         with self.show("embedding", len(needed)) as count:
-            features = embed(self.backbone.module, self.faces, needed, flip=self.flip, progress=count)
+            features = embed(self.network, self.faces, needed, flip=self.flip, progress=count)
         return _Scored(score_pairs(features, left, right), pairs)
 
 

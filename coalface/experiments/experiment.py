@@ -92,28 +92,10 @@ class Experiment:
 
         Raises RecipeError.
         """
-        return run_recipe(self.recipe, out, callbacks)
-
-
-def run_recipe(recipe: Recipe, out: str | os.PathLike[str], callbacks: Sequence[Callback] | None = None) -> Path:
-    """Run a recipe into a new folder, which is returned; without `callbacks` its progress is shown."""
-    if callbacks is not None:
-        return runner.run(recipe, Path(out), Callbacks(callbacks))
-    with Progress() as progress:
-        return runner.run(recipe, Path(out), progress)
-
-
-def resume(out: str | os.PathLike[str], callbacks: Sequence[Callback] | None = None) -> Path:
-    """Go on with a run from its last checkpoint; a finished one is evaluated and reported again.
-
-    Objects that the run was given, and that no module has, must have been made in this program again.
-
-    Raises RecipeError.
-    """
-    if callbacks is not None:
-        return runner.resume(Path(out), Callbacks(callbacks))
-    with Progress() as progress:
-        return runner.resume(Path(out), progress)
+        if callbacks is not None:
+            return runner.run(self.recipe, Path(out), Callbacks(callbacks))
+        with Progress() as progress:
+            return runner.run(self.recipe, Path(out), progress)
 
 
 def _changed(value: Any) -> dict[str, Any]:

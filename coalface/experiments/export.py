@@ -35,7 +35,7 @@ from coalface.experiments import model_folder, provenance
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.parts import Parts
 from coalface.models.embedding import embed
-from coalface.models.folder import read_tensors
+from coalface.models.folder import read_tensors, save, write_about
 
 FPIRS = (0.1, 0.01, 0.001)
 """Shares of strangers that may be taken for somebody."""
@@ -76,10 +76,10 @@ def export(run: Path, party: str, out: Path) -> Path:
     fresh = out.with_name(f"{out.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True, mode=0o700)
-    model_folder.save(model, fresh / "backbone.safetensors")
+    save(model, fresh / "backbone.safetensors")
     with disk.writing(fresh / "gallery.safetensors"):
         save_arrays({"templates": templates}, fresh / "gallery.safetensors")
-    model_folder.write_about(fresh, about)
+    write_about(fresh, about)
     if out.exists():
         out.rmdir()
     fresh.rename(out)

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
-
-from coalface.core import disk
-from coalface.core.disk import write_json, write_text
+from coalface.core.disk import write_text
 from coalface.core.local_results import CLASS_EMBEDDINGS, OWN_MODEL
-from coalface.core.method import Models, Tensors
+from coalface.core.method import Models
 from coalface.engine.server import Server
 from coalface.evaluation import verification
 from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import OnDisk
-from coalface.models.folder import ABOUT, about_digest
+from coalface.models.folder import save, write_about
 
 CLASSIFIER = "classifier.safetensors"
 """In the folder of a run on public identities alone, their class embeddings: what a run whose parties share these
@@ -51,27 +46,10 @@ def write(
     fresh.rename(folder)
 
 
-def save(tensors: Tensors, path: Path) -> None:
-    """Tensors as a safetensors file."""
-    with disk.writing(path):
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-
-
 def built(recipe: Recipe) -> dict[str, Any]:
     """How the network of a recipe is built, as `read_model` needs it."""
     about = {"backbone": recipe.model.name, "size": recipe.data.size, "channels": 1 if recipe.data.grey else 3}
     return about | {"embedding_size": recipe.model.embedding_size}
-
-
-def write_about(folder: Path, about: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
-    """Write `model.json` into a folder whose tensors are written; `beside` names files of tensors outside of it."""
-    inside = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors"))
-    sha256 = {}
-    for name in (*inside, *beside):
-        with open(folder / name, "rb") as file:
-            sha256[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    digest = about_digest({**about, "sha256": sha256})
-    write_json(folder / ABOUT, {**about, "sha256": {**sha256, ABOUT: digest}})
 
 
 def _card(recipe: Recipe, server: Server, models: Models, figures: verification.Figures, readable: str) -> str:

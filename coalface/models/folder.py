@@ -1,17 +1,18 @@
-"""A folder with a model, read: tensors, and how to build the network that they are of, as they were written."""
+"""A folder with a model: tensors, and how to build the network that they are of."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors.torch import load, save_file
 
+from coalface.core import disk
 from coalface.core.errors import DataError
 from coalface.core.method import Tensors
 from coalface.core.parsing import parse_json
@@ -50,6 +51,23 @@ def read_tensors(folder: Path, name: str, about: Mapping[str, Any]) -> Tensors:
         return load(data)
     except SafetensorError as error:
         raise DataError(f"it cannot be read ({error}): {remedy(folder)}", where=path) from None
+
+
+def save(tensors: Tensors, path: Path) -> None:
+    """Tensors as a safetensors file."""
+    with disk.writing(path):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+def write_about(folder: Path, about: Mapping[str, Any], beside: Sequence[str] = ()) -> None:
+    """Write `model.json` into a folder whose tensors are written; `beside` names files of tensors outside of it."""
+    inside = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.safetensors"))
+    sha256 = {}
+    for name in (*inside, *beside):
+        with open(folder / name, "rb") as file:
+            sha256[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = about_digest({**about, "sha256": sha256})
+    disk.write_json(folder / ABOUT, {**about, "sha256": {**sha256, ABOUT: digest}})
 
 
 def about_digest(about: Mapping[str, Any]) -> str:

@@ -29,10 +29,10 @@ from coalface.data.tools.convert import Pairs, convert
 from coalface.engine import checkpoint
 from coalface.engine.checkpoint import Checkpoint
 from coalface.engine.party import commits
-from coalface.experiments import model_folder
 from coalface.experiments import run as experiment
 from coalface.experiments.report import page
 from coalface.flower.provision import kits
+from coalface.models.folder import save
 from coalface.privacy import ledger
 
 SMALL = 4096
@@ -62,7 +62,7 @@ def state(place: Path) -> None:
 
 
 def model(place: Path) -> None:
-    model_folder.save({"a": torch.zeros(SMALL)}, place / "a.safetensors")
+    save({"a": torch.zeros(SMALL)}, place / "a.safetensors")
 
 
 def pack(place: Path) -> None:

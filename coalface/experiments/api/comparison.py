@@ -2,43 +2,43 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from coalface.core.text import html_table
 from coalface.experiments import compare as differences
 from coalface.experiments.api.finished_run import FinishedRun, Table, table
-from coalface.experiments.report import table as tables
+from coalface.experiments.report import table as report_table
 
 
 class Comparison:
     """Runs side by side with the first of them; it shows itself as text, and in a notebook."""
 
     def __init__(self, runs: Sequence[Path]) -> None:
-        self._compared = tables.compare(runs, differences.intervals(runs), differences.left_out(runs))
+        self._compared = report_table.compare(runs, differences.intervals(runs), differences.left_out(runs))
 
     def to_frame(self) -> Table:
         """A row for each run and figure: value, difference to the first run, and its 95 % interval if it has one."""
+        columns = ("run", "method", "seed", "pairs", "figure", "value", "difference", "low", "high")
         rows = []
         for row in self._compared.rows:
             for key in self._compared.figures:
-                record = row.differences.get(key)
-                rows.append(
-                    {
-                        "run": row.run,
-                        "method": row.method,
-                        "seed": row.seed,
-                        "figure": key,
-                        "value": row.figures.get(key),
-                        "difference": record.value if record else None,
-                        "low": record.low if record else None,
-                        "high": record.high if record else None,
-                    }
-                )
-        return table(rows)
+                pairs, _, figure = key.rpartition("/")
+                change = row.differences.get(key)
+                interval = (change.value, change.low, change.high) if change else (None, None, None)
+                values = (row.run, row.method, row.seed, pairs, figure, row.figures.get(key), *interval)
+                rows.append(dict(zip(columns, values, strict=True)))
+        return table(rows, columns, numbers=columns[5:])
 
     def __repr__(self) -> str:
-        return tables.text(self._compared, width=100)
+        return report_table.text(self._compared, width=100)
+
+    def _repr_html_(self) -> str:
+        grid = report_table.grid(self._compared)
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in report_table.notes(self._compared))
+        return html_table(grid.rows, grid.header) + notes
 
 
 def compare(runs: Sequence[str | os.PathLike[str] | FinishedRun]) -> Comparison:
@@ -46,4 +46,6 @@ def compare(runs: Sequence[str | os.PathLike[str] | FinishedRun]) -> Comparison:
 
     Raises FileNotFoundError for a folder that holds no run.
     """
+    if isinstance(runs, str | os.PathLike | FinishedRun) or not runs:
+        raise TypeError("runs is a list of them: give coalface.compare([first, second])")
     return Comparison([run.path if isinstance(run, FinishedRun) else Path(run) for run in runs])

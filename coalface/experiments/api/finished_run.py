@@ -6,15 +6,19 @@ import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from coalface.core.checks import unknown_name
 from coalface.core.errors import RecipeError
-from coalface.core.text import several
-from coalface.evaluation.figures import figure_name, figure_of, figure_text
+from coalface.core.text import html_table, several
+from coalface.evaluation.figures import axis_title, figure_name, figure_of, figure_text
 from coalface.experiments.report import runs
 
-Table = Any
-"""A pandas DataFrame where pandas is installed, else a list of dicts."""
+if TYPE_CHECKING:
+    import pandas
+
+Table: TypeAlias = "pandas.DataFrame | list[dict[str, Any]]"
+"""A DataFrame where pandas is installed, else a list with a dict for each row."""
 
 
 class FinishedRun:
@@ -36,25 +40,24 @@ class FinishedRun:
         for number, record in enumerate(self._read.metrics, 1):
             plain = {key: value for key, value in record.items() if not isinstance(value, dict | list)}
             rows.append({"ordinal": number, **plain, **runs.flat_figures(record.get("judged"))})
-        return table(rows)
+        return table(rows, ("ordinal", "stage", "round"))
 
     @functools.cached_property
     def figures(self) -> Table:
         """A row for each figure of the model that the run left: list, figure, value, standard error and unit."""
-        values = self._read.figures
+        columns, values = ("pairs", "figure", "value", "se", "unit"), self._read.figures
         rows = []
         for key in runs.without_errors(values):
             pairs, _, name = key.rpartition("/")
-            error = values.get(f"{key}_se")
-            rows.append(
-                {"pairs": pairs, "figure": name, "value": values[key], "se": error, "unit": figure_of(key).unit.name}
-            )
-        return table(rows)
+            row = (pairs, name, values[key], values.get(f"{key}_se"), figure_of(key).unit.name)
+            rows.append(dict(zip(columns, row, strict=True)))
+        return table(rows, columns, numbers=("value", "se"))
 
     @functools.cached_property
     def parties(self) -> Table:
         """A row for each party: role, images, identities, rounds, bytes down and up, last loss."""
-        return table([{k: v for k, v in party.items() if k != "judged"} for party in self.summary.get("parties", ())])
+        rows = [{k: v for k, v in party.items() if k != "judged"} for party in self._read.parties]
+        return table(rows, ("name", "role"))
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -67,46 +70,49 @@ class FinishedRun:
         return self._read.config
 
     def plot(self, metric: str = "loss", ax: Any = None) -> Any:
-        """A metric by round on matplotlib axes, which are returned. Raises RecipeError for a metric that it has not."""
+        """A metric by round, or a figure such as `unseen/eer`, on matplotlib axes, which are returned.
+
+        Raises RecipeError for a metric that the rounds do not have, and ImportError without matplotlib.
+        """
         try:
             from matplotlib import pyplot
         except ImportError:
-            raise RecipeError("it draws with matplotlib; `pip install matplotlib`", where="plot") from None
-        points: list[tuple[int, float]] = []
-        for number, record in enumerate(self._read.metrics, 1):
-            value = {**record, **runs.flat_figures(record.get("judged"))}.get(metric)
-            if isinstance(value, int | float):
-                points.append((number, value))
-        if not points:
-            known = sorted({key for record in self._read.metrics for key, v in record.items() if isinstance(v, float)})
-            raise RecipeError(f"no round has it; rounds have {', '.join(known)}", where=metric)
+            raise ImportError("plot draws with matplotlib: pip install 'coalface[plot]'") from None
+        points: dict[str, list[tuple[int, float]]] = {}
+        for ordinal, record in enumerate(self._read.metrics, 1):
+            for key, value in {**record, **runs.flat_figures(record.get("judged"))}.items():
+                if (value := runs.number(value)) is not None and key != "round":
+                    points.setdefault(key, []).append((ordinal, value))
+        if metric not in points:
+            if metric in self._read.figures:
+                raise RecipeError("evaluated at the end alone; fit(…, every=1) evaluates each round", where=metric)
+            raise unknown_name(metric, points, "metric")
         ax = pyplot.subplots()[1] if ax is None else ax
-        ax.plot(*zip(*points, strict=True), label=self._read.label)
-        ax.set_xlabel("round")
-        ax.set_ylabel(figure_of(metric).axis_title)
+        ax.plot(*zip(*points[metric], strict=True), label=self._read.label)
+        ax.set(xlabel="round", ylabel=axis_title(metric) if "/" in metric else metric.replace("_", " "))
+        ax.xaxis.get_major_locator().set_params(integer=True)
         return ax
 
     def __repr__(self) -> str:
-        figures = ", ".join(f"{figure_name(key)} {figure_text(self._read.figures, key)}" for key in self._shown())
+        parts = [f"{name} {value}" for name, value in self._main_figures()]
         rounds = several(len(self._read.metrics), "round")
-        return f"<run {str(self.path)!r}: {self._read.method}, {rounds}{f', {figures}' if figures else ''}>"
+        return f"<run {str(self.path)!r}: {', '.join([self._read.method, rounds, *parts])}>"
 
     def _repr_html_(self) -> str:
-        from html import escape
+        rows = [("method", self._read.method), ("parties", len(self._read.parties))]
+        rows += [("rounds", len(self._read.metrics)), *self._main_figures()]
+        return html_table(rows, caption=self.path)
 
-        rows = [("method", self._read.method), ("rounds", str(len(self._read.metrics)))]
-        rows += [(figure_name(key), figure_text(self._read.figures, key)) for key in self._shown()]
-        cells = "".join(f"<tr><th style='text-align:left'>{escape(a)}</th><td>{escape(b)}</td></tr>" for a, b in rows)
-        return f"<table><caption>{escape(str(self.path))}</caption>{cells}</table>"
-
-    def _shown(self) -> list[str]:
-        return runs.without_errors(self._read.figures)[:6]
+    def _main_figures(self) -> list[tuple[str, str]]:
+        values = self._read.figures
+        return [(figure_name(key), figure_text(values, key, sign=True)) for key in self._read.evaluated[:6]]
 
 
-def table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Rows as a DataFrame where pandas is installed."""
+def table(rows: Sequence[dict[str, Any]], columns: Sequence[str], numbers: Sequence[str] = ()) -> Table:
+    """Rows as a DataFrame where pandas is installed: without rows, with these columns; what `numbers` lack is NaN."""
     try:
         import pandas
     except ImportError:
         return list(rows)
-    return pandas.DataFrame(rows)
+    frame = pandas.DataFrame(rows, columns=None if rows else columns)
+    return frame.astype(dict.fromkeys(numbers, float))

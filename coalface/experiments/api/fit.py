@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import Method
+from coalface.experiments import run as runner
 from coalface.experiments.api.faces import Faces, load_faces
 from coalface.experiments.api.finished_run import FinishedRun
-from coalface.experiments.callbacks.base import Callback
-from coalface.experiments.experiment import Experiment, as_plain, run_recipe
+from coalface.experiments.callbacks.base import Callback, Callbacks
+from coalface.experiments.callbacks.progress import Progress
+from coalface.experiments.experiment import Experiment, as_plain
 from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.base import Section
 from coalface.experiments.recipe.objects import changed
 from coalface.experiments.recipe.schema import LOSS
 from coalface.experiments.recipe.short_keys import CHOICES, full_key
@@ -23,47 +28,85 @@ from coalface.training.losses.base import CosineLoss
 
 
 def fit(
-    faces: Faces | Any = None,
+    faces: Any = None,
     *,
     out: str | os.PathLike[str],
     method: str | Method | type[Method] = "fedavg",
-    callbacks: Sequence[Callback] | None = None,
+    callbacks: Callback | Sequence[Callback] = (),
+    progress: bool = True,
     **settings: Any,
 ) -> FinishedRun:
-    """Train a face recognition model over parties, into the folder `out`.
+    """Train a face recognition model over parties, into the new folder `out`.
 
     `faces` are what `load_faces` gives, or takes; without them they are synthetic. Settings are keys of a recipe by
     their last name, such as `lr=0.02` for `local.lr`, or whole sections: `partition=coalface.Dirichlet(parties=8)`,
-    `engine={"workers": 2}`. A method, loss or backbone is a name, or an object: a `Method`, a `CosineLoss`, an
-    `nn.Module`, or a function that makes one of (size, channels, embedding_size). With `hold_out`, so many people are
-    kept out of training, and the model is evaluated on pairs of them.
+    `engine={"workers": 2}`. A method, loss, partition or backbone is a name, a class or an object; a backbone is an
+    `nn.Module`, or what makes one of (size, channels, embedding_size). With `hold_out`, so many people are kept out of
+    training, and the model is evaluated on pairs of them. `callbacks` hear how the run goes, beside the `progress`
+    that is shown.
 
-    Raises RecipeError for a setting that a recipe cannot have.
+    Raises RecipeError for a setting that a recipe cannot have, and RunFailed, from its cause, where a party fails.
 
     >>> run = fit(method="fedprox", parties=3, rounds=2, mu=0.1, out="runs/a")  # doctest: +SKIP
     """
-    tree: dict[str, Any] = {"name": Path(out).name}
-    if isinstance(method, type):
+    out = Path(out)
+    if (out / "config.yaml").exists():
+        raise RecipeError(
+            f"{out} has a run already; continue it by coalface.resume({str(out)!r}), or give another folder",
+            where="out",
+        )
+    tree: dict[str, Any] = {"name": out.absolute().name}
+    if isinstance(method, type) and issubclass(method, Method):
         method = method()
-    if isinstance(method, str):
+    if isinstance(method, Method):
+        tree |= Experiment(method=method).as_tree()
+    elif isinstance(method, str):
         tree["method"] = method
     else:
-        tree |= Experiment(method=method).as_tree()
+        raise TypeError(f"method is {method!r}; give a name, a coalface.Method, or a class of one")
     if faces is not None:
-        faces = faces if isinstance(faces, Faces) else load_faces(faces)
+        if not isinstance(faces, Faces):
+            faces = load_faces(faces, **{key: settings.pop(key) for key in ("size", "grey") if key in settings})
         given = {"faces": as_plain(faces.source), "size": faces.size, "grey": faces.grey}
         tree = loader.merged(tree, {"data": given})
-    for name, value in settings.items():
+    sections = {**CHOICES, "data": "", "scenario": ""}  # first, as the other keys depend on what they choose
+    for name, value in sorted(settings.items(), key=lambda setting: setting[0] not in sections):
         short = CHOICES[name] if name == "backbone" or (isinstance(value, str) and name in CHOICES) else name
         tree = _with(tree, full_key(short, tree), value)
-    held_out = tree.get("data", {}).get("hold_out")
-    if held_out and "pairs" not in tree.get("evaluation", {}):
+    if tree.get("data", {}).get("hold_out") and "pairs" not in tree.get("evaluation", {}):
         tree = loader.merged(tree, {"evaluation": {"pairs": {"unseen": {"kind": "balanced", "pairs": None}}}})
-    return FinishedRun(run_recipe(loader.parse(tree), out, callbacks))
+    recipe = loader.parse(tree)
+    with _observers(callbacks, progress) as observers:
+        return FinishedRun(runner.run(recipe, out, observers))
+
+
+def resume(
+    out: str | os.PathLike[str], *, callbacks: Callback | Sequence[Callback] = (), progress: bool = True
+) -> FinishedRun:
+    """Go on with a run from its last checkpoint; a finished one is evaluated and reported again.
+
+    Objects that the run was given, and that no module has, must have been made in this program again.
+
+    Raises RecipeError.
+    """
+    with _observers(callbacks, progress) as observers:
+        return FinishedRun(runner.resume(Path(out), observers))
+
+
+@contextlib.contextmanager
+def _observers(callbacks: Callback | Sequence[Callback], progress: bool) -> Iterator[Callback]:
+    several = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    for callback in several:
+        if not isinstance(callback, Callback):
+            raise TypeError(f"callbacks hold {callback!r}; give objects of classes that extend coalface.Callback")
+    with Progress(quiet=not progress) as view:
+        yield Callbacks([view, *several])
 
 
 def _with(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The recipe's tree with a setting, which may be an object or a mapping of keys below it."""
+    """The recipe's tree with a setting, which may be an object, its class, or a mapping of keys below it."""
+    if isinstance(value, type) and issubclass(value, CosineLoss | Section):
+        value = value()
     if isinstance(value, CosineLoss):
         value = {"name": LOSS.name_of(value), **changed(value)}
     elif isinstance(value, nn.Module) or (key == "model.name" and callable(value)):

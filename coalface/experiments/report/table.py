@@ -165,7 +165,7 @@ def rendered(comparison: Comparison) -> RenderableType:
 
 def text(comparison: Comparison, width: int = 160) -> str:
     """The comparison as plain text, at most `width` characters wide."""
-    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False)
+    console = Console(file=StringIO(), width=width, color_system=None, force_terminal=False, force_jupyter=False)
     with console.capture() as captured:
         console.print(rendered(comparison))
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"

@@ -1,0 +1,105 @@
+"""A run's model in Python: embeddings, similarities, figures, copies, and a transformer of scikit-learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.base import clone
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.utils import estimator_checks
+from tinyruns import picture_folders
+
+from coalface.core.errors import DataError, RecipeError
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.evaluation.face_embedder import FaceEmbedder
+from coalface.evaluation.face_model import FaceModel
+from coalface.evaluation.finished_model import evaluate_model
+
+FACES = SyntheticFaces(10, 4, 5, size=32, grey=True).generate()
+
+
+@pytest.fixture(scope="module")
+def model(fedavg_run: Path) -> FaceModel:
+    return FaceModel.from_run(fedavg_run)
+
+
+def test_embeddings_are_those_of_the_network_whatever_the_images_come_as(model: FaceModel, tmp_path: Path) -> None:
+    images = FACES.pixels[:3]
+    pixels = torch.from_numpy(images.transpose(0, 3, 1, 2).copy())
+    with torch.no_grad():
+        expected = F.normalize(model((pixels.float() - 127.5) / 127.5)).numpy()
+    cv2.imwrite(str(tmp_path / "a.png"), images[0])
+    for faces in (images, pixels, list(images), pixels / 255, FACES.select(np.arange(3))):
+        np.testing.assert_allclose(model.embed(faces), expected, atol=1e-5)
+    for face in (images[0], pixels[0], str(tmp_path / "a.png"), [tmp_path / "a.png"]):
+        np.testing.assert_allclose(model.embed(face), expected[:1], atol=1e-5)
+    np.testing.assert_allclose(model.embed(images, batch=2), expected, atol=1e-5)
+    assert model.embed([]).shape == (0, 128)
+    assert model.similarity(images[0], pixels[1]) == pytest.approx(float(expected[0] @ expected[1]), abs=1e-5)
+    np.testing.assert_allclose(model.similarity(images, images[:1]), expected @ expected[:1].T, atol=1e-5)
+
+
+def test_figures_are_those_of_the_command_and_show_themselves(model: FaceModel, tmp_path: Path) -> None:
+    faces = picture_folders(tmp_path / "faces", [f"P{i}" for i in range(8)])
+    figures, expected = model.evaluate(faces, pairs=20), evaluate_model(model.folder, faces, pairs=20)
+    assert figures == {key: value for key, value in expected.items() if key not in ("model", "on")}
+    assert f"EER  {figures['eer']:.1f} %" in repr(figures) and "<td>40</td>" in figures._repr_html_()
+    assert model.evaluate(FACES, pairs=10)["drawn"] == 10
+    with pytest.raises(RecipeError) as error:
+        model.evaluate(faces, images=faces)
+    assert error.value.where == "images"
+    with pytest.raises(DataError):
+        model.embed(SyntheticFaces(2, 2, 5, size=48, grey=True).generate())
+
+
+def test_a_saved_model_comes_back_with_the_same_bytes(model: FaceModel, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path / "first")
+    again = FaceModel.from_pretrained(tmp_path / "first")
+    again.save_pretrained(tmp_path / "second")
+    for name in ("backbone.safetensors", "model.json", "README.md"):
+        as_run = (model.folder / "model" / name).read_bytes()
+        assert (tmp_path / "first" / name).read_bytes() == as_run == (tmp_path / "second" / name).read_bytes()
+    with pytest.raises(RecipeError) as error:
+        model.save_pretrained(tmp_path / "first")
+    assert error.value.where == str(tmp_path / "first")
+
+
+def test_what_was_trained_further_is_saved_and_evaluated(fedavg_run: Path, tmp_path: Path) -> None:
+    model = FaceModel.from_run(fedavg_run)
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    model.save_pretrained(tmp_path / "further")
+    again = FaceModel.from_pretrained(tmp_path / "further")
+    np.testing.assert_array_equal(again.embed(FACES), model.embed(FACES))
+    assert model.evaluate(FACES)["threshold@far=0.1"] == again.evaluate(FACES)["threshold@far=0.1"]
+    assert not np.allclose(model.embed(FACES), FaceModel.from_run(fedavg_run).embed(FACES))
+
+
+def test_a_party_has_a_model_of_its_own(solo_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="party= with one of silo-00, silo-01"):
+        FaceModel.from_run(solo_run)
+    model = FaceModel.from_run(solo_run, party="silo-01")
+    model.save_pretrained(tmp_path / "own")
+    np.testing.assert_array_equal(FaceModel.from_pretrained(tmp_path / "own").embed(FACES), model.embed(FACES))
+    weights = (solo_run / "model" / "parties" / "silo-01.safetensors").read_bytes()
+    assert (tmp_path / "own" / "backbone.safetensors").read_bytes() == weights
+
+
+def test_the_embedder_is_a_transformer_of_scikit_learn(model: FaceModel, fedavg_run: Path) -> None:
+    embedder = FaceEmbedder(str(fedavg_run), flip=True)
+    assert clone(embedder).get_params() == {"model": str(fedavg_run), "flip": True}
+    embeddings = embedder.fit(FACES.pixels).transform(FACES.pixels)
+    np.testing.assert_array_equal(embeddings, model.embed(FACES.pixels, flip=True))
+    assert embedder.get_feature_names_out()[-1] == "faceembedder127"
+    pipeline = make_pipeline(FaceEmbedder(model), KNeighborsClassifier(1)).set_params(faceembedder__flip=True)
+    assert pipeline.fit(FACES.pixels, FACES.labels).score(FACES.pixels, FACES.labels) == 1.0
+    for check in ("no_attributes_set_in_init", "get_params_invariance", "set_params", "estimator_cloneable"):
+        getattr(estimator_checks, f"check_{check}")("FaceEmbedder", FaceEmbedder(str(fedavg_run)))
+    estimator_checks.check_parameters_default_constructible("FaceEmbedder", FaceEmbedder())
+    estimator_checks.check_mixin_order("FaceEmbedder", FaceEmbedder())
