@@ -38,6 +38,9 @@ _NAMES = {
     "FedFRUDA FinetunePseudo SourceOnly TargetOnly Merge DAN DANN",
     "experiments.callbacks.base": "Callback",
     "experiments.callbacks.progress": "Progress",
+    "experiments.callbacks.tensorboard": "TensorBoard",
+    "experiments.callbacks.mlflow": "MLflow",
+    "experiments.callbacks.wandb": "WandB",
     "core.errors": "CoalfaceError RecipeError DataError",
 }
 """Module -> the names that it gives to the public API."""

@@ -35,6 +35,9 @@ Coalface is under the Apache License 2.0. Below is what it installs, in the vers
 Some wheels bring libraries of others along: `opencv-python-headless` has FFmpeg (LGPL 2.1); it, `numpy`, `scipy` and
 `scikit-learn` have the runtime libraries of GCC (GPL 3, with the exception that lets any program use them). A `torch`
 for CUDA brings packages of NVIDIA, under NVIDIA's own licence. The wheels hold the whole texts.
+
+`coalface[mlflow]` (MLflow, Apache 2.0) and `coalface[wandb]` (Weights & Biases' client, MIT) are large, so they are not
+among what `make` installs, and bring the newest versions.
 """
 WHY = {
     "cloudpickle": "what only a program has, such as a method in a notebook, for its worker processes",
@@ -75,9 +78,12 @@ WHY = {
 
 
 def read_requirements() -> dict[str, list[Requirement]]:
-    """What `pyproject.toml` asks for, by what a person installs: `coalface`, an extra of it, or what builds it."""
+    """What `pyproject.toml` asks for, by part: `coalface`, each extra that `dev` has, and what builds it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    lines_by_part = {"coalface": project["project"]["dependencies"], **project["project"]["optional-dependencies"]}
+    extras = project["project"]["optional-dependencies"]
+    tested = {"dev"}.union(*(Requirement(line).extras for line in extras["dev"] if line.startswith("coalface[")))
+    lines_by_part = {"coalface": project["project"]["dependencies"]}
+    lines_by_part |= {name: lines for name, lines in extras.items() if name in tested}
     lines_by_part["dev"] = lines_by_part["dev"] + project["build-system"]["requires"]
     return {
         name: [

@@ -16,8 +16,8 @@ from coalface.core.disk import write_text
 from coalface.core.method import Method
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments import run as runner
-from coalface.experiments.callbacks.base import Callback, Callbacks
-from coalface.experiments.callbacks.progress import Progress
+from coalface.experiments.callbacks.base import Callback
+from coalface.experiments.callbacks.progress import with_progress
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.base import Section
 from coalface.experiments.recipe.objects import changed
@@ -87,15 +87,13 @@ class Experiment:
         loader.parse(tree := self.as_tree())
         write_text(Path(path), yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
-    def run(self, out: str | os.PathLike[str], callbacks: Sequence[Callback] | None = None) -> Path:
-        """Run it into a new folder, which is returned; without `callbacks` its progress is shown.
+    def run(self, out: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> Path:
+        """Run it into a new folder, which is returned. Raises RecipeError.
 
-        Raises RecipeError.
+        Its progress is shown beside the `callbacks`, unless there is a `Progress` among them.
         """
-        if callbacks is not None:
-            return runner.run(self.recipe, Path(out), Callbacks(callbacks))
-        with Progress() as progress:
-            return runner.run(self.recipe, Path(out), progress)
+        with with_progress(callbacks) as observers:
+            return runner.run(self.recipe, Path(out), observers)
 
 
 def _changed(value: Any) -> dict[str, Any]:

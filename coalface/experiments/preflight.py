@@ -17,7 +17,7 @@ from coalface.core.text import several
 from coalface.data.faceset import FaceSet
 from coalface.data.stores import telling_passed_over
 from coalface.experiments import plan as planning
-from coalface.experiments.callbacks import tensorboard
+from coalface.experiments.callbacks.registry import trackers_of
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import size
@@ -42,7 +42,7 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
 def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     """(a run's trainers, a round's messages among all parties, images of a client batch), checked as a run is."""
     machine.check_device(recipe)
-    tensorboard.check(recipe)
+    trackers_of(recipe)  # their packages are installed
     if recipe.pretrain is not None:
         inner = recipe.pretrain.recipe
         check_leaves_shared(inner)

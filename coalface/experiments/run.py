@@ -17,8 +17,8 @@ from coalface.core.parsing import parse_yaml
 from coalface.data.stores import telling_passed_over
 from coalface.engine import checkpoint
 from coalface.experiments import provenance, status
-from coalface.experiments.callbacks import tensorboard
-from coalface.experiments.callbacks.base import Callback, Callbacks
+from coalface.experiments.callbacks.base import Callback, Callbacks, PretrainingCallbacks
+from coalface.experiments.callbacks.registry import trackers_of
 from coalface.experiments.execution import Carrier, execute, finish
 from coalface.experiments.prepare import prepare
 from coalface.experiments.recipe import loader, schema
@@ -120,7 +120,7 @@ def _carry_out(
 ) -> Path:
     """Run a recipe in a folder, from where it stands there."""
     machine.check_device(recipe)
-    tensorboard.check(recipe)
+    callbacks = Callbacks([callback, *trackers_of(recipe)])
     party_data.check_here(recipe) if carrier is None else party_data.check_elsewhere(recipe)
     began = time.perf_counter()
     with telling_passed_over(lambda text: callback.warn(f"{recipe.name}: {text}")) as passed_over:
@@ -131,16 +131,31 @@ def _carry_out(
         if not (out / "config.yaml").exists():
             provenance.keep(out, recipe.resolved(), provenance.code_behind(recipe))
             provenance.write_config(out, recipe.resolved())
-        callbacks = Callbacks([callback, *([tensorboard.TensorBoard(out)] if recipe.engine.tensorboard else [])])
-        with writing(out), alone(out):
-            summary = execute(prepared, out, callbacks, passed_over, began=began, adjusted=adjusted, carrier=carrier)
-    finish(out, summary, callbacks, report=report)
+        with entered(callbacks, recipe, out):
+            with writing(out), alone(out):
+                summary = execute(
+                    prepared, out, callbacks, passed_over, began=began, adjusted=adjusted, carrier=carrier
+                )
+            finish(out, summary, callbacks, report=report)
     return out
+
+
+@contextlib.contextmanager
+def entered(callback: Callback, recipe: Recipe, out: Path) -> Iterator[None]:
+    """Within, a callback hears the run of a folder."""
+    finished = False
+    callback.enter(recipe, out, callback.warn)
+    try:
+        yield
+        finished = True
+    finally:
+        callback.leave(finished)
 
 
 def _begin_or_resume(recipe: Recipe, out: Path, callback: Callback) -> None:
     """Run a recipe in a folder of its own, or resume it there."""
-    resume(out, callback) if (out / "config.yaml").exists() else run(recipe, out, callback)
+    observers = PretrainingCallbacks([callback])
+    resume(out, observers) if (out / "config.yaml").exists() else run(recipe, out, observers)
 
 
 @contextlib.contextmanager

@@ -180,3 +180,24 @@ def test_a_loss_that_jumps_is_told_once_and_no_other():
         progress.round(record(1, stage="next", loss=900.0))
     notes = [line for line in lines() if "the mean training loss" in line]
     assert len(notes) == 1 and "round 4" in notes[0] and "30" in notes[0] and "4.133" in notes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the kernel's packages
+def test_a_notebook_shows_a_bar_in_one_output_and_then_the_figures():
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    cells = [
+        "from coalface.experiments.callbacks.progress import Progress\nprogress = Progress().__enter__()\n"
+        "progress.start('first', 1); progress.round({}); progress.finish({'unseen': {'eer': 9.5}}, 'runs/a')",
+        "progress.start('a<b', 2); progress.round({'loss': 3.25, 'asked': 2, 'arrived': 2})",
+        "progress.note('a note')",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, timeout=60).execute()
+    (finished,), (live,), (note,) = (cell.outputs for cell in notebook.cells)
+    assert finished.data["text/plain"].startswith("first  done  1 round")
+    assert "unseen EER 9.50" in finished.data["text/html"].replace("&nbsp;", "")
+    assert '<b>a&lt;b &nbsp;round 1/2</b><br><progress max="2" value="1"' in live.data["text/html"]
+    assert "loss 3.25 &nbsp;2/2 parties" in live.data["text/html"]
+    assert note.text == "a note\n"

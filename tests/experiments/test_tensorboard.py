@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tinyruns
-from tinyruns import Silent, tiny
+from tinyruns import Silent
 
-from coalface.core.errors import RecipeError
 from coalface.engine import server
-from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.recipe import loader
@@ -23,7 +20,7 @@ from coalface.experiments.recipe import loader
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # noqa: E402
 
-WANTED = {"engine": {"tensorboard": True}}
+WANTED = {"engine": {"trackers": "tensorboard"}}
 
 
 def read(run: Path) -> dict[str, list[tuple[int, float]]]:
@@ -91,13 +88,13 @@ def test_a_resume_leaves_each_round_once_and_the_last_figures(tmp_path: Path, mo
 
 def test_a_run_that_was_begun_without_has_all_its_rounds_once_it_is_wanted(fedavg_run: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(fedavg_run, tmp_path / "run"))
-    experiment.resume(run, Silent(), ("engine.tensorboard=true",))
+    experiment.resume(run, Silent(), ("engine.trackers=tensorboard",))
     assert read(run)["loss"] == steps(lambda r: r["loss"], run)
 
 
 def test_parties_that_failed_and_rounds_that_were_abandoned_show(tmp_path: Path) -> None:
     changes = {
-        "engine": {"tensorboard": True, "min_reply_fraction": 1.0, "max_abandoned_rounds": 9},
+        "engine": {"trackers": ["tensorboard"], "min_reply_fraction": 1.0, "max_abandoned_rounds": 9},
         "faults": {"dropout": 0.3},
     }
     run = tinyruns.run(tmp_path / "run", rounds=5, seed=3, **changes)
@@ -105,21 +102,3 @@ def test_parties_that_failed_and_rounds_that_were_abandoned_show(tmp_path: Path)
     assert events["parties/failed"] == steps(lambda r: len(r["failed"]), run)
     assert {count for _, count in events["parties/failed"]} > {0}
     assert events["parties/round abandoned"] == steps(lambda r: float(r["abandoned"]), run)
-
-
-def test_the_settings_are_told_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
-    recipe = tiny(**WANTED)
-    for act in (lambda: experiment.run(recipe, tmp_path / "run", Silent()), lambda: preflight.check(recipe)):
-        with pytest.raises(RecipeError, match=r"pip install 'coalface\[tracking\]'") as error:
-            act()
-        assert error.value.where == "engine.tensorboard"
-    assert not (tmp_path / "run").exists()
-    preflight.check(tiny())
-
-
-def test_a_pre_training_writes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
-    run = tinyruns.run(tmp_path / "run", **WANTED, pretrain={"method": "centralized", "rounds": 3}, rounds=1)
-    assert read(run)["loss"] == steps(lambda r: r["loss"], run) and len(metrics(run)) == 1
-    assert not list((tmp_path / "cache").rglob(tensorboard.FOLDER))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,8 @@ from coalface.core.method import Method
 from coalface.experiments import run as runner
 from coalface.experiments.api.faces import Faces, load_faces
 from coalface.experiments.api.finished_run import FinishedRun
-from coalface.experiments.callbacks.base import Callback, Callbacks
-from coalface.experiments.callbacks.progress import Progress
+from coalface.experiments.callbacks.base import Callback
+from coalface.experiments.callbacks.progress import with_progress
 from coalface.experiments.experiment import Experiment, as_plain
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.base import Section
@@ -43,7 +42,7 @@ def fit(
     `engine={"workers": 2}`. A method, loss, partition or backbone is a name, a class or an object; a backbone is an
     `nn.Module`, or what makes one of (size, channels, embedding_size). With `hold_out`, so many people are kept out of
     training, and the model is evaluated on pairs of them. `callbacks` hear how the run goes, beside the `progress`
-    that is shown.
+    that is shown, such as `coalface.MLflow()`.
 
     Raises RecipeError for a setting that a recipe cannot have, and RunFailed, from its cause, where a party fails.
 
@@ -76,7 +75,7 @@ def fit(
     if tree.get("data", {}).get("hold_out") and "pairs" not in tree.get("evaluation", {}):
         tree = loader.merged(tree, {"evaluation": {"pairs": {"unseen": {"kind": "balanced", "pairs": None}}}})
     recipe = loader.parse(tree)
-    with _observers(callbacks, progress) as observers:
+    with with_progress(callbacks, progress) as observers:
         return FinishedRun(runner.run(recipe, out, observers))
 
 
@@ -89,18 +88,8 @@ def resume(
 
     Raises RecipeError.
     """
-    with _observers(callbacks, progress) as observers:
+    with with_progress(callbacks, progress) as observers:
         return FinishedRun(runner.resume(Path(out), observers))
-
-
-@contextlib.contextmanager
-def _observers(callbacks: Callback | Sequence[Callback], progress: bool) -> Iterator[Callback]:
-    several = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
-    for callback in several:
-        if not isinstance(callback, Callback):
-            raise TypeError(f"callbacks hold {callback!r}; give objects of classes that extend coalface.Callback")
-    with Progress(quiet=not progress) as view:
-        yield Callbacks([view, *several])
 
 
 def _with(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:

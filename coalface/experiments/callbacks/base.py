@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coalface.experiments.recipe.schema import Recipe
 
 
 class Callback:
     """Hears how a run goes, and does nothing: one that shows or keeps something overrides what it wants to hear."""
+
+    def enter(self, recipe: Recipe, out: Path, warn: Callable[[str], None]) -> None:
+        """A recipe is run or resumed in the folder `out`; `warn` shows the person a line, such as of a failure here."""
 
     def start(
         self,
@@ -43,12 +49,19 @@ class Callback:
     def finish(self, figures: dict[str, Any], where: Path) -> None:
         """The run is over: its figures by what was evaluated, as in summary.json, and the folder that holds it."""
 
+    def leave(self, finished: bool) -> None:
+        """The run that was entered is over, or was stopped before it finished."""
+
 
 class Callbacks(Callback):
     """Several as one: each hears everything, in their order."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = tuple(callbacks)
+
+    def enter(self, recipe: Recipe, out: Path, warn: Callable[[str], None]) -> None:
+        for callback in self._callbacks:
+            callback.enter(recipe, out, warn)
 
     def start(self, *args: Any, **options: Any) -> None:
         for callback in self._callbacks:
@@ -77,3 +90,17 @@ class Callbacks(Callback):
     def finish(self, figures: dict[str, Any], where: Path) -> None:
         for callback in self._callbacks:
             callback.finish(figures, where)
+
+    def leave(self, finished: bool) -> None:
+        for callback in self._callbacks:
+            callback.leave(finished)
+
+
+class PretrainingCallbacks(Callbacks):
+    """The callbacks of a run, as its pre-training has them: they hear it, and enter no run of its own."""
+
+    def enter(self, recipe: Recipe, out: Path, warn: Callable[[str], None]) -> None:
+        pass
+
+    def leave(self, finished: bool) -> None:
+        pass

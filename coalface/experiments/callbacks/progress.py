@@ -1,12 +1,14 @@
-"""Progress of runs: a live view in a terminal, plain lines elsewhere."""
+"""Progress of runs: a live view in a terminal or a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
+import html
 import math
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +23,7 @@ from rich.text import Text
 
 from coalface.core.text import several
 from coalface.evaluation.figures import figure_name, figure_text
-from coalface.experiments.callbacks.base import Callback
+from coalface.experiments.callbacks.base import Callback, Callbacks
 from coalface.experiments.report.runs import (
     clean,
     duration,
@@ -102,10 +104,11 @@ class _CurrentRun:
 class Progress(Callback):
     """A context manager that shows runs as they train, one after another.
 
-    In a terminal the current run is live and a finished one keeps one line. Elsewhere a run has its first line, at most
-    one line a round (`LINES_A_RUN`), its last, and one for each thing that takes a while (`doing`). `quiet` shows
-    warnings alone. Names, reasons and notes are written without control characters. A run that trains `elsewhere` is
-    not stopped by Ctrl-C here. The time left is (rounds to go) × (time a round has taken in this session).
+    In a terminal or a notebook the current run is live and a finished one keeps one line. Elsewhere a run has its first
+    line, at most one line a round (`LINES_A_RUN`), its last, and one for each thing that takes a while (`doing`).
+    `quiet` shows warnings alone. Names, reasons and notes are written without control characters. A run that trains
+    `elsewhere` is not stopped by Ctrl-C here. The time left is (rounds to go) × (time a round has taken in this
+    session).
     """
 
     def __init__(
@@ -116,15 +119,18 @@ class Progress(Callback):
         elsewhere: bool = False,
     ) -> None:
         self._quiet = quiet
-        self._console = console or Console(file=sys.stdout, highlight=False)
+        self._in_notebook = console is None and Console().is_jupyter
+        self._console = console or Console(file=sys.stdout, highlight=False, force_jupyter=False)
         self._clock = clock
         self._elsewhere = elsewhere
         self._run: _CurrentRun | None = None
         self._doing = ""
-        self._live: Live | None = None
+        self._live: Live | _NotebookView | None = None
 
     def __enter__(self) -> Self:
-        if not self._quiet and self._console.is_terminal:
+        if not self._quiet and self._in_notebook:
+            self._live = _NotebookView(self)
+        elif not self._quiet and self._console.is_terminal:
             self._live = Live(
                 _View(self), console=self._console, refresh_per_second=4, transient=True, redirect_stderr=False
             )
@@ -160,6 +166,8 @@ class Progress(Callback):
         if self._live is None:
             resumed = f", resumed after {already}" if already else ""
             self._print(f"{clean(name)}  {several(rounds, 'round')}{resumed}")
+        elif isinstance(self._live, _NotebookView):
+            self._live.refresh()
 
     def stage(self, name: str) -> None:
         """The run has come to another stage."""
@@ -226,7 +234,11 @@ class Progress(Callback):
             parts.append(f"{run.abandoned} of {several(run.ended, 'round')} abandoned")
         if run.without:
             parts.append(_without(run.without))
-        self._print("  ".join([f"{clean(run.name)}  done", *parts, f"in {clean(where)}"]))
+        line = "  ".join([f"{clean(run.name)}  done", *parts, f"in {clean(where)}"])
+        if isinstance(self._live, _NotebookView):
+            self._live.conclude(line)
+        else:
+            self._print(line)
 
     def _print(self, line: str) -> None:
         if self._quiet:
@@ -263,6 +275,45 @@ class _View:
         yield lines([run.time(progress._clock()), progress._doing], "dim")
 
 
+class _NotebookView:
+    """The live view in the output of a notebook's cell: HTML that needs no widgets, and is saved as it is seen."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._output: Any = None
+
+    def refresh(self) -> None:
+        progress, run = self._progress, self._progress._run
+        if run is None:
+            self._show(progress._doing, "")
+            return
+        title = "  ".join(filter(None, [run.name, f"round {run.progress()}", run.stage]))
+        details = "  ".join([*run.details(), run.time(progress._clock()), progress._doing])
+        bar = f'<br><progress max="{max(run.rounds, 1)}" value="{run.ended}" style="width: 100%"></progress><br>'
+        self._show(f"{title}  {details}", f"<b>{_escaped(title)}</b>{bar}{_escaped(details)}")
+
+    def conclude(self, line: str) -> None:
+        """Show a line in place of the run's progress; the next run has an output of its own."""
+        self._show(line, "")
+        self._output = None
+
+    def stop(self) -> None:
+        """The output stays as it is."""
+
+    def _show(self, text: str, markup: str) -> None:
+        from IPython.display import display
+
+        content = {"text/plain": clean(text), "text/html": markup or _escaped(text)}
+        if self._output is None:
+            self._output = display(content, raw=True, display_id=True)
+        else:
+            self._output.update(content, raw=True)
+
+
+def _escaped(text: str) -> str:
+    return html.escape(clean(text)).replace("  ", " &nbsp;")
+
+
 def _wrapped(parts: Sequence[str], width: int) -> list[str]:
     """Lines of whole parts; of a part that is longer than a line the end is shown, where the number is."""
     lines: list[str] = []
@@ -287,3 +338,17 @@ def _without(missed: Counter[str]) -> str:
     """Whose replies did not count, in how many rounds: the three that were missed most."""
     worst = ", ".join(f"{party} in {several(count, 'round')}" for party, count in missed.most_common(3))
     return f"without {worst}" + (f" and {len(missed) - 3:,} others" if len(missed) > 3 else "")
+
+
+@contextlib.contextmanager
+def with_progress(callbacks: Callback | Sequence[Callback], progress: bool = True) -> Iterator[Callback]:
+    """The callbacks as one, beside the progress that is shown unless there is a `Progress` among them."""
+    several = [callbacks] if isinstance(callbacks, Callback) else list(callbacks)
+    for callback in several:
+        if not isinstance(callback, Callback):
+            raise TypeError(f"callbacks hold {callback!r}; give objects of classes that extend coalface.Callback")
+    if any(isinstance(callback, Progress) for callback in several):
+        yield Callbacks(several)
+        return
+    with Progress(quiet=not progress) as view:
+        yield Callbacks([view, *several])

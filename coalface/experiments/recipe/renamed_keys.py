@@ -28,6 +28,7 @@ RENAMED = {
     "engine.shards": "engine.processes_per_party",
     "engine.updates": "engine.update_dtype",
     "engine.cohorts": "engine.client_batch",
+    "engine.tensorboard": "engine.trackers",
     "data.source": "data.faces",
     "data.faces.parties": "data.parties",
     "data.domains.source": "data.source_domain",

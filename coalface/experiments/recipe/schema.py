@@ -55,7 +55,7 @@ FREE = (
     "data.root",
     *(
         f"engine.{key}"
-        for key in ("workers", "max_in_flight", "save_replies", "checkpoint_every", "keep_checkpoints", "tensorboard")
+        for key in ("workers", "max_in_flight", "save_replies", "checkpoint_every", "keep_checkpoints", "trackers")
     ),
 )
 """Keys that the result does not depend on: a resumed run may change them."""

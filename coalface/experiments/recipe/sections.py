@@ -239,5 +239,9 @@ class Engine(Section):
     """What becomes of such a reply: None as `refuse`, it does not count; `clip`: it is scaled down to the bound."""
     on_error: Literal["stop", "exclude"] = "stop"
     """What a step that fails does: it ends the run, or its party is left out."""
-    tensorboard: bool = False
-    """Also write what `metrics.jsonl` holds as events for TensorBoard, into `tensorboard/` in the run's folder."""
+    trackers: Annotated[
+        tuple[Literal["tensorboard", "mlflow", "wandb"], ...],
+        BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+    ] = ()
+    """Where rounds and figures are kept as well: `tensorboard` (in the run's folder), `mlflow`, `wandb` (offline, in
+    the run's folder). Their own environment variables, such as `MLFLOW_TRACKING_URI` and `WANDB_MODE`, are heeded."""
