@@ -9,7 +9,7 @@ import typer
 
 from coalface.cli.data import AsJson
 
-new = typer.Typer(no_args_is_help=True, help="Begin something of your own: a method.")
+new = typer.Typer(name="new", no_args_is_help=True, help="Begin something of your own: a method.")
 
 
 @new.command("method")

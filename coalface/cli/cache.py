@@ -17,7 +17,7 @@ from coalface.core.text import several
 from coalface.data import cache as caches
 from coalface.data.cache import Entry
 
-cache = typer.Typer(help="Decoded images and pre-trained models kept on this machine.")
+cache = typer.Typer(name="cache", help="Decoded images and pre-trained models kept on this machine.")
 
 
 @cache.callback(invoke_without_command=True)

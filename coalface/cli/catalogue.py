@@ -2,49 +2,89 @@
 
 from __future__ import annotations
 
+import json
+import textwrap
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coalface.cli.console import print_table
+from coalface.cli.console import print_lines, print_table
 from coalface.cli.data import AsJson
+
+if TYPE_CHECKING:
+    from coalface.core.method import Method
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method, with --bibtex; all by default.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A method, for its details: a name or package.module:Class.")
+    ] = None,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="Print the papers to cite, in BibTeX.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the methods: paper, setting, and what each sends."""
-    import json
-
-    from coalface.core.checks import nearest
-    from coalface.experiments.plan import declared, what_stays
+    """List the methods, or describe one: paper, setting, what leaves a party, what stays, its own settings."""
+    from coalface.core.errors import PluginError
     from coalface.methods import METHODS, papers
 
+    if name is not None:
+        METHODS.find(name, "NAME")
     if bibtex:
-        entries = papers.bibtex(name and nearest(name, METHODS, "--bibtex"))
+        entries = papers.bibtex(name)
         typer.echo(entries or f"{name} names no paper", err=not entries)
         return
+    if name is not None:
+        about = _about(name, METHODS[name])
+        typer.echo(json.dumps(about, indent=1)) if as_json else _print_method(about)
+        return
     rows = []
-    for name, cls in METHODS.items():
-        steps = declared(cls)
-        up = [f for _, _, _, fields in steps for f in fields]
-        rows.append(
-            {
-                "method": name,
-                "setting": "pooled" if cls.pools else cls.setting,
-                "paper": cls.paper,
-                "leaves a party": ", ".join(dict.fromkeys(up)),
-                "stays": ", ".join(what_stays(cls)),
-                "what it is": cls.title,
-            }
-        )
+    for method in METHODS:
+        try:
+            rows.append(_about(method, METHODS[method]))
+        except PluginError as error:
+            rows.append({"method": method, "what it is": str(error)})
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    print_table(rows)
+    print_lines({row["method"]: row["what it is"] for row in rows}, cut=True)
+    typer.echo("\n`coalface methods NAME` says what leaves a party, what stays, and its settings")
+
+
+def _about(name: str, cls: type[Method]) -> dict[str, Any]:
+    from coalface.experiments.plan import declared, what_stays
+    from coalface.experiments.recipe.objects import object_schema
+    from coalface.experiments.recipe.schema import SHARED
+
+    schema = object_schema(cls)
+    properties = {key: value for key, value in schema["properties"].items() if key not in SHARED}
+    return {
+        "method": name,
+        "what it is": cls.title,
+        "paper": cls.paper,
+        "setting": "pooled" if cls.pools else cls.setting,
+        "scenario": cls.scenario,
+        "leaves a party": ", ".join(dict.fromkeys(field for *_, up in declared(cls) for field in up)),
+        "stays": ", ".join(what_stays(cls)),
+        "class": f"{cls.__module__}:{cls.__qualname__}",
+        "settings": list(_settings(properties, f"methods.{name}")),
+    }
+
+
+def _settings(properties: dict[str, Any], above: str) -> Iterator[dict[str, Any]]:
+    """Each setting of a JSON schema with its key in a recipe, those of sections in it too."""
+    for key, schema in properties.items():
+        if "properties" in schema:
+            yield from _settings(schema["properties"], f"{above}.{key}")
+        else:
+            yield {"key": f"{above}.{key}", "default": schema.get("default"), "about": schema.get("description", "")}
+
+
+def _print_method(about: dict[str, Any]) -> None:
+    print_lines({key: str(about[key]) or "nothing" for key in about if key != "settings"})
+    for setting in about["settings"]:
+        typer.echo(f"\n{setting['key']}={json.dumps(setting['default'])}")
+        typer.echo(textwrap.fill(setting["about"], 80, initial_indent="    ", subsequent_indent="    "))
 
 
 def models(
@@ -60,8 +100,6 @@ def models(
 
     Ends with exit code 1 if none of them can take images of this size, else with 0.
     """
-    import json
-
     from coalface.core.text import several
     from coalface.experiments.report.runs import size as in_bytes
     from coalface.models.catalogue import catalogue, processor
@@ -117,8 +155,6 @@ def messages(
     as_json: AsJson = False,
 ) -> None:
     """Print who sends what to whom, its size in bytes, and what can be read from it, without a run."""
-    import json
-
     from coalface.experiments import plan, preflight
     from coalface.experiments.recipe import loader
 

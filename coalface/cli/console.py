@@ -1,9 +1,23 @@
-"""Tables on a terminal."""
+"""Tables on a terminal, and groups of commands of which one needs no name."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import shutil
+import textwrap
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+
+class FirstUnlessNamed(TyperGroup):
+    """`GROUP ARGUMENT …` is its first command; a folder that is called as a command is named `./verify`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *ctx.help_option_names):
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
 
 
 def print_table(rows: Sequence[dict[str, Any]], numbers: Collection[str] = ()) -> None:
@@ -18,9 +32,19 @@ def print_table(rows: Sequence[dict[str, Any]], numbers: Collection[str] = ()) -
     print_wide(table)
 
 
-def print_wide(renderable: Any) -> None:
-    """What rich can draw, in the width of the terminal, and in 160 columns where there is none."""
+def print_lines(texts: Mapping[str, str], *, cut: bool = False) -> None:
+    """A name and its text a line, in 80 columns where there is no terminal; `cut` ends a text that is longer by `…`."""
+    left, columns = max(map(len, texts)) + 2, shutil.get_terminal_size().columns
+    for name, text in texts.items():
+        if cut:
+            typer.echo(f"{name:{left}}{textwrap.shorten(text, columns - left, placeholder=' …')}")
+        else:
+            typer.echo(textwrap.fill(f"{name:{left}}{text}", columns, subsequent_indent=" " * left))
+
+
+def print_wide(renderable: Any, width: int = 160) -> None:
+    """What rich can draw, in the width of the terminal, and in `width` columns where there is none."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    Console(highlight=False, width=console.width if console.is_terminal else 160).print(renderable)
+    Console(highlight=False, width=console.width if console.is_terminal else width).print(renderable)

@@ -13,7 +13,7 @@ Part = Annotated[str, typer.Option(help="A part of a layout: train or test of VG
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-data = typer.Typer(no_args_is_help=True, help="Sets of face images: inspect, align, convert, pack.")
+data = typer.Typer(name="data", no_args_is_help=True, help="Sets of face images: inspect, align, convert, pack.")
 
 
 @data.command()

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-flower = typer.Typer(no_args_is_help=True, help="Run recipes over Flower.")
+flower = typer.Typer(name="flower", no_args_is_help=True, help="Run recipes over Flower.")
 
 
 @flower.command()

@@ -7,55 +7,23 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
+from coalface.cli.console import FirstUnlessNamed, print_table
 from coalface.cli.data import AsJson
 
 MOST = 32
 """The most ledgers that get a line each."""
 
 
-class _Ledger(TyperGroup):
-    """`coalface ledger PATH` shows; a folder that is called as a command is named `./verify`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        shows = args and args[0] not in self.commands and args[0] != "--help"
-        return super().parse_args(ctx, ["show", *args] if shows else args)
-
-
 ledger = typer.Typer(
-    cls=_Ledger,
+    name="ledger",
+    cls=FirstUnlessNamed,
     no_args_is_help=True,
     help="What left the parties: `coalface ledger PATH` is `coalface ledger show PATH`.",
 )
-
-
-@ledger.command()
-def verify(
-    run: Annotated[Path, typer.Argument(help="The server's run folder, with receipts.jsonl.")],
-    party_home: Annotated[list[Path] | None, typer.Option(help="The home of a party's node; may be repeated.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare what the server accepted with the parties' ledgers; exit status 1 where they differ."""
-    from coalface.core.text import several
-    from coalface.experiments import ledger_summary
-
-    comparison = ledger_summary.compare_receipts(run, party_home or [])
-    if as_json:
-        typer.echo(json.dumps(asdict(comparison), indent=1))
-    else:
-        parties = several(len(comparison.parties), "party", "parties")
-        typer.echo(f"{several(comparison.replies, 'reply', 'replies')} of {parties} compared with the parties' ledgers")
-        if comparison.absent:
-            more_parties = f" and {len(comparison.absent) - MOST:,} more" if len(comparison.absent) > MOST else ""
-            typer.echo(f"not compared (give --party-home): {', '.join(comparison.absent[:MOST])}{more_parties}")
-    for why in comparison.faults:
-        typer.echo(f"coalface: {why}", err=True)
-    if comparison.faults:
-        raise typer.Exit(1)
 
 
 @ledger.command()
@@ -70,7 +38,6 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print what left a party and check the hash chain; exit status 1 where it is broken."""
-    from coalface.cli.console import print_table
     from coalface.core.text import several, shown
     from coalface.experiments import ledger_summary
     from coalface.experiments.report.runs import size
@@ -127,4 +94,29 @@ def show(
     for why in wrong:
         typer.echo(f"coalface: {why}", err=True)
     if wrong:
+        raise typer.Exit(1)
+
+
+@ledger.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="The server's run folder, with receipts.jsonl.")],
+    party_home: Annotated[list[Path] | None, typer.Option(help="The home of a party's node; may be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare what the server accepted with the parties' ledgers; exit status 1 where they differ."""
+    from coalface.core.text import several
+    from coalface.experiments import ledger_summary
+
+    comparison = ledger_summary.compare_receipts(run, party_home or [])
+    if as_json:
+        typer.echo(json.dumps(asdict(comparison), indent=1))
+    else:
+        parties = several(len(comparison.parties), "party", "parties")
+        typer.echo(f"{several(comparison.replies, 'reply', 'replies')} of {parties} compared with the parties' ledgers")
+        if comparison.absent:
+            more_parties = f" and {len(comparison.absent) - MOST:,} more" if len(comparison.absent) > MOST else ""
+            typer.echo(f"not compared (give --party-home): {', '.join(comparison.absent[:MOST])}{more_parties}")
+    for why in comparison.faults:
+        typer.echo(f"coalface: {why}", err=True)
+    if comparison.faults:
         raise typer.Exit(1)

@@ -1,15 +1,17 @@
-"""The command `coalface`: its groups of commands, and the message of one that fails."""
+"""The command `coalface`: its commands in panels, and the one line of a command that fails."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
-from typing import NoReturn
+import traceback
+from typing import Annotated, Any, NoReturn
 
+import click
 import typer
-import typer.core
 
+from coalface import __version__
 from coalface.cli import authoring, catalogue, evaluation, federation, ledger, runs, sweeps
 from coalface.cli.cache import cache
 from coalface.cli.data import data
@@ -19,31 +21,52 @@ from coalface.cli.provision import provision
 from coalface.core import disk
 from coalface.data import cache as caches
 
-typer.core.HAS_RICH = False  # with rich, typer escapes the brackets of `[required]` in plain help too
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-for name, group in {"data": data, "cache": cache, "flower": flower, "provision": provision, "party": party}.items():
-    app.add_typer(group, name=name)
-app.add_typer(authoring.new, name="new")
-app.add_typer(ledger.ledger, name="ledger")
-app.command()(runs.run)
-app.command(cls=runs.ResumeCommand)(runs.resume)
-for command in (
-    runs.demo,
-    catalogue.methods,
-    catalogue.models,
-    catalogue.messages,
-    authoring.check_method,
-    evaluation.evaluate,
-    evaluation.ijb,
-    evaluation.megaface,
-    *federation.COMMANDS,
-    runs.export,
-    runs.identify,
-    runs.compare,
-    sweeps.sweep,
-    sweeps.import_config,
-):
-    app.command()(command)
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Train face recognition models over parties that may not pool their images, and compare methods.",
+)
+PANELS: dict[str, tuple[Any, ...]] = {
+    "Train": (runs.run, runs.resume, runs.demo, sweeps.sweep),
+    "Results": (runs.compare, ledger.ledger, runs.export, runs.identify),
+    "Evaluate a model": (evaluation.evaluate, evaluation.ijb, evaluation.megaface),
+    "Look up": (catalogue.methods, catalogue.models, catalogue.messages),
+    "Write your own": (authoring.new, authoring.check_method),
+    "Data and recipes": (data, cache, sweeps.import_config),
+    "Over many machines": (provision, *federation.COMMANDS, party, flower),
+}
+for panel, commands in PANELS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=panel)
+        else:
+            cls = runs.ResumeCommand if command is runs.resume else None
+            app.command(cls=cls, rich_help_panel=panel)(command)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        import torch
+
+        from coalface.models.catalogue import processor
+
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+        typer.echo(f"coalface {__version__}\ntorch {torch.__version__}, {device}\n{processor()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Print versions and the device."),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Print the traceback of an error; also after a command.")
+    ] = False,
+) -> None:
+    """`main` takes `--debug` away, wherever it stands."""
 
 
 _RUNS = ("run", "resume", "up", "demo")
@@ -53,36 +76,57 @@ _RUNS = ("run", "resume", "up", "demo")
 def _end_stopped() -> NoReturn:
     """Say how to go on after Ctrl-C and exit with 130; one more while Python ends would change that status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    typer.echo("stopped; `coalface resume RUN` continues a run", err=True)
+    typer.echo("stopped; `coalface resume RUN` continues a run, and the same command a sweep", err=True)
     sys.exit(130)
 
 
 def main() -> None:
-    """Run the command; an error that a person can mend takes one line, without a traceback."""
+    """Run the command; an error takes one line, and with `--debug` its traceback above it."""
     sys.path.append(os.getcwd())  # `package.module:Name` of a recipe is looked for in this folder too
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        app()
+        status = app(arguments, prog_name="coalface", standalone_mode=False)
     except KeyboardInterrupt:  # a second Ctrl-C while typer answers the first
         _end_stopped()
-    except SystemExit as ended:
-        if ended.code == 130:  # typer makes it of Ctrl-C
-            _end_stopped()
-        raise
-    except MemoryError as error:
-        reason = f"there is too little memory for this{f' ({error})' if str(error) else ''}"
-        typer.echo(f"coalface: {reason}: use smaller batches or images, fewer workers, or a larger machine", err=True)
+    except click.Abort:
+        typer.echo("coalface: stopped: the question was not answered with yes", err=True)
         sys.exit(1)
     except Exception as error:
-        from coalface.engine.checkpoint import CheckpointError  # not before: it takes a second, and brings threads
-        from coalface.engine.transport import RunFailed
+        if "--debug" in sys.argv:
+            traceback.print_exc()
+        if text := _explained(error, arguments):
+            typer.echo(f"coalface: {text}", err=True)
+        sys.exit(error.exit_code if isinstance(error, click.ClickException) else 1)
+    if status == 130:  # typer makes it of Ctrl-C
+        _end_stopped()
+    sys.exit(status)
 
-        if not isinstance(error, (CheckpointError, RunFailed, OSError, ValueError)):
-            raise
-        then = disk.GOES_ON if sys.argv[1:2] and sys.argv[1] in _RUNS else disk.AGAIN
-        message = str(error)
-        if isinstance(error, OSError):
-            path = disk.named_by(error)
-            advice = "" if path is None else caches.advice(path)
-            message = ". ".join(filter(None, [disk.explained(error, then), advice]))
-        typer.echo(f"coalface: {message}", err=True)
-        sys.exit(1)
+
+def _explained(error: Exception, arguments: list[str]) -> str:
+    """An error for a person, in one line unless it brings more."""
+    if isinstance(error, click.UsageError):
+        return _usage(error)
+    if isinstance(error, MemoryError):
+        reason = f"there is too little memory for this{f' ({error})' if str(error) else ''}"
+        return f"{reason}: use smaller batches or images, fewer workers, or a larger machine"
+    if isinstance(error, OSError):
+        path = disk.named_by(error)
+        then = disk.GOES_ON if arguments[:1] and arguments[0] in _RUNS else disk.AGAIN
+        return ". ".join(filter(None, [disk.explained(error, then), "" if path is None else caches.advice(path)]))
+    from coalface.engine.checkpoint import CheckpointError  # not before: it takes a second, and brings threads
+    from coalface.engine.transport import RunFailed
+
+    if isinstance(error, CheckpointError | RunFailed | ValueError | click.ClickException):
+        return str(error)
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__}: {text}. This is a defect; the same command with --debug shows where"
+
+
+def _usage(error: click.UsageError) -> str:
+    """What is wrong with the words of a command, and which help shows the right ones."""
+    if isinstance(error, click.NoSuchOption):
+        near = f"; did you mean {' or '.join(error.possibilities)}?" if error.possibilities else ";"
+        text = f"{error.option_name}: unknown option{near}"
+    elif not (text := error.format_message()):  # no words were given, and help is printed by now
+        return ""
+    return f"{text} `{error.ctx.command_path if error.ctx else 'coalface'} -h` shows how it is written"

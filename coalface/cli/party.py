@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-party = typer.Typer(no_args_is_help=True, help="At a party: its own file and images, and its private state.")
+party = typer.Typer(
+    name="party", no_args_is_help=True, help="At a party: its own file and images, and its private state."
+)
 
 
 @party.command()

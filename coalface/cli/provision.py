@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
+
+from coalface.cli.console import FirstUnlessNamed
+from coalface.cli.data import AsJson
 
 STEPS = """1. {party} ends its node, and gets parties/{party}/node.key over a private channel; where it encrypts, it
    runs `coalface party rekey home --from OLD/node.key --to node.key`, and then deletes the old key
@@ -18,17 +21,11 @@ STEPS = """1. {party} ends its node, and gets parties/{party}/node.key over a pr
 """The steps that remain after a rotation."""
 
 
-class _MakeUnlessNamed(TyperGroup):
-    """`coalface provision FILE …` is `coalface provision make FILE …`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        if args and args[0] not in (*self.commands, "--help"):
-            args = ["make", *args]
-        return super().parse_args(ctx, args)
-
-
 provision = typer.Typer(
-    cls=_MakeUnlessNamed, no_args_is_help=True, help="Make and check the kits of a federation over Flower."
+    name="provision",
+    cls=FirstUnlessNamed,
+    no_args_is_help=True,
+    help="Make and check the kits of a federation over Flower.",
 )
 
 
@@ -67,13 +64,12 @@ def rotate(
 @provision.command()
 def check(
     kits: Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `coalface provision` made.")],
+    as_json: AsJson = False,
 ) -> None:
     """Check kits for what is expired, mismatched, misplaced or readable by others; exit status 1 on a fault."""
     from coalface.flower.provision import verify
 
     faults = verify.check(kits, datetime.datetime.now(datetime.UTC))
-    for fault in faults:
-        typer.echo(fault)
+    typer.echo(json.dumps({"faults": faults}) if as_json else "\n".join(faults) or f"{kits}: no faults found")
     if faults:
         raise typer.Exit(1)
-    typer.echo(f"{kits}: no faults found")

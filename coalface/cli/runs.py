@@ -27,6 +27,7 @@ def run(
         Path | None,
         typer.Option(help="A YAML file that names each party's party.yaml, for parties with their own images."),
     ] = None,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Run one recipe."""
@@ -42,9 +43,14 @@ def run(
     if dry_run:
         typer.echo(preflight.describe(loaded))
         return
-    with Progress(quiet=quiet) as callback:
+    with Progress(quiet=quiet or as_json) as callback:
         experiment.run(loaded, out, callback)
-    typer.echo(f"report: {out / 'report.html'}")
+    _end(out, as_json)
+
+
+def _end(out: Path, as_json: bool) -> None:
+    """Say where the report of a run is, or print its summary."""
+    typer.echo((out / "summary.json").read_text("utf-8") if as_json else f"report: {out / 'report.html'}")
 
 
 class ResumeCommand(TyperCommand):
@@ -66,6 +72,7 @@ def resume(
         typer.Option("--changed-code", help="Resume even if the code of the method has changed since the run began."),
     ] = False,
     from_round: Annotated[int | None, typer.Option(help="Resume from the checkpoint after this round.")] = None,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Resume a run from its last checkpoint, and restart parts of a federation on this machine that ended."""
@@ -80,9 +87,9 @@ def resume(
         typer.echo(f"{run_folder} is back at the end of round {from_round}", err=True)
     if federation.goes_on(run_folder, tuple(changes or ()), quiet):
         return
-    with Progress(quiet=quiet) as callback:
+    with Progress(quiet=quiet or as_json) as callback:
         experiment.resume(run_folder, callback, tuple(changes or ()), changed_code=changed_code)
-    typer.echo(f"report: {run_folder / 'report.html'}")
+    _end(run_folder, as_json)
 
 
 def demo(
@@ -148,4 +155,4 @@ def compare(
     if as_json:
         typer.echo(table.as_json(compared))
         return
-    print_wide(table.rendered(compared))
+    print_wide(table.rendered(compared), width=80)

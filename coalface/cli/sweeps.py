@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
 import typer
 
-from coalface.cli.data import Quiet
+from coalface.cli.data import AsJson, Quiet
 from coalface.core import disk
 
 
@@ -27,21 +28,34 @@ def sweep(
         typer.Option(help="The swept key on the x-axis; by default, each key with three numbers or more."),
     ] = None,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of finished cells.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, each in a process; results are the same.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and print what is left to run.")] = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Run a grid of recipes into one table with paired differences and a page with charts; resumable."""
     from coalface.experiments.callbacks.progress import Progress
+    from coalface.experiments.sweep import cells
     from coalface.experiments.sweep import run as sweeping
 
     if dry_run:
         typer.echo(sweeping.describe(recipe, changes or (), out, baselines=baseline or ()))
         return
-    with Progress(quiet=quiet) as callback:
+    with Progress(quiet=quiet or as_json) as callback:
         text = sweeping.sweep(
-            recipe, changes or (), out, callback, baselines=baseline or (), axes=axis or (), keep_runs=keep_runs
+            recipe,
+            changes or (),
+            out,
+            callback,
+            baselines=baseline or (),
+            axes=axis or (),
+            keep_runs=keep_runs,
+            jobs=jobs,
         )
-        typer.echo(text)
+    if as_json:
+        finished = cells.read_cells(out / "cells.jsonl").values()
+        text = json.dumps([{key: cell[key] for key in cell if key != "evidence"} for cell in finished], indent=1)
+    typer.echo(text)
 
 
 def import_config(

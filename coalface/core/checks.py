@@ -25,13 +25,18 @@ def short(key: str) -> str:
     return ".".join(told(part, 80) for part in key.split("."))
 
 
-def unknown_key(where: str, keys: Sequence[str], of: str = "a recipe") -> RecipeError:
-    """The error of a key that is not known."""
-    where = short(where)
-    parent, _, key = where.rpartition(".")
-    near = difflib.get_close_matches(key, keys, n=1)
-    hint = f"; did you mean {parent + '.' if parent else ''}{near[0]}?" if near else "."
-    return RecipeError(f"not a key of {of}{hint} Known here: {', '.join(keys) or 'none'}", where=where)
+class UnknownKey(RecipeError):
+    """A key that is not known: it offers `near` ones, else the nearest of `keys`."""
+
+    def __init__(self, where: str, keys: Sequence[str], of: str = "a recipe", near: Sequence[str] = ()) -> None:
+        self.keys, self.of = keys, of
+        where = short(where)
+        parent, _, key = where.rpartition(".")
+        before = f"{parent}." if parent else ""
+        near = near or [f"{before}{name}" for name in difflib.get_close_matches(key, keys, n=1, cutoff=0.7)]
+        self.near = tuple(near)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f". Known here: {', '.join(keys) or 'none'}"
+        super().__init__(f"not a key of {of}{hint}", where=where)
 
 
 def unknown_name(name: object, known_names: Iterable[str], where: str) -> RecipeError:
@@ -117,7 +122,7 @@ def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[
     values, types = dict(given or {}), type_hints(cls)  # type: ignore[arg-type]
     for key, value in settings.items():
         if key not in fields:
-            raise unknown_key(f"{where}.{key}", [n for n in fields if n not in (given or {})])
+            raise UnknownKey(f"{where}.{key}", [n for n in fields if n not in (given or {})])
         if dataclasses.is_dataclass(types[key]) and isinstance(value, Mapping):
             values[key] = build(typing.cast(type[Any], types[key]), value, f"{where}.{key}")
             continue

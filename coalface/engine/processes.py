@@ -95,7 +95,7 @@ def join_run(folder: Path, orders: Connection | None = None) -> None:
 
     Also where that one says something to `told`, whatever this one is at.
     """
-    threading.Thread(target=_end_with_parent, args=(orders,), daemon=True).start()
+    end_with_parent(orders)
     _held.append(open(folder / _AT_WORK, "a"))
     disk.lock_shared(_held[-1])
 
@@ -109,7 +109,12 @@ def wait_for_workers(folder: Path, patience: float = 30.0) -> None:
         raise RunFailed(f"{folder}: workers still write here; end their run.") from None
 
 
-def _end_with_parent(orders: Connection | None) -> None:
+def end_with_parent(orders: Connection | None = None) -> None:
+    """In a process that was started: end when the one that started it does, or says something to `orders`."""
+    threading.Thread(target=_wait_for_end, args=(orders,), daemon=True).start()
+
+
+def _wait_for_end(orders: Connection | None) -> None:
     """A process whose run was killed must not go on: a resume may be at the same folder."""
     parent = multiprocessing.parent_process()
     if parent is not None:

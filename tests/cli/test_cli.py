@@ -25,13 +25,15 @@ from coalface.experiments.recipe import loader
 from coalface.methods import METHODS
 
 
-def test_the_methods_as_a_table_and_as_json() -> None:
+def test_methods_are_a_line_each_and_one_in_detail() -> None:
     by_name = {row["method"]: row for row in json.loads(said("methods", "--json"))}
     assert list(by_name) == list(METHODS)
     assert by_name["fedavg"]["leaves a party"] == "backbone, images, loss"
     assert by_name["solo"]["leaves a party"] == "images, loss" and by_name["centralized"]["setting"] == "pooled"
-    table = said("methods")
-    assert all(name in table for name in by_name) and max(map(len, table.splitlines())) <= 160
+    lines = said("methods").splitlines()
+    assert [line.split()[0] for line in lines[: len(METHODS)]] == list(METHODS) and max(map(len, lines)) <= 80
+    detail = said("methods", "fedprox")
+    assert "methods.fedprox.mu=0.01" in detail and "Li et al. 2020" in detail
 
 
 def test_the_wire_as_text_and_as_json() -> None:
@@ -61,6 +63,7 @@ def test_run_then_resume(tmp_path: Path) -> None:
     assert "round 1/1" in text and f"report: {out / 'report.html'}" in text
     assert loader.load(out / "config.yaml").rounds == 1
     assert "resumed after 1" in said("resume", out)
+    assert json.loads(said("resume", out, "--json"))["rounds"] == 1
     assert said("resume", out, "--quiet") == f"report: {out / 'report.html'}\n"
 
 
@@ -70,6 +73,7 @@ def test_compare_as_text_json_and_page(fedavg_run: Path, solo_run: Path, tmp_pat
     against = compared["runs"][1]["against_first"]["unseen/accuracy"]
     assert against["low"] < against["high"] and against["verdict"] in ("decided", "undecided")
     text = said("compare", fedavg_run, solo_run, "--page", tmp_path / "page.html")
+    assert max(map(len, text.splitlines())) <= 80 and "In brackets" in text
     assert re.search(r"[+−]\d+\.\d\d \[[+−]\d+\.\d\d, [+−]\d+\.\d\d\]", text)
     assert "solo" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
@@ -94,14 +98,33 @@ def test_data_pack_and_sheet(tmp_path: Path) -> None:
     assert (tmp_path / "preview.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_defect_takes_one_line_and_with_debug_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     def broken(*_: object, **__: object) -> None:
         raise KeyError("a defect")
 
     monkeypatch.setattr(experiment, "run", broken)
-    monkeypatch.setattr(sys, "argv", ["coalface", "run", str(tinyruns.write(tmp_path / "tiny.yaml")), "--quiet"])
-    with pytest.raises(KeyError, match="a defect"):
-        main.main()
+    path = tinyruns.write(tmp_path / "tiny.yaml")
+    assert "--debug" in refused(capsys, monkeypatch, "run", path, "--quiet")
+    for words in (["--debug", "run", str(path)], ["run", str(path), "--debug"]):
+        monkeypatch.setattr(sys, "argv", ["coalface", *words])
+        with pytest.raises(SystemExit, match="1"):
+            main.main()
+        assert "in broken" in capsys.readouterr().err
+
+
+def test_the_version_names_torch_and_the_device() -> None:
+    assert re.match(r"coalface \d\S+\ntorch \d\S+, ", said("--version"))
+
+
+def test_a_shell_completes_the_names_of_commands() -> None:
+    shell = {"_COALFACE_COMPLETE": "complete_bash", "COMP_WORDS": "coalface me", "COMP_CWORD": "1"}
+    printed = subprocess.run(
+        [sys.executable, "-c", "from coalface.cli.main import main; main()"],
+        env={**os.environ, **shell}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert set(printed.stdout.split()) == {"megaface", "methods", "messages"}
 
 
 def test_a_command_that_is_to_be_typed_has_its_path_in_quotes(
@@ -116,7 +139,7 @@ def test_a_command_that_is_to_be_typed_has_its_path_in_quotes(
     assert [shlex.split(command) for command in typed] == [["coalface", "resume", str(out)]]
 
 
-STOPPED = "stopped; `coalface resume RUN` continues a run\n"
+STOPPED = "stopped; `coalface resume RUN` continues a run, and the same command a sweep\n"
 
 
 @contextlib.contextmanager

@@ -36,6 +36,10 @@ def fault(tree: dict[str, Any]) -> RecipeError:
         ({"loss": {"name": "cosface", "margn": 0.3}}, "loss.margn", "loss.margin"),
         ({"method": "solo", "methods": {"fedprox": {"muu": 3}}}, "methods.fedprox.muu", "methods.fedprox.mu"),
         ({"pretrain": {"methd": "solo"}}, "pretrain.methd", "method"),
+        ({"lr": 0.1}, "lr", "local.lr"),
+        ({"epochs": 2}, "epochs", "local.epochs"),
+        ({"parties": 3}, "parties", "data.partition.parties or evaluation.parties"),
+        ({"fedprox": {"mu": 1}}, "fedprox", "methods.fedprox.mu"),
         ({"method": "fedavgg"}, "method", "'fedavg'"),
         ({"methods": {"fedavgg": {}}}, "methods", "'fedavg'"),
         ({"loss": {"name": "cosfac"}}, "loss.name", "'cosface'"),
@@ -161,6 +165,14 @@ def test_a_change_that_is_none_says_so_in_one_line(tmp_path: Path, change: str) 
     with pytest.raises(RecipeError) as refused:
         loader.load(tmp_path / "r.yaml", [change])
     assert "\n" not in str(refused.value)
+
+
+def test_a_loss_and_a_model_are_given_by_their_name_alone(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("loss: {name: cosface, scale: 16}\nmodel: ir18\n")
+    recipe = loader.load(tmp_path / "r.yaml", ["loss=arcface"])
+    assert (recipe.model.name, recipe.resolved()["loss"]["name"], recipe.resolved()["loss"]["scale"]) == (
+        "ir18", "arcface", 16.0
+    )  # fmt: skip
 
 
 def test_another_loss_leaves_behind_what_it_has_not_got(tmp_path: Path) -> None:

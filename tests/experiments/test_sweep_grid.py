@@ -98,3 +98,19 @@ def test_a_file_of_grids_with_a_mistake_is_named(text: str, recipe: Path) -> Non
     with pytest.raises(RecipeError) as error:
         grid(listing(recipe, text), [])
     assert error.value.where == str(recipe.with_name("many.yaml"))
+
+
+def test_the_settings_of_a_method_hold_for_its_cells_alone(recipe: Path) -> None:
+    cells = grid(recipe, ["method=fedavg,fedprox", "methods.fedprox.mu=0.01,0.1"])
+    assert [cell.setting for cell in cells] == [
+        "method=fedavg",
+        "method=fedprox, methods.fedprox.mu=0.01",
+        "method=fedprox, methods.fedprox.mu=0.1",
+    ]
+    with pytest.raises(RecipeError) as error:
+        grid(recipe, ["method=fedavg,solo", "methods.fedprox.mu=0.01,0.1"])
+    assert error.value.where == "methods.fedprox.mu"
+
+
+def test_a_sweep_over_losses_names_them(recipe: Path) -> None:
+    assert [cell.setting for cell in grid(recipe, ["loss=arcface,cosface"])] == ["loss=arcface", "loss=cosface"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from coalface.core.checks import needs_section, short, unknown_key, unknown_name, wrong_value
+from coalface.core.checks import UnknownKey, needs_section, short, unknown_name, wrong_value
 from coalface.core.declarations import without_none
 from coalface.core.errors import RecipeError
 from coalface.core.registry import Registry, subclass_of
@@ -155,7 +155,7 @@ def first_error(cls: type[Section], error: ValidationError, file: str = "a recip
         if having:
             have = "have" if len(having) > 1 else "has"
             return RecipeError(f"not a key of {choice}; {', '.join(having)} {have} it", where=where)
-        return unknown_key(where, list(section.model_fields) if section else [], of=file)
+        return UnknownKey(where, list(section.model_fields) if section else [], of=file)
     if first["type"] in ("model_type", "dict_type"):
         section, _ = _section_at(cls, first["loc"])
         return needs_section(where, first["input"], list(section.model_fields) if section else [])

@@ -20,13 +20,13 @@ from coalface.core.names import made_plain
 from coalface.core.parsing import parse_yaml
 from coalface.core.text import told
 from coalface.data.partition_file import read_partition
-from coalface.experiments.recipe import included, own_data, validate
+from coalface.experiments.recipe import included, own_data, short_keys, validate
 from coalface.experiments.recipe.base import first_error
 from coalface.experiments.recipe.import_insightface import translate_words
 from coalface.experiments.recipe.partitions import PARTITIONS, FromFile
 from coalface.experiments.recipe.renamed_keys import check_names
 from coalface.experiments.recipe.scenarios import SCENARIOS, Partitioned
-from coalface.experiments.recipe.schema import LOSS, Pretraining, Recipe
+from coalface.experiments.recipe.schema import LOSS, NAMED, Pretraining, Recipe
 from coalface.experiments.recipe.sections import SOURCES
 from coalface.methods import METHODS
 from coalface.training.distributed.softmax import check_shardable
@@ -93,13 +93,14 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 def parse(tree: Mapping[str, Any]) -> Recipe:
     """A checked recipe. Raises RecipeError, for an unknown key with the nearest known one."""
     _check_utf8(tree)
+    tree = {key: {"name": value} if key in NAMED and isinstance(value, str) else value for key, value in tree.items()}
     check_names(tree)
     keys = translate_words(tree)
     pretrain = keys.pop("pretrain", None)
     try:
         recipe = Recipe.model_validate(keys)
     except ValidationError as error:
-        raise first_error(Recipe, error) from None
+        raise short_keys.with_hint(first_error(Recipe, error), keys) from None
     rounds = recipe.local.rounds
     if rounds is not None and rounds != recipe.rounds:
         if "rounds" in recipe.model_fields_set:
@@ -177,7 +178,12 @@ def _with_partition_file(recipe: Recipe) -> Recipe:
 
 
 def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """The tree with one dotted key set. Another loss, or scenario, keeps what it can of the settings before."""
+    """The tree with one dotted key set; `loss` and `model` may be given by name.
+
+    Another loss, or scenario, keeps what it can of the settings before.
+    """
+    if key in NAMED and isinstance(value, str):
+        key = f"{key}.name"
     if key == "loss.name" and isinstance(value, str) and value in LOSSES and isinstance(tree.get("loss"), Mapping):
         fields = {f.name for f in dataclasses.fields(LOSSES[value])}
         settings = {k: v for k, v in tree["loss"].items() if k in fields and v is not None}

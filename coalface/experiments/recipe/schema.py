@@ -43,6 +43,8 @@ SHARED = ("rounds", "local", "loss")
 """Keys at the top that are fields of methods."""
 BY_NAME = ByName("methods", Method, registry=METHODS, shared=SHARED)
 LOSS = Named("loss", CosineLoss, registry=LOSSES, usual="cosface")
+NAMED = ("model", "loss")
+"""Sections that are written as their `name` alone where nothing else is set: `loss: arcface`."""
 ADJUSTABLE = (
     "engine.min_reply_fraction",
     "engine.max_abandoned_rounds",
@@ -123,6 +125,8 @@ class Recipe(Section):
     def model_json_schema(cls, *args: Any, **keywords: Any) -> dict[str, Any]:
         """Every key with its type, default and description, for editors; below `pretrain` stand those of a recipe."""
         schema = super().model_json_schema(*args, **keywords)
+        for key in NAMED:
+            schema["properties"][key] = {"anyOf": [{"type": "string"}, schema["properties"][key]]}
         about = {key: value for key, value in schema["properties"]["pretrain"].items() if key != "type"}
         schema["properties"]["pretrain"] = {**about, "anyOf": [{"$ref": "#"}, {"type": "null"}]}
         return schema

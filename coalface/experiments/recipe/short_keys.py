@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from coalface.core.checks import UnknownKey
 from coalface.core.declarations import without_none
 from coalface.core.errors import RecipeError
 from coalface.experiments.recipe.base import Section
@@ -35,16 +36,38 @@ def full_key(key: str, tree: Mapping[str, Any]) -> str:
     for path in keys:
         if path.rpartition(".")[2] == key:
             return path
-    raise RecipeError(f"no key of this recipe ends so{hint(key, keys)}", where=key)
+    near = _near(key, keys)
+    hint = f"; did you mean {' or '.join(near[:3])}?" if near else ""
+    raise RecipeError(f"no key of this recipe ends so{hint}", where=key)
 
 
-def hint(name: str, keys: list[str]) -> str:
-    """`; did you mean local.lr?` for a name that is near the end of a key; empty where none is near."""
+def with_hint(error: RecipeError, tree: Mapping[str, Any]) -> RecipeError:
+    """The error of an unknown key, with the keys of the same name elsewhere: `lr` -> `local.lr`."""
+    if not isinstance(error, UnknownKey):
+        return error
+    key, below = error.where, tree
+    for name in key.split("."):
+        below = _below(below, name)
+    while len(below) == 1:  # `fedprox.mu=1` makes a section `fedprox`
+        (name,) = below
+        key, below = f"{key}.{name}", _below(below, name)
+    keys = list(_keys(tree))
+    others = [f"methods.{method}.{name}" for method in METHODS.own for name in fields_of(METHODS[method])]
+    near = _ending(key, keys) or _ending(key, others) or _ending(key.rpartition(".")[2], keys)
+    near = near or list(error.near) or _near(key, keys)
+    return UnknownKey(error.where, error.keys, error.of, near[:3])
+
+
+def _ending(key: str, keys: list[str]) -> list[str]:
+    return list(dict.fromkeys(path for path in keys if path.endswith(f".{key}")))
+
+
+def _near(name: str, keys: list[str]) -> list[str]:
+    """Keys whose end is near a name."""
     ends: dict[str, list[str]] = {}
-    for path in keys:
+    for path in dict.fromkeys(keys):
         ends.setdefault(path.rpartition(".")[2], []).append(path)
-    near = [path for end in difflib.get_close_matches(name, ends, n=2, cutoff=0.75) for path in ends[end]]
-    return f"; did you mean {' or '.join(near[:3])}?" if near else ""
+    return [path for end in difflib.get_close_matches(name, ends, n=2, cutoff=0.75) for path in ends[end]]
 
 
 def _keys(tree: Mapping[str, Any]) -> Iterator[str]:

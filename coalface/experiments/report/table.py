@@ -38,6 +38,11 @@ OF_EACH_RUN = ("date", "command")
 Intervals = Mapping[tuple[Path, str], tuple[float, float, float]]
 """(run folder as given to `compare`, figure as `list/figure`) → difference to the first run, low and high end."""
 
+INTERVAL = (
+    "In brackets is the interval that holds 95 % of the differences when the people of the pairs are drawn anew, with "
+    "replacement, the same for both runs; where it holds 0, the difference is undecided."
+)
+
 
 @dataclass(frozen=True)
 class Row:
@@ -153,14 +158,36 @@ def difference_sentence(difference: Record) -> str:
 
 
 def rendered(comparison: Comparison) -> RenderableType:
-    """The comparison for a rich console: the table, then what else sets the runs apart."""
-    text_grid = grid(comparison)
+    """The comparison for a rich console, in 80 columns: the runs, a line for each of their figures, and the notes."""
+    runs = grid(comparison)
+    columns = len(runs.header) - len(comparison.figures)
+    lines = []
+    for title, key in zip(runs.header[columns:], comparison.figures, strict=True):
+        lines.append([title, "", ""])
+        for row in comparison.rows:
+            if key in row.figures:
+                beside = difference_text(row.differences[key]) if key in row.differences else ""
+                lines.append([f"  {clean(row.run)}", figure_text(row.figures, key), beside])
+    about = Grid.of(runs.header[:columns], [row[:columns] for row in runs.rows], left=2)
+    figures = Grid.of(["figure", "value", "difference to the first"], lines, left=1).without_empty_columns()
+    tables: list[RenderableType] = [_drawn(about), ""]
+    if lines:
+        tables += [_drawn(figures), ""]
+    return Group(*tables, *(Text(line, style="yellow") for line in notes(comparison)))
+
+
+def _drawn(text_grid: Grid) -> Table:
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
     for index, title in enumerate(text_grid.header):
-        table.add_column(Text(title), justify="right" if index in text_grid.numeric else "left", overflow="fold")
+        table.add_column(
+            Text(title),
+            justify="right" if index in text_grid.numeric else "left",
+            overflow="fold",
+            no_wrap=index in text_grid.numeric,
+        )
     for cells in text_grid.rows:
         table.add_row(*map(Text, cells))
-    return Group(table, *(Text(line, style="yellow") for line in notes(comparison)))
+    return table
 
 
 def text(comparison: Comparison, width: int = 160) -> str:
@@ -190,6 +217,8 @@ def as_json(comparison: Comparison) -> str:
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know beside the rows, a sentence each."""
     sentences = []
+    if any(difference.low is not None for row in comparison.rows for difference in row.differences.values()):
+        sentences.append(INTERVAL)
     if pooled := [row.run for row in comparison.rows if row.pooled]:
         sentences.append(f"Pooled (all the images in one place, not federated): {', '.join(map(clean, pooled))}.")
     sentences += [f"{clean(sentence)}." for sentence in comparison.left_out]

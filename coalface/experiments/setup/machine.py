@@ -17,10 +17,10 @@ def check_device(recipe: Recipe) -> None:
     """Raise RecipeError where this machine has not got the recipe's device."""
     try:
         torch.zeros(1, device=recipe.engine.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+    except (RuntimeError, AssertionError):
+        gpus = [f"cuda:{place}" for place in range(torch.cuda.device_count())]
         raise RecipeError(
-            f"{recipe.engine.device!r} is not available ({reason}); use cpu", where="engine.device"
+            f"{recipe.engine.device!r} is not available here; use {' or '.join(['cpu', *gpus])}", where="engine.device"
         ) from None
 
 

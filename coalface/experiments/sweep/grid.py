@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coalface.core.checks import unknown_key
+from coalface.core.checks import UnknownKey
 from coalface.core.errors import RecipeError
 from coalface.core.parsing import parse_yaml
 from coalface.experiments.recipe import included, loader
@@ -54,23 +54,31 @@ def grid(path: Path, changes: Sequence[str]) -> list[Cell]:
     """The cells of `key=a,b,c …` over a recipe, the last key fastest. Raises RecipeError.
 
     Commas separate values, except those inside brackets or quotes: `data.faces.domains=[studio],[studio,night]` has
-    two values. The path may be of a file that lists grids over one recipe, `{recipe: FILE, grids: [{key: [a, b]}, …]}`:
-    then the cells are those of all of them, and a change takes the place of that key in every grid. A grid may have a
-    `name`, by which its cells are called.
+    two values. Cells of other methods do without the settings of a method.
+
+    The path may be of a file that lists grids over one recipe, `{recipe: FILE, grids: [{key: [a, b]}, …]}`: then the
+    cells are those of all of them, and a change takes the place of that key in every grid. A grid may have a `name`, by
+    which its cells are called.
     """
     path = included.locate(path)
     changed_axes, tree = _axes(changes), loader.read(path)
     if "grids" not in tree:
-        return _named([(axes, recipe) for axes, recipe in _points(tree, changed_axes)])
-    points: list[tuple[dict[str, Any], Recipe]] = []
+        points = _points(tree, changed_axes)
+        _check_used(changed_axes, {key for chosen, _ in points for key in chosen})
+        return _named(points)
+    points = list[tuple[dict[str, Any], Recipe]]()
+    given, used = set[str](), set[str]()
     below = loader.read(included.locate(_checked(path, tree), path))
     for listed in tree["grids"]:
         axes = {key: value if isinstance(value, list) else [value] for key, value in listed.items()}
         called = axes.pop(NAMED, [None])[0]
         axes |= changed_axes
+        given |= axes.keys()
         for chosen, recipe in _points(below, axes):
+            used |= chosen.keys()
             several = {key: value for key, value in chosen.items() if len(axes[key]) > 1}
             points.append((chosen if called is None else {NAMED: str(called), **several}, recipe))
+    _check_used(given, used)
     once = {recipe.digest(): place for place, (_, recipe) in reversed(list(enumerate(points)))}
     return _named([points[place] for place in sorted(once.values())])
 
@@ -94,7 +102,7 @@ def _axes(changes: Sequence[str]) -> dict[str, list[Any]]:
 def _checked(path: Path, tree: Mapping[str, Any]) -> str:
     """The recipe that a file of grids is over. Raises RecipeError where the file is not one."""
     for key in tree.keys() - {"name", "recipe", "grids"}:
-        raise RecipeError(str(unknown_key(key, ["recipe", "grids"])), where=path)
+        raise RecipeError(str(UnknownKey(key, ["recipe", "grids"])), where=path)
     if not isinstance(tree.get("recipe"), str):
         raise RecipeError("say which recipe the grids are over, as `recipe: FILE` or `recipe: lfw/silos`", where=path)
     grids = tree["grids"]
@@ -104,14 +112,26 @@ def _checked(path: Path, tree: Mapping[str, Any]) -> str:
 
 
 def _points(tree: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[tuple[dict[str, Any], Recipe]]:
-    """Each point of a grid with its recipe."""
-    points = []
+    """Each point of a grid with its recipe, once without the settings of other methods."""
+    points: list[tuple[dict[str, Any], Recipe]] = []
     for point in itertools.product(*axes.values()):
         chosen, changed = dict(zip(axes, point, strict=True)), dict(tree)
+        method = str(chosen.get("method", tree.get("method", Recipe.model_fields["method"].default)))
+        of_others = [key for key in chosen if key.startswith("methods.") and not key.startswith(f"methods.{method}.")]
+        chosen = {key: value for key, value in chosen.items() if key not in of_others}
+        if any(chosen == before for before, _ in points):
+            continue
         for key, value in chosen.items():
             changed = loader.with_value(changed, key, value)
         points.append((chosen, loader.parse(changed)))
     return points
+
+
+def _check_used(given: Collection[str], used: Collection[str]) -> None:
+    """Raise RecipeError for a setting of a method that no cell has."""
+    for key in given:
+        if key not in used:
+            raise RecipeError("no cell of the sweep has this method; add it to method=…", where=key)
 
 
 def _named(points: Sequence[tuple[dict[str, Any], Recipe]]) -> list[Cell]:

@@ -10,10 +10,12 @@ A disk that takes nothing more stops the sweep.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from coalface.experiments.sweep import page
 from coalface.experiments.sweep.cells import append_cell, pack_cells, packed, read_cells
 from coalface.experiments.sweep.differences import baseline_of
 from coalface.experiments.sweep.grid import Cell, grid
+from coalface.experiments.sweep.jobs import Job, run_jobs
 from coalface.experiments.sweep.table import table
 
 KEPT = ("enrolled", "clusters", "personalised", "public_images", "own_figures")
@@ -47,8 +50,11 @@ def sweep(
     baselines: Sequence[str] = (),
     axes: Sequence[str] = (),
     keep_runs: bool = False,
+    jobs: int = 1,
 ) -> str:
     """Run the cells that are not done yet, then write and return the table (`OUT/table.md`), with its page beside it.
+
+    With `jobs` above 1, so many run at a time, each in a process of its own; their results do not depend on it.
 
     The page (`OUT/sweep.html`) draws the figures over `axes`, else over every key that takes three numbers or more.
     Raises RunFailed, with the table of what is done, where cells have failed, and OSError where a disk is full.
@@ -67,25 +73,37 @@ def sweep(
             f"They are left as they are: {_to_delete(cells_file)}, and they are run again"
         )
     numbered = enumerate(cells, start=1)
-    for number, cell in sorted(numbered, key=lambda item: item[1].recipe.digest() in failed):  # a stable sort
-        digest = cell.recipe.digest()
-        if digest in finished:
-            continue
-        callback.note(f"cell {number} of {len(cells)}: {cell.name}")
-        try:
-            finished[digest] = _run(cell, out / "runs" / digest, callback, keep_runs)
-        except (RuntimeError, OSError, ValueError) as error:
-            if (refused := refusal(error)) is not None:  # no other cell would get further
-                raise refused from None
-            failed[digest] = clean(explained(error) if isinstance(error, OSError) else error)
-            callback.note(f"cell {number} of {len(cells)} failed: {failed[digest]}")
-            write_json(out / "failed.json", failed)
-            continue
-        append_cell(cells_file, finished[digest])
-        if failed.pop(digest, None) is not None:
-            write_json(out / "failed.json", failed)
-        if not keep_runs:
-            shutil.rmtree(out / "runs" / digest)
+    in_order = sorted(numbered, key=lambda item: item[1].recipe.digest() in failed)  # a stable sort
+    to_run = {number: cell for number, cell in in_order if cell.recipe.digest() not in finished}
+
+    def begins(number: int) -> None:
+        callback.note(f"cell {number} of {len(cells)}: {to_run[number].name}")
+
+    quietly = callback if jobs == 1 else Callback()
+    work = {
+        number: functools.partial(_run, cell, out / "runs" / cell.recipe.digest(), quietly, keep_runs)
+        for number, cell in to_run.items()
+    }
+    with contextlib.closing(run_jobs(work, jobs, begins) if jobs > 1 else _in_turn(work, begins)) as results:
+        for number, result in results:
+            digest = to_run[number].recipe.digest()
+            if isinstance(result, Exception):
+                if (refused := refusal(result)) is not None:  # no other cell would get further
+                    raise refused from None
+                if not isinstance(result, RuntimeError | OSError | ValueError):
+                    raise result
+                failed[digest] = clean(explained(result) if isinstance(result, OSError) else result)
+                callback.note(f"cell {number} of {len(cells)} failed: {failed[digest]}")
+                write_json(out / "failed.json", failed)
+                continue
+            if jobs > 1:
+                callback.note(f"cell {number} of {len(cells)} is done")
+            finished[digest] = result
+            append_cell(cells_file, result)
+            if failed.pop(digest, None) is not None:
+                write_json(out / "failed.json", failed)
+            if not keep_runs:
+                shutil.rmtree(out / "runs" / digest)
     pack_cells(cells_file)
     text, whole = table(cells, finished, baselines, failed)
     kept_files = {name: not whole and (out / name).exists() for name in ("table.md", "sweep.html")}
@@ -130,6 +148,16 @@ def describe(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequen
     remaining = len(cells) - len(ran)
     took = f"; a cell that is done took {sum(ran) / len(ran):.0f} s in the mean" if ran else ""
     return "\n".join([*lines, f"{remaining} of {len(cells)} cells are left to run{took}; they go to {out}"])
+
+
+def _in_turn(work: Mapping[int, Job], begins: Callable[[int], None]) -> Generator[tuple[int, Any], None, None]:
+    """What `run_jobs` gives, one cell after another in this process."""
+    for number, run in work.items():
+        begins(number)
+        try:
+            yield number, run()
+        except Exception as error:
+            yield number, error
 
 
 def _run(cell: Cell, place: Path, callback: Callback, keep_runs: bool) -> dict[str, Any]:
