@@ -27,10 +27,13 @@ _NAMES = {
     "Evaluation Model Engine Reader",
     "engine.faults": "SimulatedFaults",
     "training.local_work": "LocalTraining",
+    "training.losses.base": "CosineLoss",
     "training.losses.margins": "Softmax CosFace ArcFace",
     "training.losses.sphereface": "SphereFace",
     "training.losses.sphereface2": "SphereFace2",
     "training.losses.adaface": "AdaFace",
+    "training.losses.curricularface": "CurricularFace",
+    "training.losses.elasticface": "ElasticFace",
     "training.losses.subcenter": "SubCenterArcFace",
     "training.losses.hinge": "PositiveHinge",
     "methods": "FedAvg FedProx Scaffold Mime MimeLite SlowMo PFM PFMFV FedAvgFV Solo Centralized "

@@ -293,7 +293,8 @@ def footprint(recipe: Recipe, parties: Mapping[str, FaceSet]) -> Footprint:
     most = max(len(faces) for faces in parties.values())
     batch = min(work.batch_size, most or work.batch_size)
     trained = 4 * sum(p.numel() for p in module.parameters() if p.requires_grad)
-    head, extra = 4 * loss.rows(classes) * backbone.embedding_size, _bytes(loss.extra(classes))
+    head = 4 * loss.rows(classes) * backbone.embedding_size
+    extra = _bytes(loss.extra(classes) | loss.state(classes))
     velocity = trained + head + extra if getattr(method, "momentum", "keep") == "keep" and work.momentum else 0
     sizes = {"head": head, "extra": extra, "kept": _bytes(backbone.kept()), "backbone": _bytes(backbone.shared())}
     sizes |= {"velocity": velocity, "epoch": 8, "offset": 8}

@@ -17,6 +17,7 @@ from coalface.training.domain_adaptation.losses import Adversary, Discrepancy
 from coalface.training.domain_adaptation.mixed_batches import Mixed, learn_mixed
 from coalface.training.local_training import whole_backbone
 from coalface.training.local_work import LocalTraining
+from coalface.training.losses.base import check_pure
 from coalface.training.losses.margins import CosFace, CosineLoss
 
 
@@ -33,6 +34,9 @@ class Adaptation(Method):
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     weight: float = 1.0
     """Of the term between the domains, beside the loss of the source."""
+
+    def __post_init__(self) -> None:
+        check_pure(self.loss)
 
     def init(self, fed: Federation) -> State:
         return State(backbone=fed.initial)
@@ -73,6 +77,7 @@ class DAN(Adaptation):
     """Gaussian kernels whose mean is taken."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.weight >= 0 or self.kernels < 1:
             raise ValueError(f"weight is 0 or more and kernels 1 or more; got {self.weight} and {self.kernels}")
 

@@ -24,6 +24,7 @@ class DANN(Adaptation):
     """Units of the discriminator's hidden layer."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.weight >= 0 or self.hidden < 1:
             raise ValueError(f"weight is 0 or more and hidden 1 or more; got {self.weight} and {self.hidden}")
 

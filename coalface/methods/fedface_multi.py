@@ -56,9 +56,9 @@ class FedFaceMulti(FedFace):
         super().__post_init__()
         if self.head_init != "mean":
             raise ValueError("head_init: the server does not know how many identities a client has; remove it")
-        if self.loss.rows(2) != 2 or self.loss.extra(2):
+        if self.loss.rows(2) != 2 or self.loss.extra(2) or self.loss.state(2):
             raise ValueError(
-                f"{type(self.loss).__name__} trains more than one class embedding for each identity, or something "
+                f"{type(self.loss).__name__} has more than one class embedding for each identity, or something "
                 "beside them, which the messages have no place for: use a loss such as cosface"
             )
 

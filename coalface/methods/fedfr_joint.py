@@ -35,6 +35,7 @@ from coalface.training.features import unit_features
 from coalface.training.fedfr import JointLoss, frozen, untrained
 from coalface.training.local_training import Beside, Trained, fresh_head, train, whole_backbone
 from coalface.training.local_work import Cursor, LocalTraining
+from coalface.training.losses.base import check_pure
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.losses.sphereface2 import SphereFace2
 from coalface.training.public_images import PublicImages, hard_negatives, public_features
@@ -183,6 +184,7 @@ class FedFRJoint(Method):
             )
         if (self.local.sample_rate or 1) < 1:
             raise ValueError("local.sample_rate: all rows of [Φ ; W] are trained in every step; remove it")
+        check_pure(self.loss)
         if self.loss.rows(2) != 2 or self.loss.extra(2):
             raise ValueError(
                 f"{type(self.loss).__name__} trains more than one class embedding for each identity, which [Φ ; W] has "

@@ -268,7 +268,7 @@ class FedFRUDA(Method):
             means = mean_head(features, torch.from_numpy(party.data.labels).to(features.device), classes)
             head = means[party.shards.span(classes) if party.shards is not None else slice(None)].to(head.dtype)
         party.backbone.load(backbone, kept)
-        extra = self.loss.extra(classes)
+        extra = self.loss.extra(classes) | self.loss.state(classes)
         return Learner(head=head, extra=extra, kept=party.backbone.kept(), velocity={}, cursor=cursor)
 
     @step(role="trainer/target", local=PSEUDO_LABELS)

@@ -22,6 +22,7 @@ from coalface.methods.fedavg import Update
 from coalface.training.gradients import full_gradient, gradient
 from coalface.training.local_training import Learner, Pull, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
+from coalface.training.losses.base import check_pure
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.sgd import MomentumState
 
@@ -98,6 +99,7 @@ class MimeLite(Method):
     """Of the class embeddings: see `MomentumState`."""
 
     def __post_init__(self) -> None:
+        check_pure(self.loss)
         if self.gradient_batches is not None and self.gradient_batches < 1:
             raise ValueError(f"gradient_batches is {self.gradient_batches}; give 1 or more, or leave it out for all")
 

@@ -3,7 +3,8 @@ r"""The classifier that a backbone is trained with: class embeddings W under a l
 With x = f_θ(image) an embedding (d,) and y its identity, local training minimises the mean of L(x, W, y) over θ and W,
 and over what the loss trains beside W (the bias of SphereFace2). A step of it reads
 
-    labels = classifier.select(labels, rng)                             # y, among the rows of W that the step sees
+    labels = classifier.select(labels, rng)                             # y, among the rows of W that the step sees;
+                                                                        # the loss draws what it needs of this step
     loss, gradients = classifier.gradients(x, labels, backbone)         # L, and ∂L by name: of θ, W and what is beside
     classifier.step(gradients)                                          # W ← W − η v
 
@@ -54,7 +55,7 @@ class ClassifierState:
     weights: Tensor
     """(k, d) class embeddings, or this process's block of them."""
     extra: Tensors
-    """What the loss trains beside them, by the keyword of its call."""
+    """What the loss trains beside them, and its state, by the keyword of its call."""
     velocity: Tensors
     """Momentum by the names of `Classifier.trained`; empty without."""
 
@@ -67,12 +68,15 @@ class Classifier(ABC):
     def trained(self) -> Tensors:
         """What a step trains: the loss's own tensors as `loss.NAME`, then W as `HEAD`, or the rows that the step sees.
 
-        What does not require gradients, such as codewords in the place of W, is not among them.
+        What does not require gradients, such as codewords in the place of W or a loss's state, is not among them.
         """
 
     @abstractmethod
     def select(self, labels: Tensor, rng: np.random.Generator) -> Tensor:
-        """The labels (n,) of a batch, 0 to k − 1, as numbers of the rows that its step sees."""
+        """The labels (n,) of a batch, 0 to k − 1, as numbers of the rows that its step sees.
+
+        All draws of the step are made here, in this order: which rows it sees, then what the loss draws.
+        """
 
     @abstractmethod
     def gradients(
@@ -103,10 +107,12 @@ class WholeClassifier(Classifier):
     """A `Criterion`."""
     _: KW_ONLY
     extra: Tensors = field(default_factory=dict)
-    """What the loss trains beside W, by the keyword of its call."""
+    """What the loss trains beside W, and without `requires_grad` its state, by the keyword of its call."""
     sgd: SGD = STILL
     velocity: Tensors = field(default_factory=dict)
     """As `SGD.start` has it for `trained`."""
+    drawn: Tensors = field(default_factory=dict, init=False)
+    """What the loss has drawn for this step."""
     spends_gradients: ClassVar[bool] = False
     """Whether a step may write its gradients over, for their memory."""
 
@@ -116,6 +122,8 @@ class WholeClassifier(Classifier):
         return {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
 
     def select(self, labels: Tensor, rng: np.random.Generator) -> Tensor:
+        if isinstance(self.loss, CosineLoss):
+            self.drawn = {name: t.to(labels.device) for name, t in self.loss.draw(len(labels), rng).items()}
         return labels
 
     def step(self, gradients: Tensors) -> None:
@@ -139,7 +147,7 @@ class WholeClassifier(Classifier):
     def part(self, drawn: Tensor) -> tuple[Self, Tensor]:
         """A classifier of the rows `drawn` (m,) of W alone, and which rows of `weights` these are.
 
-        What the loss trains beside W, with its velocity, is one and the same in both.
+        What the loss trains beside W, with its velocity, and its state are one and the same in both.
         """
         rows, where = self.place(drawn)
         weights = self.weights.detach()[rows].requires_grad_()
@@ -163,7 +171,12 @@ class DenseClassifier(WholeClassifier):
     def gradients(
         self, embeddings: Tensor, labels: Tensor, backbone: Tensors, **beside: Tensor
     ) -> tuple[Tensor, Tensors]:
-        loss = self.loss(embeddings, self.weights, labels, **self.extra, **beside)
+        if isinstance(self.loss, CosineLoss):
+            state = {name: tensor for name, tensor in self.extra.items() if not tensor.requires_grad}
+            with torch.no_grad():
+                for name, advanced in self.loss.advance(embeddings, self.weights, labels, **state).items():
+                    state[name].copy_(advanced)
+        loss = self.loss(embeddings, self.weights, labels, **self.extra, **self.drawn, **beside)
         parameters = backbone | self.trained
         return loss, dict(zip(parameters, torch.autograd.grad(loss, list(parameters.values())), strict=True))
 
@@ -231,7 +244,7 @@ class SampledClassifier(Classifier):
     def select(self, labels: Tensor, rng: np.random.Generator) -> Tensor:
         drawn = sampled_classes(labels, self._whole.classes, self._rate, rng)
         self._part, self._rows = self._whole.part(drawn)
-        return torch.searchsorted(drawn, labels)
+        return self._part.select(torch.searchsorted(drawn, labels), rng)
 
     def gradients(
         self, embeddings: Tensor, labels: Tensor, backbone: Tensors, **beside: Tensor
@@ -258,6 +271,16 @@ def sampled_classes(labels: Tensor, classes: int, rate: float, rng: np.random.Ge
     missing = max(0, round(rate * classes) - len(positives))
     drawn = np.concatenate([positives, rng.choice(negatives, size=missing, replace=False)]) if missing else positives
     return torch.from_numpy(np.sort(drawn)).to(labels.device)
+
+
+def check_sampleable(loss: CosineLoss) -> None:
+    """Raise ValueError for a loss of which a step needs more than the drawn rows of W, one for each class."""
+    two, three = ({name: t.shape for name, t in (loss.extra(k) | loss.state(k)).items()} for k in (2, 3))
+    if loss.rows(2) != 2 or two != three:
+        raise ValueError(
+            f"{type(loss).__name__} has several class embeddings for a class, or tensors with a row for each class, "
+            "and cannot sample them; remove sample_rate, or use another loss"
+        )
 
 
 def whole_classifier(
@@ -291,17 +314,18 @@ def classifier_for(
 ) -> Classifier:
     """A party's classifier, on its device, that leaves what it is given as it is.
 
-    `extra` is what the loss trains beside W (`CosineLoss.extra`), `velocity` the momentum carried in, by name. With a
-    `sample_rate` below 1 a step sees that share of the classes; with `fixed` W is not trained, and all of it is seen.
-    Raises ValueError as `whole_classifier`, and where rows of a class that has several are to be sampled.
+    `extra` is what the loss trains beside W (`CosineLoss.extra`) and its state, `velocity` the momentum carried in, by
+    name. With a `sample_rate` below 1 a step sees that share of the classes; with `fixed` W is not trained, and all of
+    it is seen. Raises ValueError as `whole_classifier` and, with a `sample_rate`, as `check_sampleable`.
     """
-    classes = len(party.data.names)
     sampled = sample_rate is not None and sample_rate < 1 and not fixed
-    if sampled and isinstance(loss, CosineLoss) and loss.rows(classes) != classes:
-        raise ValueError(
-            f"local.sample_rate: {type(loss).__name__} has several class embeddings for a class and cannot sample them"
-        )
-    extra_tensors = {name: t.to(party.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
+    if sampled and isinstance(loss, CosineLoss):
+        check_sampleable(loss)
+    untrained = loss.state(len(party.data.names)) if isinstance(loss, CosineLoss) else {}
+    extra_tensors = {
+        name: tensor.to(party.device, copy=True).requires_grad_(name not in untrained)
+        for name, tensor in (extra or {}).items()
+    }
     weights = weights.to(party.device, copy=True).requires_grad_(not fixed)
     whole = whole_classifier(party, weights, loss, extra=extra_tensors, sgd=sgd)
     whole.velocity = sgd.start(whole.trained, velocity or {})

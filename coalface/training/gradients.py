@@ -11,7 +11,7 @@ from coalface.training.classifier import HEAD, LOSS, whole_classifier
 from coalface.training.distributed.batchnorm import synchronised
 from coalface.training.local_training import Learner, fresh_head, load_batch
 from coalface.training.local_work import Cursor, LocalTraining, by_epochs
-from coalface.training.losses.base import CosineLoss
+from coalface.training.losses.base import CosineLoss, check_pure
 
 
 def gradient(party: Party, at: Tensors, images: Tensor, labels: Tensor, loss: CosineLoss) -> Tensors:
@@ -20,8 +20,9 @@ def gradient(party: Party, at: Tensors, images: Tensor, labels: Tensor, loss: Co
     `at` has the trained tensors by name, as `training.local_training.Pull` gets them: the backbone's, the class
     embeddings under `HEAD`, and the loss's own. The module is in training mode, so BatchNorm takes the statistics of
     the batch; its running ones stay as they are. Where several processes play the party, images are as
-    `load_batch` gives them.
+    `load_batch` gives them. Raises ValueError as `check_pure`.
     """
+    check_pure(loss)
     module = party.backbone.module
     weights = {name: at[name].detach().requires_grad_() for name in party.backbone.parameters}
     scratch = {name: buffer.clone() for name, buffer in module.named_buffers()}

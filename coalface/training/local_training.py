@@ -35,7 +35,7 @@ class Learner:
     """(k, d) class embeddings of its identities; with a loss of several rows a class, all of them. Where several
     processes play the party, this one's block."""
     extra: Tensors
-    """What the loss trains beside them, such as the bias of SphereFace2; empty for most."""
+    """What the loss trains beside them, such as the bias of SphereFace2, and its state; empty for most."""
     kept: Tensors
     """What the BatchNorm policy keeps from the wire."""
     velocity: Tensors
@@ -74,8 +74,8 @@ def learn(
 
     Returns the mean training loss and what the party keeps. `momentum` is the backbone's, `head_momentum` that of the
     class embeddings and of what the loss trains beside them (None: as the backbone's). `pull` gives gradients to add.
-    Raises ValueError where class embeddings are to be sampled and the loss has several rows for a class, and where
-    several processes play the party and the loss cannot be split among them.
+    Raises ValueError where class embeddings are to be sampled and the loss does not allow it, and where several
+    processes play the party and the loss cannot be split among them.
     """
     of_backbone, of_head = MOMENTUM[momentum], MOMENTUM[head_momentum or momentum]
     classes = len(party.data.names)
@@ -87,7 +87,7 @@ def learn(
         learner.head if learner else fresh_head(party, loss.rows(classes)),
         loss,
         work.sgd(party, of_head),
-        extra=learner.extra if learner else loss.extra(classes),
+        extra=learner.extra if learner else loss.extra(classes) | loss.state(classes),
         velocity=velocity,
         sample_rate=work.sample_rate,
     )

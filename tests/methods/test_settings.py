@@ -15,6 +15,8 @@ from coalface.methods import METHODS
 from coalface.training.clustering.pseudo_labels import Labelling
 from coalface.training.federated_validation import FederatedValidation
 from coalface.training.local_work import LocalTraining
+from coalface.training.losses.curricularface import CurricularFace
+from coalface.training.losses.elasticface import ElasticFace
 from coalface.training.losses.sphereface import SphereFace
 from coalface.training.losses.sphereface2 import SphereFace2
 from coalface.training.losses.spreadout import Spreading
@@ -39,6 +41,11 @@ REFUSED: list[tuple[str | Callable[..., Any], dict[str, Any], str]] = [
     ("fedfr-joint", {**OFFICIAL, "local": LocalTraining(steps_per_round=3)}, "epochs"),
     ("fedfr-joint", {"local": LocalTraining(sample_rate=0.5)}, "sample_rate"),
     ("fedfr-joint", {"loss": SphereFace2()}, "SphereFace2"),
+    ("fedfr-joint", {"loss": ElasticFace()}, "ElasticFace"),
+    ("mimelite", {"loss": ElasticFace()}, "ElasticFace"),
+    ("dan", {"loss": CurricularFace()}, "CurricularFace"),
+    ("dann", {"loss": CurricularFace()}, "CurricularFace"),
+    ("fedface-multi", {"loss": CurricularFace()}, "CurricularFace"),
     ("finetune", {"branch": "binary"}, "branch"),
     ("finetune", {"tuning_epochs": 0}, "tuning"),
     ("kd", {"weight": 1.5}, "weight"),

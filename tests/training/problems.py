@@ -30,3 +30,19 @@ def softplus(x):
 def cross_entropy(logits, own):
     top = max(logits)
     return math.log(sum(math.exp(v - top) for v in logits)) + top - logits[own]
+
+
+def turned(cos, margin):
+    """ArcFace's f."""
+    angle = math.acos(cos)
+    if angle < math.pi - margin:
+        return math.cos(angle + margin)
+    return cos - margin * math.sin(math.pi - margin)
+
+
+def curricularface(loss, x, rows, y, batch, t=0.0):
+    cosine_list = [cosine(x, w) for w in rows]
+    target = turned(cosine_list[y], loss.margin)
+    scores = [c * (t + c) if c > target else c for c in cosine_list]
+    scores[y] = target
+    return cross_entropy([loss.scale * c for c in scores], y)

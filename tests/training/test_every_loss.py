@@ -8,12 +8,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from problems import cosine, cross_entropy, length, problem, softplus
+from problems import cosine, cross_entropy, curricularface, length, problem, softplus, turned
 
 from coalface.training.losses.adaface import AdaFace
 from coalface.training.losses.base import CosineLoss, unit
+from coalface.training.losses.curricularface import CurricularFace
+from coalface.training.losses.elasticface import ElasticFace
 from coalface.training.losses.hinge import PositiveHinge
 from coalface.training.losses.margins import ArcFace, CosFace, Softmax
 from coalface.training.losses.sphereface import SphereFace
@@ -27,13 +30,6 @@ def softmax(loss, x, rows, y, batch):
 
 def cosface(loss, x, rows, y, batch):
     return cross_entropy([loss.scale * (cosine(x, w) - loss.margin * (j == y)) for j, w in enumerate(rows)], y)
-
-
-def turned(cos, margin):
-    angle = math.acos(cos)
-    if angle < math.pi - margin:
-        return math.cos(angle + margin)
-    return cos - margin * math.sin(math.pi - margin)
 
 
 def arcface(loss, x, rows, y, batch):
@@ -106,6 +102,8 @@ ROWS = [
     Row(SphereFace(), sphereface),
     Row(SphereFace(scale=30.0, margin_factor=3, annealing=5.0), sphereface),
     Row(AdaFace(scale=30.0), adaface),
+    Row(CurricularFace(scale=30.0), curricularface),
+    Row(ElasticFace(scale=30.0), arcface),  # of margins that are not given, each is m
     Row(SphereFace2(), sphereface2, softmax=False),
     Row(PositiveHinge(), positive, softmax=False),
 ]
@@ -259,6 +257,8 @@ def test_vectors_below_every_normal_number_count_as_zeros_and_what_is_no_number_
         (SubCenterArcFace, {"centers": (0,)}),
         (SphereFace, {"margin_factor": (0,), "annealing": (-1.0, math.nan), "scale": (0.0,)}),
         (AdaFace, {"margin": (4.0,), "concentration": (-1.0,)}),
+        (CurricularFace, {"margin": (4.0,), "momentum": (-0.1, 1.1)}),
+        (ElasticFace, {"margin": (4.0,), "deviation": (-1.0, math.inf)}),
         (SphereFace2, {"power": (0.5,), "balance": (0.0, 1.0), "margin": (-1.0,)}),
         (PositiveHinge, {"target_cosine": (1.1, -1.1, math.nan)}),
     ],
@@ -304,7 +304,10 @@ def test_nothing_waits_for_a_device(row, monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # there is none for meta tensors
     # A meta tensor has no values: whatever looked at one, or mixed devices, would raise.
     embeddings, weights, labels = (t.to("meta") for t in row.problem(dtype=torch.float32))
+    state = {name: t.to("meta") for name, t in row.loss.state(7).items()}
+    state = row.loss.advance(embeddings, weights, labels, **state)
     extra = {name: t.to("meta") for name, t in row.loss.extra(7).items()}
+    extra |= {name: t.to("meta") for name, t in row.loss.draw(12, np.random.default_rng(0)).items()} | state
     value = row.loss(embeddings.requires_grad_(), weights.requires_grad_(), labels, **extra)
     value.backward()
     assert value.device.type == embeddings.grad.device.type == weights.grad.device.type == "meta"

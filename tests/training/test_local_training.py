@@ -233,8 +233,9 @@ def test_every_loss_trains_for_two_rounds_and_learns(name: str) -> None:
     client = party("all", Tiny(pooled=True))
     first, learner = learn(client, client.initial, None, work, loss, momentum="keep")
     assert len(learner.head) == loss.rows(6)
-    assert set(learner.extra) == set(loss.extra(6)) and all(f"loss.{n}" in learner.velocity for n in learner.extra)
-    for extra, start in loss.extra(6).items():
+    assert set(learner.extra) == set(loss.extra(6) | loss.state(6))
+    assert {f"loss.{n}" for n in loss.extra(6)} == set(learner.velocity) - set(client.backbone.parameters) - {HEAD}
+    for extra, start in (loss.extra(6) | loss.state(6)).items():
         assert not torch.equal(learner.extra[extra], start)
     again = party("all", Tiny(pooled=True), round_=2)
     second, later_learner = learn(again, client.backbone.shared(), learner, work, loss, momentum="keep")

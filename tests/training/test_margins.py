@@ -7,6 +7,8 @@ from pytorch_metric_learning.losses import ArcFaceLoss, CosFaceLoss, NormalizedS
 
 from coalface.experiments.recipe import loader
 from coalface.training.losses.adaface import AdaFace
+from coalface.training.losses.curricularface import CurricularFace
+from coalface.training.losses.elasticface import ElasticFace
 from coalface.training.losses.hinge import PositiveHinge
 from coalface.training.losses.margins import ArcFace, CosFace, Softmax
 from coalface.training.losses.registry import LOSSES
@@ -78,6 +80,8 @@ def test_the_registry_makes_each_loss_with_the_papers_defaults():
         "sphereface": SphereFace(scale=None, margin_factor=4, annealing=0.0),
         "sphereface2": SphereFace2(scale=30.0, margin=0.4, power=3.0, balance=0.7),
         "subcenter-arcface": SubCenterArcFace(scale=64.0, margin=0.5, centers=3),
+        "curricularface": CurricularFace(scale=64.0, margin=0.5, momentum=0.01),
+        "elasticface": ElasticFace(scale=64.0, margin=0.5, deviation=0.05, plus=False),
         "adaface": AdaFace(scale=64.0, margin=0.4, concentration=0.333),
         "positive": PositiveHinge(target_cosine=0.9),
     }

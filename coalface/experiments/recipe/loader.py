@@ -26,9 +26,10 @@ from coalface.experiments.recipe.import_insightface import translate_words
 from coalface.experiments.recipe.partitions import PARTITIONS, FromFile
 from coalface.experiments.recipe.renamed_keys import check_names
 from coalface.experiments.recipe.scenarios import SCENARIOS, Partitioned
-from coalface.experiments.recipe.schema import LOSS, NAMED, Pretraining, Recipe
+from coalface.experiments.recipe.schema import NAMED, Pretraining, Recipe
 from coalface.experiments.recipe.sections import SOURCES
 from coalface.methods import METHODS
+from coalface.training.classifier import check_sampleable
 from coalface.training.distributed.softmax import check_shardable
 from coalface.training.losses.registry import LOSSES
 
@@ -110,12 +111,11 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
                 where="rounds",
             )
         recipe = recipe.model_copy(update={"rounds": rounds})
-    if (recipe.local.sample_rate or 1) < 1 and recipe.loss.rows(2) != 2:
-        raise RecipeError(
-            f"the loss {LOSS.name_of(recipe.loss)!r} has several class embeddings for a class and cannot sample them; "
-            "remove sample_rate, or use another loss",
-            where="local.sample_rate",
-        )
+    if (recipe.local.sample_rate or 1) < 1:
+        try:
+            check_sampleable(recipe.loss)
+        except ValueError as error:
+            raise RecipeError(str(error), where="local.sample_rate") from None
     if any(size > 1 for size in recipe.engine.processes_per_party.values()):
         try:
             check_shardable(recipe.loss)

@@ -29,7 +29,8 @@ def check_shardable(loss: CosineLoss) -> None:
     """Raise ValueError for a loss that is more than a margin on the softmax over one cosine per class."""
     cls, plain = type(loss), MarginSoftmax
     whole = isinstance(loss, plain) and all(
-        getattr(cls, name) is getattr(plain, name) for name in ("__call__", "logits", "cosines", "rows", "extra")
+        getattr(cls, name) is getattr(plain, name)
+        for name in ("__call__", "logits", "cosines", "rows", "extra", "state", "draw")
     )
     if not whole:
         raise ValueError(

@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,14 +21,21 @@ from coalface.core.checks import TypedSettings
 
 @dataclass(frozen=True)
 class CosineLoss(TypedSettings, ABC):
-    """A loss over the cosines between embeddings and class embeddings; it holds hyper-parameters and no state."""
+    """A loss over the cosines between embeddings and class embeddings; the object holds hyper-parameters alone.
+
+    What changes while it trains goes in and comes out. A local step reads
+
+        drawn = loss.draw(n, rng)                                    # at random, for this step alone
+        state = loss.advance(embeddings, weights, labels, **state)   # kept at the party from step to step
+        loss(embeddings, weights, labels, **extra, **state, **drawn)
+    """
 
     @abstractmethod
     def __call__(self, embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of the batch, a scalar.
 
         `embeddings` (n, d) and `weights` (`rows(k)`, d), the class embeddings, both of any length; `labels` (n,) int64,
-        0 to k − 1. What `extra(k)` names can be given by keyword.
+        0 to k − 1. What `extra(k)`, `state(k)` and `draw` name can be given by keyword.
 
         Raises ValueError where the shapes do not fit, or a label names no class.
         """
@@ -38,6 +46,18 @@ class CosineLoss(TypedSettings, ABC):
 
     def extra(self, classes: int) -> dict[str, Tensor]:
         """What is trained beside backbone and class embeddings, by keyword of the call, at its first values."""
+        return {}
+
+    def state(self, classes: int) -> dict[str, Tensor]:
+        """What `advance` changes from step to step, by keyword of the call, at its first values."""
+        return {}
+
+    def advance(self, embeddings: Tensor, weights: Tensor, labels: Tensor, **state: Tensor) -> dict[str, Tensor]:
+        """The state with which the loss of this batch is taken; without gradient, in the shapes of `state`."""
+        return {}
+
+    def draw(self, images: int, rng: np.random.Generator) -> dict[str, Tensor]:
+        """What is drawn for the step of a batch of so many images, by keyword of the call."""
         return {}
 
 
@@ -154,6 +174,13 @@ def cosines(embeddings: Tensor, weights: Tensor) -> Tensor:
         return unit(embeddings) @ unit(weights).T
 
 
+def own_cosines(embeddings: Tensor, weights: Tensor, labels: Tensor) -> Tensor:
+    """(n,) the cosine of each embedding to its own class embedding."""
+    with torch.autocast(embeddings.device.type, enabled=False):
+        embeddings, weights = wide(embeddings, weights[labels])
+        return (unit(embeddings) * unit(weights)).sum(1)
+
+
 def require(loss: CosineLoss, requirement: str, holds: bool, value: float) -> None:
     """Raise ValueError, naming the loss, unless what it needs of its settings holds."""
     if not holds:
@@ -164,6 +191,15 @@ def sine(cosine: Tensor) -> Tensor:
     """√(1 − cosine²); at ±1, where its slope is infinite, the gradient is taken as 0."""
     # A cosine beside ±1 leaves 1 − cosine² at about eps: the clamp alters only what is 0, or below it by rounding.
     return (1 - cosine * cosine).clamp_min(torch.finfo(cosine.dtype).tiny).sqrt()
+
+
+def check_pure(loss: CosineLoss) -> None:
+    """Raise ValueError for a loss that is not the same of the same batch: one that draws, or keeps a state."""
+    if type(loss).draw is not CosineLoss.draw or loss.state(2):
+        raise ValueError(
+            f"{type(loss).__name__} draws at random or keeps a state, which this method has no place for: use a loss "
+            "such as cosface"
+        )
 
 
 def check(embeddings: Tensor, weights: Tensor, labels: Tensor, lowest: int = 0) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from coalface.core.registry import Registry, subclass_of
 from coalface.training.losses.adaface import AdaFace
 from coalface.training.losses.base import CosineLoss
+from coalface.training.losses.curricularface import CurricularFace
+from coalface.training.losses.elasticface import ElasticFace
 from coalface.training.losses.hinge import PositiveHinge
 from coalface.training.losses.margins import ArcFace, CosFace, Softmax
 from coalface.training.losses.sphereface import SphereFace
@@ -18,6 +20,8 @@ _OWN: dict[str, type[CosineLoss]] = {
     "sphereface": SphereFace,
     "sphereface2": SphereFace2,
     "adaface": AdaFace,
+    "curricularface": CurricularFace,
+    "elasticface": ElasticFace,
     "subcenter-arcface": SubCenterArcFace,
     "positive": PositiveHinge,
 }
