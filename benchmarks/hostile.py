@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from coalface.core import codec
-from coalface.core.declarations import counterpart
 from coalface.engine.federation import ServerFederation
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed
@@ -124,12 +123,10 @@ def rewritten(message: Any, sent: Sequence[Any], attack: str) -> Any:
     """A reply after an attack on every field of tensors; the update is the difference to the field of the same name."""
     change, changes = ATTACKS[attack], dict[str, Any]()
     assert change is not None
-    for name in codec.hints(type(message)):
-        value = getattr(message, name)
-        if not isinstance(value, Tensor | dict):
+    for name, form in codec.forms(type(message), sent).items():
+        if (value := getattr(message, name)) is None:
             continue
-        is_update = counterpart(type(message), name) == name
-        before = codec.model_of(type(message), name, list(sent)) if is_update else None
+        before = form.start
         alone = isinstance(value, Tensor)
         tensors, start = ({"": value}, {"": before}) if alone else (value, before or {})
         floats = [n for n, t in tensors.items() if t.is_floating_point()][: 1 if attack in ONE_ONLY else None]

@@ -24,7 +24,7 @@ import torch
 
 from coalface.core import codec, compression
 from coalface.core.compression import TYPES, Updates
-from coalface.core.declarations import Tensors, counterpart
+from coalface.core.declarations import Tensors
 from coalface.core.method import generator, message
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request
@@ -39,9 +39,8 @@ Errors = dict[tuple[str, str], list[tuple[int, float]]]
 """(field, how it is sent) -> round and relative error of every reply."""
 
 
-def matrices(sent: Any, field: str) -> torch.Tensor:
-    """The float32 tensors of two dimensions or more of a field, in one vector."""
-    value = getattr(sent, field)
+def matrices(value: Any) -> torch.Tensor:
+    """The float32 tensors of two dimensions or more of a field's value, in one vector."""
     tensors = value.values() if isinstance(value, dict) else [value]
     flat = [t.flatten() for t in tensors if t.dtype == torch.float32 and t.dim() > 1]
     return torch.cat(flat).double() if flat else torch.zeros(0, dtype=torch.float64)
@@ -49,19 +48,17 @@ def matrices(sent: Any, field: str) -> torch.Tensor:
 
 def measure(reply: Any, sent: list[Any], when: int, errors: Errors) -> None:
     """Note the errors of one reply."""
-    for field, hint in codec.hints(type(reply)).items():
-        model = codec.model_of(type(reply), field, sent)
-        if hint not in (torch.Tensor, Tensors) or model is None or not len(exact := matrices(reply, field)):
+    cls, forms = type(reply), codec.forms(type(reply), sent)
+    for field, form in forms.items():
+        if form.model is None or not len(exact := matrices(getattr(reply, field))):
             continue
-        is_update = counterpart(type(reply), field) == field
-        before = matrices(next(m for m in sent if getattr(m, field, None) is model), field) if is_update else 0 * exact
+        before = matrices(form.start) if form.is_change else 0 * exact
         size = torch.linalg.norm(exact - before).item()
         for name, dtype in TYPES.items():
-            cls = type(reply)
-            data = codec.encode(reply, change=compression.narrowing(cls, sent, name)).data
-            back = matrices(codec.decode(data, cls, change=compression.widening(cls, sent, name)), field)
+            data = codec.encode(reply, change=compression.narrowing(forms, name)).data
+            back = matrices(getattr(codec.decode(data, cls, change=compression.widening(forms, name)), field))
             errors.setdefault((field, name), []).append((when, torch.linalg.norm(back - exact).item() / size))
-            if is_update and name != "int8":
+            if form.is_change and name != "int8":
                 off = torch.linalg.norm(exact.to(dtype).double() - exact).item() / size
                 errors.setdefault((field, f"weights as {name}"), []).append((when, off))
 
@@ -103,7 +100,7 @@ def speed(name: str) -> dict[str, dict[str, float]]:
     rng = torch.Generator().manual_seed(0)
     module = build(name, size=112, channels=3, generator=generator(0, "backbone"))
     before = {n: t for n, t in module.state_dict().items() if t.dim()}
-    sent = [Backbone(backbone=before)]
+    forms = codec.forms(Backbone, [Backbone(backbone=before)])
     after = {n: t + 1e-3 * torch.randn(t.shape, generator=rng) for n, t in before.items()}
     reply, timings = Backbone(backbone=after), {}
     kinds: list[Updates | None] = [None, *TYPES]
@@ -111,9 +108,9 @@ def speed(name: str) -> dict[str, dict[str, float]]:
         times = []
         for _ in range(7):
             begun = time.perf_counter()
-            data = codec.encode(reply, change=compression.narrowing(Backbone, sent, kind)).data
+            data = codec.encode(reply, change=compression.narrowing(forms, kind)).data
             middle = time.perf_counter()
-            codec.decode(data, Backbone, change=compression.widening(Backbone, sent, kind), sent=sent)
+            codec.decode(data, Backbone, change=compression.widening(forms, kind), like=forms)
             times.append((middle - begun, time.perf_counter() - middle))
         encoding, decoding = (1000 * statistics.median(column) for column in zip(*times, strict=True))
         timings[kind or "float32"] = {"MB": len(data) / 1e6, "encode ms": encoding, "decode ms": decoding}

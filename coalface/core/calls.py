@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from coalface.core.declarations import DeclarationError, Tensors, counterpart, resolved, without_none
+from coalface.core.declarations import DeclarationError, counterparts, resolved
 from coalface.core.local_results import OWN_MODEL, OWN_SCORES
 from coalface.core.method import Mean, Method, Models, Stage
 from coalface.core.steps import StepDeclaration
@@ -97,13 +95,13 @@ def check_mean(mean: Mean, *, everyone: Sequence[str], reply: type, sent: Sequen
     `reply` and `sent` are the classes of the reply and of the messages that go to the parties.
     """
     fields, name = resolved(reply, reply.__name__), reply.__name__
-    tensors = [n for n, a in fields.items() if without_none(a)[0] in (Tensor, Tensors)]
+    tensors = counterparts(reply)
     if mean.field not in tensors:
-        raise ValueError(f"Mean({mean.field!r}): {name} has no such tensors; it can aggregate {tensors}.")
+        raise ValueError(f"Mean({mean.field!r}): {name} has no such tensors; it can aggregate {list(tensors)}.")
     numbers = [n for n, a in fields.items() if a in (int, float)]
     if isinstance(mean.by, str) and mean.by not in numbers:
         raise ValueError(f"Mean({mean.field!r}, by={mean.by!r}): {name} has no such number; it has {numbers}.")
-    source = counterpart(reply, mean.field)
+    source = tensors[mean.field]
     if source is None:
         raise ValueError(
             f"Mean({mean.field!r}): {name}.{mean.field} is free(), so replies need not have the same tensors. Declare "

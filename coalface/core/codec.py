@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from coalface.core.declarations import Tensors, Ticket, counterpart, kind_of, without_none
+from coalface.core.declarations import Tensors, Ticket, counterparts, kind_of, without_none
 from coalface.core.header import DTYPES as DTYPES
 from coalface.core.header import FREE, SENT, TENSOR_HEADER, most_tensors, read_tensors
 from coalface.core.header import NAMES as NAMES
@@ -45,6 +45,56 @@ _WORTH_A_THREAD = 1 << 18
 
 class Refused(ValueError):
     """A reply that does not fit what was asked; it is kept out of every sum."""
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """What a field of tensors of a reply must look like."""
+
+    field: str
+    kind: Any
+    """`Tensor` or `Tensors`."""
+    is_change: bool
+    """Whether the field is a changed form of what was sent; one that is only `like` another, as a gradient, is not."""
+    model: Tensor | Tensors | None
+    """What was sent; None where the field is `free()`."""
+
+    @property
+    def start(self) -> Any:
+        """What the field is a changed form of, if it is one."""
+        return self.model if self.is_change else None
+
+    @functools.cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The model's tensors by their names in an encoding."""
+        return by_path(self.field, self.model)
+
+    @functools.cached_property
+    def room(self) -> tuple[int, int]:
+        """The most bytes that the field takes of a reply's header, and of its tensors."""
+        if self.model is None:  # the server does not know its form
+            return TENSOR_HEADER * (SENT if self.kind == Tensors else 1), FREE
+        header = body = 0
+        for path, tensor in self.tensors.items():
+            scales = 4 * tensor.shape[0] if tensor.dim() else 0  # of one that is narrowed
+            header += 4 * len(json.dumps(path)) + TENSOR_HEADER
+            body += tensor.numel() * tensor.element_size() + scales
+        return header, body
+
+
+Forms = dict[str, Form]
+"""By field, those that are `free()` or look like something that was sent."""
+
+
+def forms(cls: type, sent: Sequence[Any]) -> Forms:
+    """What a reply of class `cls` to the messages `sent` must look like, the first of which go before the others."""
+    by_field: Forms = {}
+    for field, name in counterparts(cls).items():
+        models = [model for message in sent if (model := getattr(message, name or "", None)) is not None]
+        if models or name is None:
+            kind = without_none(hints(cls)[field])[0]
+            by_field[field] = Form(field, kind, name == field, models[0] if models else None)
+    return by_field
 
 
 @dataclass(frozen=True)
@@ -130,16 +180,15 @@ def encode(message: Any, *, hashed: bool = False, change: Change | None = None) 
     return pack(message, hashed=hashed, change=change)
 
 
-def decode(
-    data: bytearray | memoryview, cls: type[T], *, change: Change | None = None, sent: Sequence[Any] | None = None
-) -> T:
+def decode(data: bytearray | memoryview, cls: type[T], *, change: Change | None = None, like: Forms | None = None) -> T:
     """The value of the declared class `cls` in writable bytes; its tensors are views of them. Raises WireError.
 
-    Of a reply to the messages `sent`, what is larger than any that they ask for is refused before it is read.
+    What is larger than any reply that looks `like` what it must is refused before it is read.
     """
     longest = None
-    if sent is not None:
-        longest, body = _room(cls, sent)
+    if like is not None:
+        headers, bodies = zip((LONGEST, 0), *(form.room for form in like.values()), strict=True)
+        longest, body = sum(headers), sum(bodies)
         if len(data) > longest + body:
             raise WireError(f"{cls.__name__}: {len(data):,} bytes came, and what was asked for takes {body:,.0f}.")
     tensors, skeleton = read_tensors(data, cls, longest)
@@ -149,23 +198,6 @@ def decode(
     if tensors:
         raise WireError(f"{cls.__name__}: it does not declare these tensors: {', '.join(sorted(tensors)[:5])}.")
     return typing.cast(T, value)
-
-
-def _room(cls: Any, sent: Sequence[Any]) -> tuple[int, int]:
-    """The most bytes of a reply's header, with room for `LONGEST` of plain values, and of its tensors."""
-    header, body = LONGEST, 0
-    for field, annotation in hints(cls).items():
-        inner = without_none(annotation)[0]
-        if inner not in (Tensor, Tensors):
-            continue
-        if counterpart(cls, field) is None:  # the server does not know its form
-            header, body = header + TENSOR_HEADER * (SENT if inner == Tensors else 1), body + FREE
-            continue
-        for path, tensor in by_path(field, model_of(cls, field, sent)).items():
-            scales = 4 * tensor.shape[0] if tensor.dim() else 0  # of one that is narrowed
-            header += 4 * len(json.dumps(path)) + TENSOR_HEADER
-            body += tensor.numel() * tensor.element_size() + scales
-    return header, body
 
 
 def size(message: Any) -> int:
@@ -297,8 +329,8 @@ def copied(value: Any) -> Any:
     return {name: tensor.clone() for name, tensor in value.items()} if isinstance(value, dict) else value
 
 
-def validate(reply: Any, sent: Sequence[Any], but: frozenset[str] = frozenset()) -> None:
-    """Raise Refused unless a reply fits what was sent to the party: names, shapes, dtypes, and finite values.
+def validate(reply: Any, like: Forms, but: frozenset[str] = frozenset()) -> None:
+    """Raise Refused unless a reply looks `like` what it must: names, shapes, dtypes, and finite values.
 
     The reason can stand in a report. The fields in `but` have been checked already.
     """
@@ -307,12 +339,10 @@ def validate(reply: Any, sent: Sequence[Any], but: frozenset[str] = frozenset())
             raise Refused(f"{field} is {value:.6g}" if isinstance(value, float) else f"{field} is beyond {LARGEST}")
         if not isinstance(value, Tensor | dict) or field in but:
             continue
-        tensors = models = by_path(field, value)
-        if counterpart(type(reply), field) is not None:
-            model = model_of(type(reply), field, sent)
-            if model is None:
-                raise Refused(f"{field} came back, but nothing that it could be checked against was sent")
-            models = by_path(field, model)
+        if field not in like:
+            raise Refused(f"{field} came back, but nothing that it could be checked against was sent")
+        tensors = by_path(field, value)
+        models = tensors if like[field].model is None else like[field].tensors
         if list(tensors) != list(models):
             missing, extra = sorted(set(models) - set(tensors))[:3], sorted(set(tensors) - set(models))[:3]
             how = f"missing {missing}, unexpected {extra}" if missing or extra else "the same in another order"
@@ -337,9 +367,3 @@ def _is_finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
         return True
     return bool(torch.isfinite(tensor).all())
-
-
-def model_of(cls: type, field: str, sent: Sequence[Any]) -> Any:
-    """What a field of a reply of class `cls` must look like, of the messages that were sent; None for no such thing."""
-    name = counterpart(cls, field) or ""
-    return next((model for message in sent if (model := getattr(message, name, None)) is not None), None)

@@ -14,14 +14,12 @@ would be below the smallest normal float32 counts as zero.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from coalface.core import codec
-from coalface.core.declarations import counterpart
 
 Updates = Literal["float16", "bfloat16", "int8"]
 TYPES: dict[Updates, torch.dtype] = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -31,14 +29,14 @@ _MOST = 127
 _TINY = torch.finfo(torch.float32).tiny
 
 
-def narrowing(cls: type, sent: Sequence[Any], updates: Updates | None) -> codec.Change | None:
-    """What `codec.encode` changes in a reply of class `cls` to the messages `sent`; None where nothing is narrowed.
+def narrowing(like: codec.Forms, updates: Updates | None) -> codec.Change | None:
+    """What `codec.encode` changes in a reply that looks `like` what it must; None where nothing is narrowed.
 
     A tensor that the type cannot hold (float16 beyond 65,504, or values that are not finite) is left as it is.
     """
     if updates is None:
         return None
-    models = _models(cls, sent)
+    models = _models(like)
 
     def narrow(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         narrowed: dict[str, Tensor] = {}
@@ -49,7 +47,7 @@ def narrowing(cls: type, sent: Sequence[Any], updates: Updates | None) -> codec.
     return narrow
 
 
-def widening(cls: type, sent: Sequence[Any], updates: Updates | None) -> codec.Change | None:
+def widening(like: codec.Forms, updates: Updates | None) -> codec.Change | None:
     """What `codec.decode` changes in such a reply, so that its tensors are float32 again.
 
     It raises Refused for scales that are missing, of another form, negative or not finite. A tensor of another shape or
@@ -57,7 +55,7 @@ def widening(cls: type, sent: Sequence[Any], updates: Updates | None) -> codec.C
     """
     if updates is None:
         return None
-    models = _models(cls, sent)
+    models = _models(like)
 
     def widen(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         widened = dict(tensors)
@@ -74,12 +72,12 @@ def widening(cls: type, sent: Sequence[Any], updates: Updates | None) -> codec.C
     return widen
 
 
-def _models(cls: type, sent: Sequence[Any]) -> dict[str, tuple[Tensor, bool]]:
+def _models(like: codec.Forms) -> dict[str, tuple[Tensor, bool]]:
     """Name of a tensor that is narrowed -> (what it must look like, whether it is a changed form of that)."""
     return {
-        path: (tensor, counterpart(cls, field) == field)
-        for field in codec.hints(cls)
-        for path, tensor in codec.by_path(field, codec.model_of(cls, field, sent)).items()
+        path: (tensor, form.is_change)
+        for form in like.values()
+        for path, tensor in form.tensors.items()
         if tensor.dtype == torch.float32 and tensor.dim() > 1 and tensor.numel()
     }
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import sys
 import types
@@ -137,7 +138,9 @@ def _check_field(cls: type, name: str, annotation: Any, kind: Kind) -> None:
     )
 
 
-def counterpart(reply: type, name: str) -> str | None:
-    """The field of what was sent that a reply's tensor field must look like; None where it is `free()`."""
-    declared = {f.name: f for f in dataclasses.fields(reply)}[name]
-    return declared.metadata.get("like", name)
+@functools.cache
+def counterparts(reply: type) -> dict[str, str | None]:
+    """Field of tensors of a reply -> the field of what was sent that it must look like; None where it is `free()`."""
+    hints = typing.get_type_hints(reply)
+    tensors = [f for f in dataclasses.fields(reply) if without_none(hints[f.name])[0] in (Tensor, Tensors)]
+    return {f.name: f.metadata.get("like", f.name) for f in tensors}

@@ -7,16 +7,15 @@ import these words from `coalface.core.method`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, overload
 
-from torch import Tensor
-
 from coalface.core.checks import TypedSettings
-from coalface.core.declarations import DeclarationError, Tensors, counterpart, kind_of, resolved, without_none
+from coalface.core.declarations import DeclarationError, Tensors, counterparts, kind_of, resolved, without_none
 
 
 @dataclass(frozen=True)
@@ -188,11 +187,10 @@ def _declaration(owner: type, name: str, function: Callable[..., Any]) -> StepDe
 
 
 def _check_counterparts(where: str, reply: type, sent: Sequence[type]) -> None:
-    hints = {n: without_none(a)[0] for n, a in typing.get_type_hints(reply).items()}
+    hints = typing.get_type_hints(reply)
     offered = {n: without_none(a)[0] for c in reversed(sent) for n, a in typing.get_type_hints(c).items()}
-    for name, annotation in hints.items():
-        source = counterpart(reply, name)
-        if annotation in (Tensor, Tensors) and source is not None and offered.get(source) != annotation:
+    for name, source in counterparts(reply).items():
+        if source is not None and offered.get(source) != without_none(hints[name])[0]:
             raise DeclarationError(
                 f"{where}: the reply's {name} could not be checked, since nothing sent to the party is called "
                 f"{source!r} and of the same type. Name the field it must look like, `{name}: … = like('…')`, or say "
@@ -228,7 +226,7 @@ class HasSteps(TypedSettings):
                 _refuse_hidden(cls, name, f'@batched("{forms[name]}")')
         cls.own_steps = steps
 
-    @property
+    @functools.cached_property
     def steps(self) -> dict[str, tuple[HasSteps, StepDeclaration]]:
         """All steps by name: its own (`train`), then those of its components (`validation.score`)."""
         self.check_frozen()

@@ -18,8 +18,8 @@ from typing import Any
 from torch import Tensor
 
 from coalface.core import codec
-from coalface.core.declarations import counterpart, without_none
-from coalface.core.method import Mean, Tensors
+from coalface.core.declarations import counterparts
+from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
 from coalface.engine.party.executor import Request
 from coalface.privacy import ledger
@@ -57,11 +57,9 @@ def can_batch(declaration: StepDeclaration, aggregate: Sequence[Mean]) -> bool:
     if declaration.batched is None or declaration.reply is None:
         return False
     plain = all(m.by == "images" and (m.over, m.of, m.once) == ("arrived", "values", False) for m in aggregate)
-    reply, common, single = (
-        codec.hints(c) if c else {} for c in (declaration.reply, declaration.common, declaration.each)
-    )
-    tensors = [name for name, hint in reply.items() if without_none(hint)[0] in (Tensor, Tensors)]
-    alike = {name for name in tensors if counterpart(declaration.reply, name) in common.keys() - single.keys()}
+    common, single = (codec.hints(c) if c else {} for c in (declaration.common, declaration.each))
+    shared = common.keys() - single.keys()
+    alike = {name for name, source in counterparts(declaration.reply).items() if source in shared}
     return plain and alike <= {mean.field for mean in aggregate}
 
 

@@ -79,7 +79,7 @@ class ServerFederation(Federation):
 
     def weights(self, role: str) -> dict[str, float]:
         parties = self.parties(role)
-        most = self._heaviest(parties)
+        most = self._heaviest([self._most(party) for party in parties])
         return {party: min(float(self.images(party)), most) for party in parties}
 
     def stream(self, *names: str | int) -> np.random.Generator:
@@ -101,15 +101,16 @@ class ServerFederation(Federation):
         call, failed = self._call(step, to, common, each, aggregate), dict[str, str]()
         requests = self._requests(call, failed)
         self._event("asks", call)
+        aggregator = self._aggregator(call, aggregate, failed)
         if (
             self.numerics.client_batch
             and can_batch(self.method.steps[call.step][1], aggregate)
-            and self._heaviest(call.to) >= max(self._most(party) for party in call.to)  # else weights are held down
+            and aggregator.heaviest >= max(aggregator.images.values())  # else weights are held down
         ):
             replies: Iterator[Any] = self.transport.batched(requests, self.numerics.client_batch)
         else:
             replies = self.transport.exchange(requests)
-        answer = self._gather(call, replies, failed, aggregate, at_least)
+        answer = self._gather(aggregator, replies, at_least)
         self._event("answered", call)
         return answer
 
@@ -138,7 +139,8 @@ class ServerFederation(Federation):
         check_aggregate(aggregate, declaration, self.parties(declaration.role))
         requests = list(self._requests(call, failed))
         self._event("collects", call)
-        answer = self._gather(call, self.transport.collect(ticket, requests), failed, aggregate, at_least, optional)
+        aggregator = self._aggregator(call, aggregate, failed)
+        answer = self._gather(aggregator, self.transport.collect(ticket, requests), at_least, optional)
         self._event("collected", call)
         del self.at.posted[ticket]
         return answer
@@ -177,10 +179,10 @@ class ServerFederation(Federation):
         ordinal, checkpointed = self.at.horizons[0]
         when = (call.stage, call.round, call.call)
         shared = {f.name: getattr(call, f.name) for f in dataclasses.fields(call) if f.name not in ("to", "each")}
-        before = encoded = None
+        before, encoded, tries = None, None, self.round_policy.retries + 1
         for party in call.to if to is None else to:
             if failed is not None:
-                dropped = self.round_policy.faults.before(self.round_policy.seed, party, when, self._tries)
+                dropped = self.round_policy.faults.before(self.round_policy.seed, party, when, tries)
                 if why := self._left_out.get(party) or dropped:
                     failed[party] = why
                     continue
@@ -195,24 +197,18 @@ class ServerFederation(Federation):
                 **shared,
             )
 
-    @property
-    def _tries(self) -> int:
-        return self.round_policy.retries + 1
-
     def _gather(
         self,
-        call: Call,
+        aggregator: ReplyAggregator,
         replies: Iterator[tuple[Request, Reply] | ClientBatch],
-        failed: dict[str, str],
-        aggregate: Sequence[Mean],
         at_least: int | None,
         optional: bool = False,
     ) -> Answer:
-        round_, aggregator = self._now, self._aggregator(call, aggregate, failed)
+        round_, call, failed = self._now, aggregator.call, aggregator.failed
         for item in replies:
             for request, reply in self._take_batch(aggregator, item) if isinstance(item, ClientBatch) else (item,):
                 self._take(aggregator, request, reply)
-        aggregator = self._bounded(aggregator, call, aggregate, failed)
+        aggregator = self._bounded(aggregator)
         round_.bytes.update(aggregator.bytes)
         round_.asked |= set(call.to)
         round_.failed |= failed
@@ -223,8 +219,8 @@ class ServerFederation(Federation):
         if len(aggregator.arrived) < need:  # before any sum is opened
             reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
             raise Abandoned(f"{len(aggregator.arrived)} of {len(call.to)} replies count, {need} are needed ({reasons})")
-        if aggregator.arrived and any(mean.once for mean in aggregate):
-            self._opened.record(call, aggregate, aggregator.arrived)
+        if aggregator.arrived and any(mean.once for mean in aggregator.means):
+            self._opened.record(call, aggregator.means, aggregator.arrived)
         try:
             aggregated = aggregator.aggregated() if aggregator.arrived else {}
         except ValueError as error:  # those with a weight are among those that failed
@@ -240,8 +236,9 @@ class ServerFederation(Federation):
         A party trains once, and answers with what it has saved: so a reply that a simulation loses is in hand. None is
         lost when it comes `again`.
         """
-        for attempt in range(self._tries):
-            last = attempt == self._tries - 1
+        retries = self.round_policy.retries
+        for attempt in range(retries + 1):
+            last = attempt == retries
             failed: Exception | None = reply if isinstance(reply, Unanswered) else None
             if last or failed is None:
                 if not isinstance(reply, StepFailed):
@@ -255,9 +252,7 @@ class ServerFederation(Federation):
             if not isinstance(failed, Lost):
                 ((_, reply),) = self.transport.exchange([request])
 
-    def _bounded(
-        self, aggregator: ReplyAggregator, call: Call, aggregate: Sequence[Mean], failed: dict[str, str]
-    ) -> ReplyAggregator:
+    def _bounded(self, aggregator: ReplyAggregator) -> ReplyAggregator:
         """What was gathered, or where a reply is too large beside the others, the same call gathered again.
 
         The median, and who answers at all, are known when all are in, and by then they are summed. So the same requests
@@ -266,15 +261,16 @@ class ServerFederation(Federation):
         """
         ratio, clip = self.round_policy.max_update_norm, self.round_policy.oversized == "clip"
         limits = aggregator.bounds.limits(ratio, len(aggregator.arrived)) if ratio else {}
-        beyond, heaviest_asked = aggregator.bounds.beyond(limits), self._heaviest(call.to)
+        beyond, images = aggregator.bounds.beyond(limits), aggregator.images
         to = [party for party in aggregator.arrived if clip or party not in beyond]
-        heaviest = min(heaviest_asked, self._heaviest(to))  # the absent hold nobody down
-        by_images = heaviest < math.inf and any(isinstance(mean.by, str) for mean in aggregate)
-        held_down = by_images and any(min(self._most(party), heaviest_asked) > heaviest for party in to)
+        heaviest = min(aggregator.heaviest, self._heaviest([images[p] for p in to]))  # the absent hold nobody down
+        by_images = heaviest < math.inf and any(isinstance(mean.by, str) for mean in aggregator.means)
+        held_down = by_images and any(min(images[party], aggregator.heaviest) > heaviest for party in to)
         if not limits and not held_down:
             return aggregator
+        call, failed = aggregator.call, aggregator.failed
         again = self._aggregator(
-            call, aggregate, failed, heaviest=heaviest, first=aggregator.bounds.norms, limits=limits if clip else None
+            call, aggregator.means, failed, heaviest, first=aggregator.bounds.norms, limits=limits if clip else None
         )
         again.bytes.update(aggregator.bytes)
         if clip:
@@ -299,13 +295,13 @@ class ServerFederation(Federation):
         """The most images that a party can say it has trained on."""
         return self.images(party) + (len(self.extra_data.faces) if self.extra_data is not None else 0)
 
-    def _heaviest(self, to: Sequence[str]) -> float:
-        """The most that a number of images may weigh, by what the parties said when they joined, not what they send.
+    def _heaviest(self, images: Sequence[int]) -> float:
+        """The most that a number of images may weigh, by the `_most` of the parties, not what they send.
 
         Of two parties nobody can tell whose number is wrong.
         """
         share = self.round_policy.max_share
-        return math.inf if share is None or len(to) < FEW else heaviest([self._most(party) for party in to], share)
+        return math.inf if share is None or len(images) < FEW else heaviest(images, share)
 
     def _lengths(self, to: Sequence[str]) -> dict[str, float]:
         """How far each may be expected to go: the root of its images, where these say how many steps it takes.
@@ -321,7 +317,7 @@ class ServerFederation(Federation):
     def _aggregator(
         self, call: Call, aggregate: Sequence[Mean], failed: dict[str, str], heaviest: float | None = None, **again: Any
     ) -> ReplyAggregator:
-        declaration = self.method.steps[call.step][1]
+        declaration, images = self.method.steps[call.step][1], {party: self._most(party) for party in call.to}
         return ReplyAggregator(
             call,
             declaration,
@@ -331,8 +327,8 @@ class ServerFederation(Federation):
             self.numerics,
             self.at.party_stats,
             everyone=self.parties(declaration.role),
-            images={party: self._most(party) for party in call.to},
-            heaviest=self._heaviest(call.to) if heaviest is None else heaviest,
+            images=images,
+            heaviest=self._heaviest([*images.values()]) if heaviest is None else heaviest,
             lengths=self._lengths(call.to),
             running_statistics=frozenset(self.initial) - self.parameters,
             **again,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coalface.core import codec, compression
-from coalface.core.declarations import counterpart
+from coalface.core.declarations import counterparts
 from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
 from coalface.core.text import told
@@ -49,8 +49,8 @@ class ReplyAggregator:
         first: Norms | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.call, self.failed = call, failed
-        self._policy, self._numerics, self._party_stats, self._images = policy, numerics, party_stats, images
+        self.call, self.failed, self.means, self.images, self.heaviest = call, failed, aggregate, images, heaviest
+        self._policy, self._numerics, self._party_stats = policy, numerics, party_stats
         self.accepted: dict[str, str] = {}
         """Party -> its commit, of the replies that count; those of a client batch leave none."""
         self.receipts: list[dict[str, Any]] = []
@@ -64,7 +64,8 @@ class ReplyAggregator:
         """Party -> the bytes of its reply that counts."""
         reply: Any = declaration.reply
         self._class = reply
-        self._common = call.common.message(declaration.common) if call.common and declaration.common else None
+        common = call.common.message(declaration.common) if call.common and declaration.common else None
+        self._alike = codec.forms(reply, [common])
         self._places = {party: place for place, party in enumerate(call.to)}
         self._sums = [
             RunningMean(mean, block=numerics.sum_block, everyone=everyone, heaviest=heaviest) for mean in aggregate
@@ -74,10 +75,10 @@ class ReplyAggregator:
         self.each: dict[str, dict[str, Any]] = {name: {} for name in codec.hints(reply) if name not in aggregated}
         """Every field that is not aggregated: party -> value."""
         alike = codec.hints(declaration.common).keys() if declaration.common else set()
-        compared = aggregated | {name for name in self.each if counterpart(reply, name) == name and name in alike}
+        compared = aggregated | {name for name, source in counterparts(reply).items() if source == name in alike}
         self.bounds = UpdateBounds(
             reply,
-            self._common,
+            self._alike,
             compared,
             running_statistics=running_statistics,
             lengths=lengths,
@@ -103,11 +104,11 @@ class ReplyAggregator:
         """
         party, size = request.party, reply_size(reply)
         self.count(request, size)
-        sent = self._sent(party)
+        like = self._like(party)
         try:
-            message = self._read(request, reply, attempt, sent)
-            self._check(party, message, sent)
-            message = self.bounds.admit(party, message, sent)
+            message = self._read(request, reply, attempt, like)
+            self._check(party, message, like)
+            message = self.bounds.admit(party, message, like)
         except (codec.Refused, codec.WireError, StepFailed) as error:
             self.failed[party] = str(error) if isinstance(error, StepFailed) else told(error)
             self.bytes["lost" if isinstance(error, Lost) else "refused"] += size or 0
@@ -116,18 +117,17 @@ class ReplyAggregator:
         self.sizes[party] = size or 0
         for running_mean in self._sums:
             name = running_mean.mean.field
-            start = codec.model_of(self._class, name, sent)
-            running_mean.add(party, self._places[party], getattr(message, name), start, message)
+            running_mean.add(party, self._places[party], getattr(message, name), like[name].start, message)
         self._keep(party, message)
         self.accepted[party] = request.id
         return None
 
-    def _sent(self, party: str) -> list[Any]:
-        """The messages to a party, its own first."""
+    def _like(self, party: str) -> codec.Forms:
+        """What a party's reply must look like: its own message goes before the one to all."""
         each = self.call.each[party] if self.call.each is not None else None
-        return [message for message in (each, self._common) if message is not None]
+        return self._alike if each is None else self._alike | codec.forms(self._class, [each])
 
-    def _read(self, request: Request, reply: Reply, attempt: int | None, sent: Sequence[Any]) -> Any:
+    def _read(self, request: Request, reply: Reply, attempt: int | None, like: codec.Forms) -> Any:
         if isinstance(reply, StepFailed):
             if self._policy.on_error == "stop":
                 raise RunFailed(
@@ -137,14 +137,14 @@ class ReplyAggregator:
         faults, when = self._policy.faults, (request.stage, request.round, request.call)
         if attempt is not None and (why := faults.after(self._policy.seed, request.party, when, attempt)):
             raise Lost(why)
-        change = compression.widening(self._class, sent, self._numerics.update_dtype)
-        message = codec.decode(reply.data, self._class, change=change, sent=sent)
+        change = compression.widening(like, self._numerics.update_dtype)
+        message = codec.decode(reply.data, self._class, change=change, like=like)
         return faults.corrupted(message, fault) if (fault := faults.corrupt.get(request.party)) else message
 
-    def _check(self, party: str, message: Any, sent: Sequence[Any], but: frozenset[str] = frozenset()) -> None:
+    def _check(self, party: str, message: Any, like: codec.Forms, but: frozenset[str] = frozenset()) -> None:
         """Raise Refused unless a reply may be summed; the fields in `but` have been checked already."""
-        codec.validate(message, sent, but)
-        most = self._images[party]
+        codec.validate(message, like, but)
+        most = self.images[party]
         for name in self._weights:
             if isinstance(weight := getattr(message, name, None), int | float) and not 0 < weight <= most:
                 raise codec.Refused(f"{name} is {weight}; this party can have 1 to {most}")
@@ -159,7 +159,7 @@ class ReplyAggregator:
             raise Apart(f"{alone[0]} is a mean over the parties, and is asked for singly")
         for place, (request, message) in enumerate(zip(batch.requests, replies, strict=True)):
             try:
-                self._check(request.party, message, self._sent(request.party), shared if place else frozenset())
+                self._check(request.party, message, self._like(request.party), shared if place else frozenset())
             except codec.Refused as error:
                 raise Apart(f"{request.party}: {error}") from error
         weight = float(sum(message.images for message in replies))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from coalface.core import codec
-from coalface.core.declarations import counterpart
+from coalface.core.declarations import counterparts
 from coalface.core.method import Tensors
 
 FEW = 3
@@ -39,16 +39,17 @@ Limits = dict[str, dict[str, float]]
 class UpdateBounds:
     """The norms of the replies to one call.
 
-    `common` is the message to all parties; `compared` are the fields whose norms are compared. `running_statistics`
-    names tensors that are no parameters, such as running variances. `lengths` says how far each party may be expected
-    to go, in any unit: updates of parameters are compared by it. Where a call is gathered a second time, `first` are
-    the norms of the first time, and `limits` those to which updates are brought.
+    `reply` is their class, and `common` what they must look like by the message to all parties; `compared` are the
+    fields whose norms are compared. `running_statistics` names tensors that are no parameters, such as
+    running variances. `lengths` says how far each party may be expected to go, in any unit: updates of parameters are
+    compared by it. Where a call is gathered a second time, `first` are the norms of the first time, and `limits` those
+    to which updates are brought.
     """
 
     def __init__(
         self,
         reply: type,
-        common: Any,
+        common: codec.Forms,
         compared: Iterable[str],
         *,
         running_statistics: frozenset[str],
@@ -61,18 +62,17 @@ class UpdateBounds:
         self._first, self._limits = first, limits or {}
         self.norms: Norms = {}
 
-    def admit(self, party: str, message: Any, sent: Sequence[Any]) -> Any:
-        """Measure a reply to the messages `sent` and bring it within its limits.
+    def admit(self, party: str, message: Any, like: codec.Forms) -> Any:
+        """Measure a reply that looks `like` what it must, and bring it within its limits.
 
         Raises Refused where float32 could not compute with it, or where it is another reply than the first time: a
         party that could send one reply to be measured and another one to be summed would pass any bound.
         """
         norms: dict[str, float] = {}
         changes: dict[str, Any] = {}
-        for name in codec.hints(self._class):
-            if not isinstance(value := getattr(message, name), Tensor | dict):
-                continue
-            start = self._parts(name, self._start(name, sent))
+        for name, form in like.items():
+            value = getattr(message, name)
+            start = self._parts(name, form.start)
             scaled: Tensors = {}
             for part, tensors in self._parts(name, value).items():
                 before = start.get(part, {})
@@ -103,8 +103,8 @@ class UpdateBounds:
         if len(self.norms) < max(replies, FEW):
             return beyond
         for name in self._compared:
-            start = self._parts(name, self._start(name, [self._common]))
-            change = counterpart(self._class, name) == name
+            start = self._parts(name, self._common[name].start if name in self._common else None)
+            change = counterparts(self._class)[name] == name
             bounds = {name: ratio if change else GRADIENTS * ratio, STATISTICS + name: WIDER * ratio}
             for part, bound in bounds.items():
                 sent = _norm(start.get(part, {}), {})
@@ -125,10 +125,6 @@ class UpdateBounds:
             for party, norms in self.norms.items()
             if (norm := norms.get(part, 0.0)) > of.get(party, math.inf)
         }
-
-    def _start(self, name: str, sent: Sequence[Any]) -> Any:
-        """What a field of a reply is a changed form of; None of one that is only `like` another, such as a gradient."""
-        return codec.model_of(self._class, name, sent) if counterpart(self._class, name) == name else None
 
     def _parts(self, name: str, value: Any) -> dict[str, Tensors]:
         """What is measured of a field by itself: its parameters, and its running statistics, in other units."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from coalface.core import codec, compression
 from coalface.core.calls import check_call, check_models, check_state
 from coalface.core.compression import Updates
-from coalface.core.declarations import Tensors, counterpart, kind_of, without_none
+from coalface.core.declarations import Tensors, counterparts, kind_of, without_none
 from coalface.core.method import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
 from coalface.core.steps import plays
 from coalface.data.faceset import FaceSet
@@ -237,9 +237,10 @@ class _Paper(Federation):
             if message is not None:
                 self._note(name, role, "down", message, codec.encode(message), how, ())
         reply_class: Any = declaration.reply
-        reply = self._blank(name, reply_class, sent := [m for m in (own_message, common) if m is not None])
+        forms = codec.forms(reply_class, [own_message, common])
+        reply = self._blank(name, reply_class, forms)
         aggregated = {mean.field for mean in aggregate}
-        encoded = codec.encode(reply, change=compression.narrowing(reply_class, sent, self.updates))
+        encoded = codec.encode(reply, change=compression.narrowing(forms, self.updates))
         self._note(name, role, "up", reply, encoded, "the server", aggregated)
         values = {f: getattr(reply, f) for f in codec.hints(reply_class)}
         single = {f: dict.fromkeys(names, v) for f, v in values.items() if f not in aggregated}
@@ -263,21 +264,22 @@ class _Paper(Federation):
     ) -> Answer:
         return self._posted.pop(ticket)(aggregate)
 
-    def _blank(self, step: str, cls: Any, sent: Sequence[Any]) -> Any:
+    def _blank(self, step: str, cls: Any, forms: codec.Forms) -> Any:
         """A reply as it is declared. Raises ValueError where every such reply would be refused."""
         values: dict[str, Any] = {}
         for name, annotation in codec.hints(cls).items():
-            plain, model, like = TYPICAL.get(annotation), codec.model_of(cls, name, sent), counterpart(cls, name)
             bare, optional = without_none(annotation)
-            if plain is not None:
+            form = forms.get(name)
+            if (plain := TYPICAL.get(annotation)) is not None:
                 values[name] = plain
-            elif model is not None:
-                values[name] = _zeros(model)
-            elif like is None:  # only the method knows: commonly tensors are named as the backbone's
+            elif form is not None and form.model is None:  # only the method knows: commonly named as the backbone's
                 values[name] = _zeros(self.initial if bare == Tensors else None)
+            elif form is not None:
+                values[name] = _zeros(form.model)
             elif optional:
                 values[name] = None
             else:
+                like = counterparts(cls)[name]
                 raise ValueError(
                     f"{type(self.method).__name__}, step {step}: {cls.__name__}.{name} must look like `{like}`, which "
                     f"is sent as None in round {self.round}, so every reply would be refused. Send `{like}` then too, "
@@ -302,7 +304,9 @@ class _Paper(Federation):
             value = getattr(message, name)
             tensors = [e for key, e in entries.items() if key == name or key.startswith(f"{name}/")]
             scales = [scale for e in tensors if (scale := entries.get(f"{compression.SCALES}{e.name}")) is not None]
-            is_known = not up or not isinstance(value, Tensor | dict) or counterpart(type(message), name) is not None
+            is_known = (
+                not up or not isinstance(value, Tensor | dict) or counterparts(message.__class__)[name] is not None
+            )
             kind = "tensors" if isinstance(value, dict) else type(value).__name__.replace("Tensor", "tensor")
             kind += f" as {self.updates}" if up and any(e.dtype == narrow_type for e in tensors) else ""
             kind += ", aggregated" if name in aggregated else ""

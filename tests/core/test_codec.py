@@ -207,22 +207,23 @@ def test_names_that_would_meet_are_refused() -> None:
 
 
 def test_a_reply_is_no_larger_than_what_was_asked_for() -> None:
-    sent = [Small(w={"a": torch.zeros(2), "long name" * 20: torch.zeros(3, 0, 2)})]
-    assert same(codec.decode(codec.encode(sent[0]).data, Small, sent=sent), sent[0])
+    sent = Small(w={"a": torch.zeros(2), "long name" * 20: torch.zeros(3, 0, 2)})
+    like = codec.forms(Small, [sent])
+    assert same(codec.decode(codec.encode(sent).data, Small, like=like), sent)
     many = codec.encode(Small(w={"a": torch.zeros(1 << 15)}))
     with pytest.raises(WireError, match="what was asked for"):
-        codec.decode(many.data, Small, sent=sent)
+        codec.decode(many.data, Small, like=like)
     wide = codec.encode(Small(w={f"w{i}": torch.zeros(0) for i in range(2_000)}))
     with pytest.raises(WireError, match="header"):
-        codec.decode(wide.data, Small, sent=[Small(w={"a": torch.zeros(1 << 16)})])
+        codec.decode(wide.data, Small, like=codec.forms(Small, [Small(w={"a": torch.zeros(1 << 16)})]))
 
 
 def test_a_reply_whose_form_is_free_may_be_of_any_size_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     free_form = reply(shape_free=torch.zeros(1 << 16))
-    assert same(codec.decode(codec.encode(free_form).data, Reply, sent=SENT), free_form)
+    assert same(codec.decode(codec.encode(free_form).data, Reply, like=forms()), free_form)
     monkeypatch.setattr(codec, "FREE", 1 << 16)
     with pytest.raises(WireError, match="what was asked for"):
-        codec.decode(codec.encode(free_form).data, Reply, sent=SENT)
+        codec.decode(codec.encode(free_form).data, Reply, like=forms())
 
 
 def test_more_tensors_than_are_read_back_are_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,19 +262,20 @@ def reply(**changes: Any) -> Reply:
     return Reply(**{"w": W, "point": torch.zeros(3), "shape_free": torch.zeros(7), **changes})
 
 
-SENT = (Each(centre=torch.ones(3)), Common(w=W))
+def forms(each: Each | None = None) -> codec.Forms:
+    return codec.forms(Reply, [each or Each(centre=torch.ones(3)), Common(w=W)])
 
 
 def test_a_reply_that_fits_what_was_sent_passes() -> None:
-    codec.validate(reply(), SENT)
-    codec.validate(reply(point=None, shape_free=torch.zeros(0)), SENT)
+    codec.validate(reply(), forms())
+    codec.validate(reply(point=None, shape_free=torch.zeros(0)), forms())
 
 
 def test_what_a_party_was_sent_by_itself_goes_before_what_all_were_sent() -> None:
     own = {"only": torch.zeros(1)}
-    codec.validate(reply(w=own), (Each(centre=torch.ones(3), w=own), Common(w=W)))
+    codec.validate(reply(w=own), forms(Each(centre=torch.ones(3), w=own)))
     with pytest.raises(Refused, match="w has other tensors"):
-        codec.validate(reply(w=W), (Each(centre=torch.ones(3), w=own), Common(w=W)))
+        codec.validate(reply(w=W), forms(Each(centre=torch.ones(3), w=own)))
 
 
 NAN = torch.tensor([0.0, math.nan])
@@ -297,14 +299,14 @@ NAN = torch.tensor([0.0, math.nan])
 )
 def test_a_reply_that_does_not_fit_is_refused_by_name(changes: dict[str, Any], names: str) -> None:
     with pytest.raises(Refused, match=names):
-        codec.validate(reply(**changes), SENT)
+        codec.validate(reply(**changes), forms())
 
 
 def test_a_field_without_its_counterpart_is_refused() -> None:
     with pytest.raises(Refused, match="point"):
-        codec.validate(reply(), (Each(), Common(w=W)))
+        codec.validate(reply(), forms(Each()))
 
 
 def test_large_finite_values_are_not_mistaken_for_infinite_ones() -> None:
-    codec.validate(reply(shape_free=torch.full((10,), 6e4, dtype=torch.float16)), SENT)
-    codec.validate(reply(shape_free=torch.full((10,), 3e38)), SENT)
+    codec.validate(reply(shape_free=torch.full((10,), 6e4, dtype=torch.float16)), forms())
+    codec.validate(reply(shape_free=torch.full((10,), 3e38)), forms())

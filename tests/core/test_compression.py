@@ -53,12 +53,13 @@ def there_and_back(reply: Answer, sent: Sent, updates: Updates | None) -> Answer
 
 
 def encoded(reply: Answer, sent: Sent, updates: Updates | None) -> codec.Encoded:
-    return codec.encode(reply, change=compression.narrowing(Answer, [sent], updates))
+    return codec.encode(reply, change=compression.narrowing(codec.forms(Answer, [sent]), updates))
 
 
 def received(data: bytearray | memoryview, sent: Sent, updates: Updates | None) -> Answer:
-    reply = codec.decode(data, Answer, change=compression.widening(Answer, [sent], updates), sent=[sent])
-    codec.validate(reply, [sent])
+    forms = codec.forms(Answer, [sent])
+    reply = codec.decode(data, Answer, change=compression.widening(forms, updates), like=forms)
+    codec.validate(reply, forms)
     return reply
 
 

@@ -102,13 +102,15 @@ OF_STRUCTURE: dict[str, Callable[[], bytearray]] = {
 
 
 @pytest.mark.parametrize("build", OF_STRUCTURE.values(), ids=OF_STRUCTURE)
-@pytest.mark.parametrize("sent", [None, [Small(w={"a": torch.zeros(2)})]], ids=["anything", "a reply"])
-def test_what_grows_as_it_is_read_is_refused_before(build: Callable[[], bytearray], sent: Any) -> None:
+@pytest.mark.parametrize(
+    "like", [None, codec.forms(Small, [Small(w={"a": torch.zeros(2)})])], ids=["anything", "a reply"]
+)
+def test_what_grows_as_it_is_read_is_refused_before(build: Callable[[], bytearray], like: Any) -> None:
     data = build()
     tracemalloc.start()
     try:
         with pytest.raises(WireError):
-            codec.decode(data, Small, sent=sent)
+            codec.decode(data, Small, like=like)
         assert tracemalloc.get_traced_memory()[1] < 2 * len(data)
     finally:
         tracemalloc.stop()

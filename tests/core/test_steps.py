@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 from toys import Lagged, Moves, Validation
 
-from coalface.core.declarations import counterpart
+from coalface.core.declarations import counterparts
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import (
     Component,
@@ -123,7 +123,7 @@ def test_the_signature_is_the_declaration() -> None:
     declared = good.own_steps["unchecked"]
     assert (declared.role, declared.common, declared.each) == ("trainer", None, None)
     assert (declared.own, declared.reply, declared.keeps) == (Own, UpFree, Own)
-    assert (counterpart(Up, "w"), counterpart(UpOther, "moved"), counterpart(UpFree, "anything")) == ("w", "w", None)
+    assert [*map(counterparts, (Up, UpOther, UpFree))] == [{"w": "w"}, {"moved": "w"}, {"anything": None}]
 
 
 def test_a_step_overridden_without_its_mark_is_refused() -> None:

@@ -48,8 +48,9 @@ def nearest(batch: int, updates: Updates | None = None) -> float:
         slopes = torch.autograd.grad(loss, list(weights.values()))
         SGD(lr=0.05, weight_decay=5e-4).step(list(weights.values()), slopes, [])
         up = Update(backbone={name: p.detach() for name, p in weights.items()}, images=batch, loss=0.0)
-        data = codec.encode(up, change=compression.narrowing(Update, [down], updates)).data
-        came = codec.decode(data, Update, change=compression.widening(Update, [down], updates))
+        forms = codec.forms(Update, [down])
+        data = codec.encode(up, change=compression.narrowing(forms, updates)).data
+        came = codec.decode(data, Update, change=compression.widening(forms, updates))
         weight, bias = (came.backbone[f"fc.{n}"] - down.backbone[f"fc.{n}"] for n in ("weight", "bias"))
         given = (weight / bias[:, None])[bias != 0]  # h = Σ g h / Σ g, output by output
         told = given @ down.backbone["fc.weight"].T + down.backbone["fc.bias"]

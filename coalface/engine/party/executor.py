@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -132,16 +132,16 @@ class PartyExecutor:
         needed = {f"{name}.commit" for name in (request.base, checkpointed)}
         commits, head = self._look(needed)
         place = self.folder / f"{request.id}.commit"
-        saved = self._open(place) if place.name in commits else None
+        saved = commits.get(place.name)
         # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
         if saved is not None and saved.base == request.base:
             self.head = saved.head.lines, saved.head.chain
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (reply := saved.read(REPLY)) is not None:
                     return codec.Encoded(reply)
-            repeated: codec.Encoded = self._run(request, self._base(request.base))[0]
+            repeated: codec.Encoded = self._run(request, self._base(request.base, commits))[0]
             return repeated
-        base = self._base(request.base)
+        base = self._base(request.base, commits)
         encoded, private_state = self._run(request, base)
         parts = self._parts(base, private_state)
         if parts:
@@ -197,7 +197,7 @@ class PartyExecutor:
             return
         name = f"{accepted}.commit"
         commits = self._look({name})[0]
-        stays = {name, *self._open(self.folder / name).shards} if name in commits else set()
+        stays = {name, *commits[name].shards} if name in commits else set()
         for entry in list(os.scandir(self.folder)) if commits else ():
             if entry.name not in stays and int(entry.name[:7]) <= ordinal:
                 os.unlink(entry.path)
@@ -216,11 +216,12 @@ class PartyExecutor:
         if whole and self.ledger.exists():
             ledger.verify(self.ledger)
 
-    def _open(self, path: Path) -> Commit:
-        return Commit.open(path, self.context.vault)
-
-    def _base(self, name: str | None) -> Commit:
-        commit = self._open(self.folder / f"{name}.commit") if name else Commit()
+    def _base(self, name: str | None, commits: Mapping[str, Commit] | None = None) -> Commit:
+        """What this process keeps of a commit, which may be one of those that were looked at."""
+        if name is None:
+            return Commit()
+        file = f"{name}.commit"
+        commit = (commits or {}).get(file) or Commit.open(self.folder / file, self.context.vault)
         return commit.part(self.context.rank, self.context.processes_per_party.get(self.name, 1))
 
     def _parts(self, base: Commit, private_state: Any) -> dict[str, bytes | bytearray | memoryview]:
@@ -238,7 +239,10 @@ class PartyExecutor:
         group = self.context.group(self.name)
         if group is None:
             return ()
-        shard_names = {n for path in self.folder.glob("*.commit") if path != over for n in self._open(path).shards}
+        vault = self.context.vault
+        shard_names = {
+            n for path in self.folder.glob("*.commit") if path != over for n in Commit.open(path, vault).shards
+        }
         for path in self.folder.glob("*.shard"):
             if path.name not in shard_names:
                 path.unlink()
@@ -276,7 +280,7 @@ class PartyExecutor:
                     f"it returned {returned}, which is not what it declares; only what is declared may leave"
                 )
             sent = [m for name in ("each", "common") if (m := arguments.get(name)) is not None]
-            change = compression.narrowing(declaration.reply, sent, self.context.update_dtype)
+            change = compression.narrowing(codec.forms(declaration.reply, sent), self.context.update_dtype)
             encoded = codec.encode(reply, hashed=True, change=change)
             if group is not None:
                 group.agree(encoded.sums)
@@ -298,8 +302,8 @@ class PartyExecutor:
 
     def _look(
         self, needed: Collection[str], *, doubt: bool = False, whole: bool = False
-    ) -> tuple[list[str], ledger.Head]:
-        """The commits that lie here, oldest first, and the ledger's head; what a crash cut off is mended first.
+    ) -> tuple[dict[str, Commit], ledger.Head]:
+        """The commits that lie here by file, oldest first, and the ledger's head; what a crash cut off is mended first.
 
         A ledger as long as the last commit says is taken to be whole; in `doubt` if its last line is right, and with
         `whole` only once the chain has been followed.
@@ -331,7 +335,7 @@ class PartyExecutor:
         # The commit written last, which a resume may have named before others, has the most lines behind it.
         newest = max((commit.head for commit in commits.values()), key=lambda head: head.lines, default=ledger.Head())
         if size == newest.size and not whole and (not doubt or ledger.ends(self.ledger, newest)):
-            return list(commits), newest
+            return commits, newest
         head = ledger.follow(self.ledger) if size else ledger.Head()
         for name in sorted(commits, key=lambda name: commits[name].head.lines):
             if commits[name].head.lines > head.lines:
@@ -345,9 +349,9 @@ class PartyExecutor:
                     del commits[name]
         if size > head.size:
             os.truncate(self.ledger, head.size)
-        return list(commits), head
+        return commits, head
 
-    def _prune(self, commits: list[str], ordinal: int, needed: Collection[str]) -> Path | None:
+    def _prune(self, commits: Iterable[str], ordinal: int, needed: Collection[str]) -> Path | None:
         """Remove the commits that no resume can need, but one, which is returned to be written over."""
         spare = [self.folder / name for name in commits if int(name[:7]) <= ordinal and name not in needed]
         for path in spare[1:]:
