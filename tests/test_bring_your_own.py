@@ -15,9 +15,9 @@ import yaml
 
 from coalface.evaluation import figures
 from coalface.evaluation.metrics import pair_figures
+from coalface.experiments import run as runner
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.compare import intervals, left_out
-from coalface.experiments.experiment import run_recipe
 from coalface.experiments.recipe import loader
 from coalface.experiments.sweep.run import sweep
 
@@ -103,7 +103,7 @@ def test_plugins_by_name_run_over_workers_and_go_on_after_a_stop_to_the_same_bit
     tree = {**tinyruns.TINY, **BY_NAME}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     with pytest.raises(KeyboardInterrupt):
-        run_recipe(loader.parse(loader.merged(tree, {"engine": {"workers": 2}})), folder / "stopped", [Stop()])
+        runner.run(loader.parse(loader.merged(tree, {"engine": {"workers": 2}})), folder / "stopped", Stop())
     about = folder / "mine-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")

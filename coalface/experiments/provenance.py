@@ -139,7 +139,9 @@ def changes_text(changed: dict[str, tuple[str | None, str | None]]) -> str:
 def code_behind(recipe: Recipe) -> dict[str, str]:
     """`code_of` the recipe's method and plug-ins, and of its pre-training's, whose model the run starts from."""
     before = {} if recipe.pretrain is None else code_behind(loader.pretraining(recipe))
-    for _, _, thing in plugins(recipe):
+    for _, name, thing in plugins(recipe):
+        if name.startswith("python:"):  # its name says what it is made of
+            continue
         before |= _code_from(module_of(thing), [module_of(part) for part in getattr(thing, "__mro__", [thing])])
     return dict(sorted((before | code_of(recipe.build_method())).items()))
 
@@ -246,7 +248,10 @@ def _located(name: str) -> tuple[str | None, Sequence[str] | None]:
         return getattr(module, "__file__", None), getattr(module, "__path__", None)
     parent = name.rpartition(".")[0]
     folders = _located(parent)[1] if parent else None
-    spec = PathFinder.find_spec(name, folders) if folders or not parent else None
+    try:
+        spec = PathFinder.find_spec(name, folders) if folders or not parent else None
+    except KeyError:  # of a package whose loader makes others up, such as setuptools'
+        spec = None
     return (spec.origin, spec.submodule_search_locations) if spec is not None else (None, None)
 
 

@@ -11,7 +11,7 @@ import tinyruns
 from coalface.core.errors import DataError, RecipeError
 from coalface.data.faceset import FaceSet
 from coalface.data.partition_file import read_partition
-from coalface.experiments.experiment import resume
+from coalface.experiments.api.fit import resume
 from coalface.experiments.setup.parts import Parts
 
 PEOPLE = ("ann", "bob", "cem, jr", "dan")
@@ -93,9 +93,9 @@ def test_another_file_is_another_recipe_and_a_run_is_not_resumed_with_it(tmp_pat
     partition = {"data": {"hold_out": 0, "partition": {"kind": "file", "path": str(path)}}}
     out = tinyruns.run(tmp_path / "run", **partition)
     before = tinyruns.tiny(**partition).digest()
-    resume(out, [])
+    resume(out, progress=False)
     written(tmp_path, *reversed(lines))
     assert tinyruns.tiny(**partition).digest() != before
     with pytest.raises(DataError) as error:
-        resume(out, [])
+        resume(out, progress=False)
     assert error.value.where == str(path)

@@ -165,7 +165,7 @@ def test_every_network_that_is_named_is_here() -> None:
 
 
 def test_sampling_with_several_rows_a_class_is_an_error_of_the_recipe() -> None:
-    with pytest.raises(RecipeError, match="local.sample_rate: the loss 'subcenter-arcface'"):
+    with pytest.raises(RecipeError, match="local.sample_rate: SubCenterArcFace"):
         loader.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 0.5})
     assert loader.parse({"loss": {"name": "subcenter-arcface"}, "sample_rate": 1.0}).local.sample_rate == 1.0
 

@@ -11,7 +11,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from coalface.core.checks import UnknownKey, needs_section, short, unknown_name, wrong_value
 from coalface.core.declarations import without_none
-from coalface.core.errors import RecipeError
+from coalface.core.errors import PluginError, RecipeError
 from coalface.core.registry import Registry, subclass_of
 
 
@@ -141,7 +141,8 @@ def first_error(cls: type[Section], error: ValidationError, file: str = "a recip
     if isinstance(cause, RecipeError):  # it names the key itself
         return cause
     if isinstance(cause, PluginFault):
-        return type(cause.error)(cause.error.text, where=".".join([*filter(None, [where]), cause.key]))
+        kind = PluginError if isinstance(cause.error, PluginError) else RecipeError
+        return kind(cause.error.text, where=".".join([*filter(None, [where]), cause.key]))
     if isinstance(cause, UnknownKind):
         return unknown_name(cause.kind, cause.known, ".".join([*filter(None, [where]), cause.key]))
     if cause is not None:  # of a key or a value, which the text names

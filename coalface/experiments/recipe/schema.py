@@ -126,7 +126,8 @@ class Recipe(Section):
         """Every key with its type, default and description, for editors; below `pretrain` stand those of a recipe."""
         schema = super().model_json_schema(*args, **keywords)
         for key in NAMED:
-            schema["properties"][key] = {"anyOf": [{"type": "string"}, schema["properties"][key]]}
+            about = {"description": cls.model_fields[key].description}
+            schema["properties"][key] = {**about, "anyOf": [{"type": "string"}, schema["properties"][key]]}
         about = {key: value for key, value in schema["properties"]["pretrain"].items() if key != "type"}
         schema["properties"]["pretrain"] = {**about, "anyOf": [{"$ref": "#"}, {"type": "null"}]}
         return schema
