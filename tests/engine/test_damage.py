@@ -95,7 +95,7 @@ def results(run: Path) -> dict[str, Any]:
         files[name] = (run / name).read_bytes()
     summary = json.loads((run / "summary.json").read_text())
     files["summary"] = {
-        key: value for key, value in summary.items() if key not in ("seconds", "ledger")
+        key: value for key, value in summary.items() if key not in ("seconds", "ledger", "environment")
     }  # a reply may be listed twice
     return files
 
