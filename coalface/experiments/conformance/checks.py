@@ -159,9 +159,14 @@ def check_own_fields(subject: Subject) -> None:
     method, build = subject.build()
     before = {name: pickle.dumps(value) for name, value in vars(method).items()}
     run(method, subject.folder / "own-fields", build)
-    known = {name for cls in type(method).__mro__ for name in vars(cls)}  # a cached property comes to stand there
-    for name, value in vars(method).items():
-        if before.get(name, b"") != pickle.dumps(value) if name in before else name not in known:
+    derived = {
+        name
+        for cls in type(method).__mro__
+        for name in vars(cls)
+        if isinstance(vars(cls)[name], functools.cached_property)
+    }
+    for name in sorted(vars(method).keys() - derived):
+        if before.get(name) != pickle.dumps(vars(method)[name]):
             raise Failure(
                 f"{type(method).__name__}.{name} changes during a run, so it is kept on self",
                 "At a party, return it as private state (@private); at the server, in the state (@state).",
