@@ -40,6 +40,7 @@ for CUDA brings packages of NVIDIA, under NVIDIA's own licence. The wheels hold 
 among what `make` installs, and bring the newest versions.
 """
 WHY = {
+    "click": "the errors of the command line",
     "cloudpickle": "what only a program has, such as a method in a notebook, for its worker processes",
     "cryptography": "certificates, node keys, private state encrypted at rest",
     "filelock": "locks that end with their process",
