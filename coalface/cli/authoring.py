@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from coalface.cli import completion
+from coalface.cli.console import print_json
 from coalface.cli.data import AsJson
 
-new = typer.Typer(name="new", no_args_is_help=True, help="Begin something of your own: a method.")
+new = typer.Typer(name="new", no_args_is_help=True, help="Write a method of your own from a template.")
 
 
 @new.command("method")
@@ -26,7 +28,12 @@ def new_method(
 
 
 def check_method(
-    method: Annotated[str, typer.Argument(help="package.module:Class, or a name of `coalface methods`.")],
+    method: Annotated[
+        str,
+        typer.Argument(
+            help="package.module:Class, or a name of `coalface methods`.", autocompletion=completion.methods
+        ),
+    ],
     changes: Annotated[
         list[str] | None, typer.Argument(help="Settings that it needs in tiny federations, such as rounds=60.")
     ] = None,
@@ -37,9 +44,8 @@ def check_method(
 ) -> None:
     """Check a method in tiny federations: same bits, resume, private state, faults, learning.
 
-    Takes under a minute. Ends with exit code 1 if a check fails.
+    Takes under a minute. Exits with status 1 if a check fails.
     """
-    import json
     import tempfile
 
     from coalface.experiments.conformance.suite import check_all, find_subject
@@ -53,6 +59,6 @@ def check_method(
                 if result.mend:
                     typer.echo(f"       How to mend it: {result.mend}")
     if as_json:
-        typer.echo(json.dumps(results, indent=1))
+        print_json(results)
     if not all(result["ok"] for result in results):
         raise typer.Exit(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -12,27 +11,26 @@ from typing import Annotated
 
 import typer
 
+from coalface.cli.console import print_json, print_table
 from coalface.cli.data import AsJson
 from coalface.core.text import several
 from coalface.data import cache as caches
 from coalface.data.cache import Entry
 
-cache = typer.Typer(name="cache", help="Decoded images and pre-trained models kept on this machine.")
+cache = typer.Typer(name="cache", help="Show or clear the decoded images and pre-trained models kept on this machine.")
 
 
 @cache.callback(invoke_without_command=True)
 def show(context: typer.Context, as_json: AsJson = False) -> None:
     """Print where the cache is, what it holds, how large that is, and when it was last used."""
-    from coalface.cli.console import print_table
-    from coalface.experiments.report.runs import size
+    from coalface.core.text import size
 
     if context.invoked_subcommand is not None:
         return
     place = caches.default_cache()
     entries = caches.entries(place)
     if as_json:
-        listed = [{**dataclasses.asdict(entry), "path": str(entry.path)} for entry in entries]
-        typer.echo(json.dumps({"cache": str(place), "entries": listed}, indent=1))
+        print_json({"cache": place, "entries": list(map(dataclasses.asdict, entries))})
         return
     is_set = bool(os.environ.get("COALFACE_CACHE"))
     typer.echo(f"{place} ({'as COALFACE_CACHE says' if is_set else 'COALFACE_CACHE would name another folder'})")
@@ -54,16 +52,19 @@ def clear(
     older_than: Annotated[
         float, typer.Option(metavar="DAYS", min=0, help="Keep what was used in the last DAYS days.")
     ] = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Remove entries of the cache that no process uses; runs make what they need again."""
     from coalface.core.checks import nearest
-    from coalface.experiments.report.runs import size
+    from coalface.core.text import size
 
     chosen = None if kind is None else nearest(kind, dict.fromkeys(caches.KINDS), "KIND")
     removed, in_use = caches.clear(caches.default_cache(), chosen, older_than)
-    typer.echo(f"removed {_counted(removed)}: {size(sum(entry.bytes for entry in removed))} freed")
+    text = f"removed {_counted(removed)}: {size(sum(entry.bytes for entry in removed))} freed"
     if in_use:
-        typer.echo(f"left {_counted(in_use)}: a process uses {'it' if len(in_use) == 1 else 'them'}")
+        text += f"\nleft {_counted(in_use)}: a process uses {'it' if len(in_use) == 1 else 'them'}"
+    entries = {"removed": list(map(dataclasses.asdict, removed)), "in_use": list(map(dataclasses.asdict, in_use))}
+    print_json(entries) if as_json else typer.echo(text)
 
 
 def _ago(moment: float) -> str:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coalface.cli.console import print_lines, print_table
+from coalface.cli import completion
+from coalface.cli.console import print_json, print_lines, print_table
 from coalface.cli.data import AsJson
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="A method, for its details: a name or package.module:Class.")
+        str | None,
+        typer.Argument(
+            help="A method, for its details: a name or package.module:Class.", autocompletion=completion.methods
+        ),
     ] = None,
     bibtex: Annotated[bool, typer.Option("--bibtex", help="Print the papers to cite, in BibTeX.")] = False,
     as_json: AsJson = False,
@@ -36,7 +40,7 @@ def methods(
         return
     if name is not None:
         about = _about(name, METHODS[name])
-        typer.echo(json.dumps(about, indent=1)) if as_json else _print_method(about)
+        print_json(about) if as_json else _print_method(about)
         return
     rows = []
     for method in METHODS:
@@ -45,9 +49,9 @@ def methods(
         except PluginError as error:
             rows.append({"method": method, "what it is": str(error)})
     if as_json:
-        typer.echo(json.dumps(rows, indent=1))
+        print_json(rows)
         return
-    print_lines({row["method"]: row["what it is"] for row in rows}, cut=True)
+    print_lines({row["method"]: row["what it is"] for row in rows})
     typer.echo("\n`coalface methods NAME` says what leaves a party, what stays, and its settings")
 
 
@@ -98,10 +102,10 @@ def models(
 ) -> None:
     """List the backbones: parameters, multiply-adds, message size, and images per second when asked.
 
-    Ends with exit code 1 if none of them can take images of this size, else with 0.
+    Exits with status 1 if none of them can take images of this size.
     """
     from coalface.core.text import several
-    from coalface.experiments.report.runs import size as in_bytes
+    from coalface.core.text import size as in_bytes
     from coalface.models.catalogue import catalogue, processor
 
     entries = catalogue(
@@ -115,7 +119,7 @@ def models(
     )
     if as_json:
         settings = {"size": size, "channels": channels, **({"processor": processor()} if measure else {})}
-        typer.echo(json.dumps({**settings, "models": entries}, indent=1))
+        print_json({**settings, "models": entries})
     cannot = [str(entry["cannot"]) for entry in entries if "cannot" in entry]
     if len(cannot) == len(entries):
         for reason in cannot:
@@ -150,8 +154,14 @@ def models(
 
 
 def messages(
-    method: Annotated[str, typer.Argument(help="A method's name; `coalface methods` lists them.")],
-    recipe: Annotated[Path | None, typer.Option(help="A recipe that sets the model and the parties.")] = None,
+    method: Annotated[
+        str,
+        typer.Argument(help="A method's name; `coalface methods` lists them.", autocompletion=completion.methods),
+    ],
+    recipe: Annotated[
+        Path | None,
+        typer.Option(help="A recipe that sets the model and the parties.", autocompletion=completion.recipes),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print who sends what to whom, its size in bytes, and what can be read from it, without a run."""
@@ -163,6 +173,6 @@ def messages(
     if as_json:
         readable = plan.what_can_be_read(loaded.build_method(), planned)
         messages = {"sent": [vars(sent) for sent in planned.sent], "stays": planned.stays, "readable": readable}
-        typer.echo(json.dumps(messages, indent=1))
+        print_json(messages)
         return
     typer.echo(preflight.messages_text(loaded, planned))

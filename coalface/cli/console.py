@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
@@ -20,6 +21,11 @@ class FirstUnlessNamed(TyperGroup):
         return super().parse_args(ctx, args)
 
 
+def print_json(result: Any) -> None:
+    """The result of a command for programs; paths are text."""
+    typer.echo(json.dumps(result, indent=1, default=str))
+
+
 def print_table(rows: Sequence[dict[str, Any]], numbers: Collection[str] = ()) -> None:
     """Rows under the keys of the first; the columns in `numbers` stand at the right."""
     from rich.table import Table
@@ -32,14 +38,11 @@ def print_table(rows: Sequence[dict[str, Any]], numbers: Collection[str] = ()) -
     print_wide(table)
 
 
-def print_lines(texts: Mapping[str, str], *, cut: bool = False) -> None:
-    """A name and its text a line, in 80 columns where there is no terminal; `cut` ends a text that is longer by `…`."""
+def print_lines(texts: Mapping[str, str]) -> None:
+    """A name and its text a line, in 80 columns where there is no terminal."""
     left, columns = max(map(len, texts)) + 2, shutil.get_terminal_size().columns
     for name, text in texts.items():
-        if cut:
-            typer.echo(f"{name:{left}}{textwrap.shorten(text, columns - left, placeholder=' …')}")
-        else:
-            typer.echo(textwrap.fill(f"{name:{left}}{text}", columns, subsequent_indent=" " * left))
+        typer.echo(textwrap.fill(f"{name:{left}}{text}", columns, subsequent_indent=" " * left))
 
 
 def print_wide(renderable: Any, width: int = 160) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from coalface.cli.console import print_json
 from coalface.core.text import several
 
 Part = Annotated[str, typer.Option(help="A part of a layout: train or test of VGGFace2, a race of RFW or BUPT.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 data = typer.Typer(name="data", no_args_is_help=True, help="Sets of face images: inspect, align, convert, pack.")
 
@@ -23,6 +25,8 @@ def pack(
     size: Annotated[int, typer.Option(help="Side of the packed images in pixels.")] = 112,
     grey: Annotated[bool, typer.Option("--grey", help="One channel instead of three.")] = False,
     part: Part = "",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
 ) -> None:
     """Decode a set of images once, into a pack that training reads as a memory map."""
     from coalface.data.readers.pack import read_pack, write_pack
@@ -30,11 +34,10 @@ def pack(
     from coalface.data.tools.progress_bar import counting
 
     store = open_store(source, part=part)
-    for note in store.passed_over():
-        typer.echo(f"note: ignored: {note}")
-    with counting("packing", len(store.files)) as count:
+    with counting("packing", len(store.files), quiet or as_json) as count:
         write_pack(store, out, size=size, grey=grey, progress=lambda number, total: count(number))
-    typer.echo(f"{out}: {_counts(read_pack(out))}, {size}×{size}")
+    notes = [f"ignored: {ignored}" for ignored in store.passed_over()]
+    _print_written(out, read_pack(out), f"{size}×{size}", notes, as_json)
 
 
 @data.command()
@@ -67,6 +70,7 @@ def convert(
     size: Annotated[int | None, typer.Option(help="For a pack: side of the images in pixels; 112 by default.")] = None,
     grey: Annotated[bool, typer.Option("--grey", help="For a pack: one channel instead of three.")] = False,
     part: Part = "",
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Convert between identity folders, insightface records (.rec) and pairs (.bin), and packs."""
@@ -81,13 +85,11 @@ def convert(
     store = open_store(source, part=part)
     pair_source = converting.Pairs(pairs, draw, generator(seed or 0, "convert", "pairs"), list_name)
     side = 112 if size is None else size
-    with counting("converting", len(store), quiet) as count:
+    with counting("converting", len(store), quiet or as_json) as count:
         remarks = converting.convert(
             store, out, kind, size=side, grey=grey, pairs=pair_source, progress=lambda number, total: count(number)
         )
-    for remark in remarks:
-        typer.echo(f"note: {remark}")
-    typer.echo(f"{out}: {kind}, {_counts(open_store(out))}")
+    _print_written(out, open_store(out), kind, remarks, as_json)
 
 
 @data.command()
@@ -97,6 +99,7 @@ def align(
     out: Annotated[Path, typer.Option(help="The folder to write.")],
     size: Annotated[int, typer.Option(help="Side of the aligned images in pixels.")] = 112,
     part: Part = "",
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Align faces by five landmarks each, and write them into a folder with the same tree."""
@@ -107,11 +110,9 @@ def align(
 
     store = open_store(source, part=part)
     points = read_landmarks(landmark_lists(landmarks), store.files)
-    with counting("aligning", int(points.known.sum()), quiet) as count:
+    with counting("aligning", int(points.known.sum()), quiet or as_json) as count:
         remarks = align_folder(store, points, out, size=size, progress=count)
-    for remark in remarks:
-        typer.echo(f"note: {remark}")
-    typer.echo(f"{out}: {_counts(open_store(out, part=part))}, {size}×{size}")
+    _print_written(out, open_store(out, part=part), f"{size}×{size}", remarks, as_json)
 
 
 @data.command()
@@ -126,10 +127,8 @@ def inspect(
 ) -> None:
     """Inspect a set of face images: counts, sizes, damage, duplicates, similar names, suspicious images.
 
-    Ends with exit code 1 if an image, a record, a folder or a file is damaged, else with 0.
+    Exits with status 1 if an image, a record, a folder or a file is damaged.
     """
-    import json
-
     from coalface.data.stores import open_store
     from coalface.data.tools import inspect as inspection
     from coalface.data.tools.progress_bar import counting
@@ -149,10 +148,16 @@ def inspect(
             decode=not headers,
             progress=count,
         )
-    typer.echo(json.dumps(report.as_dict(), indent=1) if as_json else inspection.report_text(report))
+    print_json(report.as_dict()) if as_json else typer.echo(inspection.report_text(report))
     if not report.sound:
         raise typer.Exit(1)
 
 
-def _counts(images: Any) -> str:
-    return f"{several(len(images), 'image')} of {several(len(images.names), 'identity', 'identities')}"
+def _print_written(out: Path, images: Any, form: str, notes: Sequence[str], as_json: bool) -> None:
+    """What a command has written: images of some format or size, and what to know of them."""
+    if not as_json:
+        for note in notes:
+            typer.echo(f"note: {note}")
+    counts = f"{several(len(images), 'image')} of {several(len(images.names), 'identity', 'identities')}"
+    written = {"out": out, "form": form, "images": len(images), "identities": len(images.names), "notes": list(notes)}
+    print_json(written) if as_json else typer.echo(f"{out}: {counts}, {form}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from coalface.cli.console import print_table
+from coalface.cli.console import print_json, print_table
 from coalface.cli.data import AsJson, Quiet
 
 Model = Annotated[Path, typer.Argument(help="A run folder, or its model folder.")]
@@ -45,6 +44,8 @@ def evaluate(
     """Evaluate a model on pairs: ten-fold accuracy, TAR at FARs with the threshold named, EER.
 
     Where the model was trained on people in them, the figures on the pairs of others are given too.
+
+    Figures of your own that the run's recipe names are computed as well.
     """
     from coalface.data.stores import telling_passed_over
     from coalface.data.tools.progress_bar import counting
@@ -65,7 +66,7 @@ def evaluate(
         )
     for remark in _remarks(figures, requested_pairs=pairs):
         typer.echo(remark, err=True)
-    typer.echo(json.dumps(figures, indent=1)) if as_json else _print_figures(figures)
+    print_json(figures) if as_json else _print_figures(figures)
 
 
 def ijb(
@@ -99,7 +100,7 @@ def ijb(
     figures = evaluate_ijb(
         model, meta, images, party=party, flip=flip, norm=norm, detector=detector, features=features, show=show
     )
-    typer.echo(json.dumps(figures, indent=1)) if as_json else _print_ijb(figures)
+    print_json(figures) if as_json else _print_ijb(figures)
 
 
 def megaface(
@@ -143,7 +144,7 @@ def megaface(
         show=functools.partial(counting, quiet=quiet),
     )
     if as_json:
-        typer.echo(json.dumps(figures, indent=1))
+        print_json(figures)
         return
     for name, value in figures.items():
         typer.echo(f"{name:24} {_value_text(name, value)}")
@@ -155,6 +156,7 @@ def _remarks(figures: dict[str, Any], requested_pairs: int | None) -> Iterator[s
 
     if requested_pairs is None and (drawn := figures.get("drawn", PAIRS)) < PAIRS:
         yield f"note: drew {drawn:,} genuine pairs and as many impostor pairs: these images make no {PAIRS:,} of each"
+    yield from (f"note: a figure of the run is left out: {reason}" for reason in figures.get("left_out", ()))
     lists = figures.get("lists", {"": figures})
     if any(of_list["trained_on"] is None for of_list in lists.values()):
         yield (
@@ -181,6 +183,7 @@ def _remarks(figures: dict[str, Any], requested_pairs: int | None) -> Iterator[s
 def _print_figures(figures: dict[str, Any]) -> None:
     """The figures of `coalface evaluate`, list by list, those on people who were not trained on beside them."""
     lists = figures.pop("lists", {})
+    figures.pop("left_out", None)
     for name, of_list in [("", figures), *lists.items()]:
         if name:
             typer.echo(f"\n{name}")

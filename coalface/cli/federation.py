@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import os
 import shlex
 import sys
@@ -15,7 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
+from coalface.cli.console import print_json, print_wide
 from coalface.cli.data import AsJson, Quiet
+from coalface.core.text import several
 
 KITS = Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `coalface provision` made.")]
 RUN = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a folder of kits.")]
@@ -125,6 +126,7 @@ def goes_on(run: Path, changes: tuple[str, ...], quiet: bool) -> bool:
 def down(
     kits: KITS,
     party: Annotated[str | None, typer.Option(help="End only the node of this party.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """End all processes of a federation that `coalface up` started; its files stay."""
     from coalface.flower.poc import launcher, processes
@@ -132,7 +134,9 @@ def down(
     launcher.check_party(kits, party)
     ended = processes.end(kits, part=party)
     parts = sorted({process.part for process in ended})
-    typer.echo(f"ended {len(ended)} processes of {', '.join(parts)}" if ended else f"{kits}: nothing is running")
+    text = f"ended {several(len(ended), 'process', 'processes')} of {', '.join(parts)}"
+    listed = [{"part": process.part, "pid": process.pid} for process in ended]
+    print_json({"ended": listed}) if as_json else typer.echo(text if ended else f"{kits}: nothing is running")
 
 
 def status(
@@ -144,13 +148,11 @@ def status(
     from coalface.flower.poc import monitor
 
     if as_json:
-        typer.echo(json.dumps(monitor.read_status(run), indent=1))
+        print_json(monitor.read_status(run))
     elif watch:
         with contextlib.suppress(KeyboardInterrupt):
             monitor.watch(run)
     else:
-        from coalface.cli.console import print_wide
-
         print_wide(monitor.render(monitor.read_status(run), time.time()))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import json
 import re
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from coalface.cli.console import FirstUnlessNamed, print_table
+from coalface.cli.console import FirstUnlessNamed, print_json, print_table
 from coalface.cli.data import AsJson
 
 MOST = 32
@@ -22,7 +21,7 @@ ledger = typer.Typer(
     name="ledger",
     cls=FirstUnlessNamed,
     no_args_is_help=True,
-    help="What left the parties: `coalface ledger PATH` is `coalface ledger show PATH`.",
+    help="Show and verify what left the parties; `coalface ledger PATH` shows it.",
 )
 
 
@@ -37,17 +36,18 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what left a party and check the hash chain; exit status 1 where it is broken."""
-    from coalface.core.text import several, shown
+    """Print what left a party and check the hash chain. Exits with status 1 if it is broken."""
+    from coalface.core.text import several, shown, size
     from coalface.experiments import ledger_summary
-    from coalface.experiments.report.runs import size
 
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
-        raise typer.BadParameter(f"{head!r} is not the head of a ledger, which has 64 digits 0-9a-f")
+        raise typer.BadParameter(
+            f"{head!r} is not the head of a ledger, which has 64 digits 0-9a-f", param_hint="--head"
+        )
     summary = ledger_summary.read_ledgers(ledger_summary.ledger_files(path), by_tensor=tensors, head=head)
     ledgers = summary.ledgers
     if as_json:
-        typer.echo(json.dumps(summary.as_dict(), indent=1))
+        print_json(summary.as_dict())
     else:
         rows = [
             {
@@ -103,13 +103,13 @@ def verify(
     party_home: Annotated[list[Path] | None, typer.Option(help="The home of a party's node; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare what the server accepted with the parties' ledgers; exit status 1 where they differ."""
+    """Compare what the server accepted with the parties' ledgers. Exits with status 1 if they differ."""
     from coalface.core.text import several
     from coalface.experiments import ledger_summary
 
     comparison = ledger_summary.compare_receipts(run, party_home or [])
     if as_json:
-        typer.echo(json.dumps(asdict(comparison), indent=1))
+        print_json(asdict(comparison))
     else:
         parties = several(len(comparison.parties), "party", "parties")
         typer.echo(f"{several(comparison.replies, 'reply', 'replies')} of {parties} compared with the parties' ledgers")

@@ -18,8 +18,7 @@ from coalface.cli.data import data
 from coalface.cli.flower import flower
 from coalface.cli.party import party
 from coalface.cli.provision import provision
-from coalface.core import disk
-from coalface.data import cache as caches
+from coalface.core.errors import RunError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -63,7 +62,7 @@ def options(
         typer.Option("--version", is_eager=True, callback=_print_version, help="Print versions and the device."),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Print the traceback of an error; also after a command.")
+        bool, typer.Option("--debug", help="Print the traceback of an error; may follow a command.")
     ] = False,
 ) -> None:
     """`main` takes `--debug` away, wherever it stands."""
@@ -110,13 +109,13 @@ def _explained(error: Exception, arguments: list[str]) -> str:
         reason = f"there is too little memory for this{f' ({error})' if str(error) else ''}"
         return f"{reason}: use smaller batches or images, fewer workers, or a larger machine"
     if isinstance(error, OSError):
+        from coalface.core import disk  # not before: this takes a third of the time that `--help` takes
+        from coalface.data import cache as caches
+
         path = disk.named_by(error)
         then = disk.GOES_ON if arguments[:1] and arguments[0] in _RUNS else disk.AGAIN
         return ". ".join(filter(None, [disk.explained(error, then), "" if path is None else caches.advice(path)]))
-    from coalface.engine.checkpoint import CheckpointError  # not before: it takes a second, and brings threads
-    from coalface.engine.transport import RunFailed
-
-    if isinstance(error, CheckpointError | RunFailed | ValueError | click.ClickException):
+    if isinstance(error, RunError | ValueError | click.ClickException):
         return str(error)
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}. This is a defect; the same command with --debug shows where"
@@ -129,4 +128,5 @@ def _usage(error: click.UsageError) -> str:
         text = f"{error.option_name}: unknown option{near}"
     elif not (text := error.format_message()):  # no words were given, and help is printed by now
         return ""
-    return f"{text} `{error.ctx.command_path if error.ctx else 'coalface'} -h` shows how it is written"
+    stop = "" if text.endswith((".", "?", ";")) else "."
+    return f"{text}{stop} `{error.ctx.command_path if error.ctx else 'coalface'} -h` shows how it is written"

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from coalface.cli.console import print_json
+from coalface.cli.data import AsJson
+
 party = typer.Typer(
-    name="party", no_args_is_help=True, help="At a party: its own file and images, and its private state."
+    name="party",
+    no_args_is_help=True,
+    help="For a party: check its file and images, or change the key of its private state.",
 )
 
 
@@ -17,8 +23,9 @@ def check(
     file: Annotated[Path, typer.Argument(metavar="PARTY.yaml", help="The party's own file, as in its kit.")],
     recipe: Annotated[Path | None, typer.Option(help="The recipe of the run that asks it to take part.")] = None,
     name: Annotated[str | None, typer.Option("--party", help="Its name, if the file does not have one.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Check a party's file and images before its node starts; exit status 1 where there is a fault.
+    """Check a party's file and images before its node starts. Exits with status 1 if it finds a fault.
 
     Prints what was read, and what the server would learn of it.
 
@@ -28,11 +35,10 @@ def check(
     from coalface.flower.party import preflight
 
     report = preflight.check(file, None if recipe is None else loader.load(recipe), name)
-    for line in (*report.lines, *report.faults):
-        typer.echo(line)
+    end = [] if report.faults else [f"{file}: no faults found"]
+    print_json(dataclasses.asdict(report)) if as_json else typer.echo("\n".join([*report.lines, *report.faults, *end]))
     if report.faults:
         raise typer.Exit(1)
-    typer.echo(f"{file}: no faults found")
 
 
 @party.command()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coalface.cli.console import FirstUnlessNamed
+from coalface.cli.console import FirstUnlessNamed, print_json
 from coalface.cli.data import AsJson
 
 STEPS = """1. {party} ends its node, and gets parties/{party}/node.key over a private channel; where it encrypts, it
@@ -66,10 +65,10 @@ def check(
     kits: Annotated[Path, typer.Argument(metavar="KITS", help="A folder that `coalface provision` made.")],
     as_json: AsJson = False,
 ) -> None:
-    """Check kits for what is expired, mismatched, misplaced or readable by others; exit status 1 on a fault."""
+    """Check kits for what is expired, mismatched, misplaced or readable by others. Exits with status 1 on a fault."""
     from coalface.flower.provision import verify
 
     faults = verify.check(kits, datetime.datetime.now(datetime.UTC))
-    typer.echo(json.dumps({"faults": faults}) if as_json else "\n".join(faults) or f"{kits}: no faults found")
+    print_json({"faults": faults}) if as_json else typer.echo("\n".join(faults) or f"{kits}: no faults found")
     if faults:
         raise typer.Exit(1)

@@ -8,21 +8,30 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from coalface.cli import federation
-from coalface.cli.console import print_table, print_wide
+from coalface.cli import completion, federation
+from coalface.cli.console import print_json, print_table, print_wide
 from coalface.cli.data import AsJson, Quiet
 
-Changes = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, such as local.lr=0.05.")]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(help="Changes to the recipe, such as local.lr=0.05.", autocompletion=completion.changes),
+]
 
 
 def run(
-    recipe: Annotated[Path, typer.Argument(help="A recipe: a file, or the name of an included one such as lfw/silos.")],
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            help="A recipe: a file, or the name of an included one such as lfw/silos.",
+            autocompletion=completion.recipes,
+        ),
+    ],
     changes: Changes = None,
     out: Annotated[Path, typer.Option(help="The run folder to write.")] = Path("runs/run"),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, bytes and memory, without a run.")
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Worker processes; results do not depend on it.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Worker processes; the results are the same.")] = None,
     party_data: Annotated[
         Path | None,
         typer.Option(help="A YAML file that names each party's party.yaml, for parties with their own images."),
@@ -30,7 +39,7 @@ def run(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run one recipe."""
+    """Train by a recipe, and write the figures, the ledger, the model and a report into a run folder."""
     from coalface.experiments import preflight
     from coalface.experiments import run as experiment
     from coalface.experiments.callbacks.progress import Progress
@@ -41,7 +50,7 @@ def run(
     if party_data is not None:
         loaded = party_file.fill(loaded, party_file.read_all(party_data))
     if dry_run:
-        typer.echo(preflight.describe(loaded))
+        print_json(preflight.as_dict(loaded)) if as_json else typer.echo(preflight.describe(loaded))
         return
     with Progress(quiet=quiet or as_json) as callback:
         experiment.run(loaded, out, callback)
@@ -95,25 +104,33 @@ def resume(
 def demo(
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("demo"),
     fresh: Annotated[bool, typer.Option("--fresh", help="Train again, over a finished demo.")] = False,
+    as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Train over several parties on synthetic faces: solo, FedAvg and centralised, compared on one page."""
     from coalface.experiments import demo as demonstration
     from coalface.experiments.callbacks.progress import Progress
 
-    with Progress(quiet=quiet) as callback:
-        typer.echo(demonstration.run(out, callback, fresh=fresh))
+    with Progress(quiet=quiet or as_json) as callback:
+        demonstrated = demonstration.run(out, callback, fresh=fresh)
+    print_json(demonstrated.as_dict()) if as_json else typer.echo(demonstrated.text())
 
 
 def export(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a stopped or finished run.")],
     party: Annotated[str, typer.Option(help="The client, for example silo-00.")],
     out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("own-model"),
+    as_json: AsJson = False,
 ) -> None:
     """Export a client's own model: backbone, branch, gallery of its people, and thresholds."""
     from coalface.experiments import export as exporting
+    from coalface.models.folder import read_about
 
-    typer.echo(f"wrote {exporting.export(run_folder, party, out)}; it belongs to the client; keep it there")
+    folder = exporting.export(run_folder, party, out)
+    if as_json:
+        print_json({"out": folder, **read_about(folder)})
+    else:
+        typer.echo(f"wrote {folder}; it belongs to the client; keep it there")
 
 
 def identify(
@@ -124,7 +141,6 @@ def identify(
 ) -> None:
     """Identify a client's people, and strangers, in images."""
     import dataclasses
-    import json
 
     from coalface.data.stores import telling_passed_over
     from coalface.experiments import export as exporting
@@ -132,14 +148,14 @@ def identify(
     with telling_passed_over(lambda note: typer.echo(f"note: {note}", err=True)):
         identified = [dataclasses.asdict(image) for image in exporting.identify(model, images, fpir)]
     if as_json:
-        typer.echo(json.dumps(identified, indent=1))
+        print_json(identified)
         return
     accepted = {True: "yes", False: "no"}
     print_table([row | {"cosine": f"{row['cosine']:.3f}", "accepted": accepted[row["accepted"]]} for row in identified])
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run folders; differences are to the first.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; differences are to the first.")],
     page: Annotated[Path | None, typer.Option(help="Also write a report page of all runs.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -153,6 +169,6 @@ def compare(
     if page is not None:
         pages.build(runs[0], *runs[1:], intervals=intervals, to=page)
     if as_json:
-        typer.echo(table.as_json(compared))
+        print_json(table.as_dict(compared))
         return
     print_wide(table.rendered(compared), width=80)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from shlex import quote
 from typing import Annotated
 
 import typer
 
+from coalface.cli import completion
+from coalface.cli.console import print_json
 from coalface.cli.data import AsJson, Quiet
-from coalface.core import disk
 
 
 def sweep(
-    recipe: Annotated[Path, typer.Argument(help="A recipe, or a file with several grids over one, by path or name.")],
+    recipe: Annotated[
+        Path,
+        typer.Argument(
+            help="A recipe, or a file with several grids over one, by path or name.", autocompletion=completion.recipes
+        ),
+    ],
     changes: Annotated[
-        list[str] | None, typer.Argument(help="Keys with several values, such as method=solo,fedavg seed=0,1,2.")
+        list[str] | None,
+        typer.Argument(
+            help="Keys with several values, such as method=solo,fedavg seed=0,1,2.", autocompletion=completion.changes
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="The folder for the cells, the table and the page.")] = Path("sweeps/sweep"),
     baseline: Annotated[
@@ -33,13 +41,14 @@ def sweep(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a grid of recipes into one table with paired differences and a page with charts; resumable."""
+    """Run a grid of recipes, and compare the cells in a table and a page of charts; the same command resumes it."""
     from coalface.experiments.callbacks.progress import Progress
     from coalface.experiments.sweep import cells
     from coalface.experiments.sweep import run as sweeping
 
     if dry_run:
-        typer.echo(sweeping.describe(recipe, changes or (), out, baselines=baseline or ()))
+        planned = sweeping.plan(recipe, changes or (), out, baselines=baseline or ())
+        print_json(planned) if as_json else typer.echo(sweeping.plan_text(planned, out))
         return
     with Progress(quiet=quiet or as_json) as callback:
         text = sweeping.sweep(
@@ -54,8 +63,9 @@ def sweep(
         )
     if as_json:
         finished = cells.read_cells(out / "cells.jsonl").values()
-        text = json.dumps([{key: cell[key] for key in cell if key != "evidence"} for cell in finished], indent=1)
-    typer.echo(text)
+        print_json([{key: cell[key] for key in cell if key != "evidence"} for cell in finished])
+    else:
+        typer.echo(text)
 
 
 def import_config(
@@ -63,6 +73,7 @@ def import_config(
     out: Annotated[Path | None, typer.Option(help="The recipe to write; printed by default.")] = None,
 ) -> None:
     """Turn an insightface configuration into a recipe, without running it."""
+    from coalface.core import disk
     from coalface.experiments.recipe import import_insightface
 
     text = import_insightface.as_recipe(config)

@@ -35,7 +35,8 @@ class UnknownKey(RecipeError):
         before = f"{parent}." if parent else ""
         near = near or [f"{before}{name}" for name in difflib.get_close_matches(key, keys, n=1, cutoff=0.7)]
         self.near = tuple(near)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f". Known here: {', '.join(keys) or 'none'}"
+        known_keys = f". Known here: {', '.join(keys)}" if keys else ""
+        hint = f"; did you mean {' or '.join(near)}?" if near else known_keys
         super().__init__(f"not a key of {of}{hint}", where=where)
 
 

@@ -90,14 +90,29 @@ def refusal(error: BaseException | None) -> OSError | None:
     return error
 
 
-def explained(error: OSError, then: str = GOES_ON) -> str:
-    """What went wrong with which file, on which disk, and what to do: room, and `then`."""
-    if error.errno is None or (error.filename is None and error.errno not in _WRITING):
+def explained(error: Exception, then: str = GOES_ON) -> str:
+    """What went wrong with which file, on which disk, and what to do: room, and `then`; of other errors their text."""
+    if not isinstance(error, OSError) or error.errno is None:
         return str(error)
+    if error.filename is None and error.errno not in _WRITING:
+        return error.strerror or str(error)
     if error.filename is None:  # on whose disk nobody knows: it may be the output
         return f"{error.strerror}, in the output or a file without a name. Make room where it goes; {then}"
     name = os.fsdecode(error.filename)
     file = name if name.isprintable() else repr(name)
+    reasons = {
+        errno.ENOENT: "does not exist; check the path",
+        errno.EEXIST: "already exists; choose another name, or move it away",
+        errno.EISDIR: "is a folder, and this takes a file",
+        errno.ENOTDIR: "a part of this path is a file, not a folder",
+        errno.EACCES: "permission denied; use a path that you may read and write, or change its permissions",
+        errno.EPERM: "the system does not permit this; use another path",
+        errno.ENAMETOOLONG: "the name is too long; use a shorter one",
+        errno.ELOOP: "its links lead in a circle",
+    }
+    if error.errno not in _WRITING:
+        reason = reasons.get(error.errno, error.strerror)
+        return f"{file}{' ' if error.errno in (errno.ENOENT, errno.EEXIST, errno.EISDIR) else ': '}{reason}"
     disk, room = _disk(Path(name))
     match error.errno:
         case errno.ENOSPC:
@@ -109,13 +124,7 @@ def explained(error: OSError, then: str = GOES_ON) -> str:
                 f"{file}: it would be larger than a file may be here. `ulimit -f` shows the limit of this shell; its "
                 f"disk ({disk}: {room}) may have one too. Raise it; {then}"
             )
-        case errno.EROFS:
-            return f"{file}: its disk ({disk}) can only be read: name a folder on another, or have it mounted writable"
-        case errno.EEXIST:
-            return f"{file} is there already: name another place, or move it away"
-        case errno.ENOTDIR:
-            return f"{file}: what it lies in is a file, not a folder: name another place"
-    return f"{file}: {error.strerror}"
+    return f"{file}: its disk ({disk}) can only be read: name a folder on another, or have it mounted writable"
 
 
 def _disk(path: Path) -> tuple[str, str]:

@@ -25,6 +25,10 @@ class CoalfaceError(ValueError):
         self.where, self.text = str(where), text
 
 
+class RunError(RuntimeError):
+    """A run that cannot go on; the text says why, and what to do."""
+
+
 class RecipeError(CoalfaceError):
     """A recipe, a command or a folder that cannot be run as it is."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -94,6 +95,14 @@ _BEFORE_A_VALUE = ",\n:[{"
 _Fast: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast; not every PyYAML has it
 LONGEST_NUMBER = 200
 """Characters of a number; reading a longer one takes the square of its length."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises ValueError, which says no more than that, where it is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not a text file: byte {error.start + 1:,} is not UTF-8") from None
 
 
 def parse_yaml(text: str) -> Any:

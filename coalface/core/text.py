@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 
 
@@ -32,6 +33,15 @@ def told(text: object, most: int = 200) -> str:
     return short if len(short) <= most else f"{short[:most]}…"
 
 
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key to sort names by, in which numbers stand in their order.
+
+    >>> sorted(["r10", "r2", "a"], key=natural)
+    ['a', 'r2', 'r10']
+    """
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"([0-9]+)", name)]
+
+
 def several(count: int, singular: str, plural: str | None = None) -> str:
     """A number with its noun.
 
@@ -39,6 +49,19 @@ def several(count: int, singular: str, plural: str | None = None) -> str:
     ('1 image', '2,000 identities')
     """
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units.
+
+    >>> size(950), size(1_234_567)
+    ('950 B', '1.23 MB')
+    """
+    units = ("B", "kB", "MB", "GB", "TB", "PB")
+    power = 0
+    while abs(count) >= 999.5 and power < len(units) - 1:
+        count, power = count / 1000, power + 1
+    return f"{count:.0f} {units[power]}" if power == 0 else f"{count:.3g} {units[power]}"
 
 
 def first_few(names: Sequence[str], most: int = 3) -> str:

@@ -18,6 +18,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core import disk
 from coalface.core.errors import DataError
 from coalface.core.names import broken_rule, quoted
 from coalface.core.text import first_few, several, shown
@@ -130,7 +131,7 @@ class Store:
             try:
                 yield Item(label, self.encoded(i))
             except (OSError, ValueError) as error:
-                where, problem = self.where(i), shown(error)
+                where, problem = self.where(i), shown(disk.explained(error))
                 yield Item(label, None, problem if problem.startswith(where) else f"{where}: {problem}")
         yield from (Item(0, None, fault) for fault in self.faults)
 
@@ -250,7 +251,7 @@ def check_written(partial: Path, out: Path, identity_of: dict[str, str], *, part
     try:
         store = open_store(partial, part=part)
     except (OSError, ValueError) as error:
-        raise DataError(f"{unmade}: {str(error).replace(str(partial), str(out))}", where=out) from None
+        raise DataError(f"{unmade}: {disk.explained(error).replace(str(partial), str(out))}", where=out) from None
     identities_read = {file: store.names[label] for file, label in zip(store.files, store.labels.tolist(), strict=True)}
     if identities_read != identity_of:
         read_as, meant_as = (

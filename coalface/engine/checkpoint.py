@@ -14,6 +14,7 @@ from typing import Any
 
 from coalface.core import codec
 from coalface.core.disk import writing
+from coalface.core.errors import RunError
 from coalface.engine.party.commits import flush_folder
 
 _DIGEST = b',"digest":"'
@@ -22,7 +23,7 @@ _KEYS = {"ordinal", "stage", "round", "record", "sha256", "digest"}
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError)
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(RunError):
     """A run folder from which this run cannot go on; the message says why and what to do."""
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coalface.core import codec
+from coalface.core.errors import RunError
 from coalface.core.method import Tensors, Ticket
 from coalface.engine.client_batch import ClientBatch
 from coalface.engine.party.executor import Request, StepFailed
@@ -65,7 +66,7 @@ class Transport(Protocol):
         """End what runs beside this process, at once: it holds nothing that a commit does not."""
 
 
-class RunFailed(RuntimeError):
+class RunFailed(RunError):
     """The run cannot go on."""
 
 

@@ -21,7 +21,7 @@ from coalface.data.arrays import Images
 from coalface.data.faceset import FaceSet
 from coalface.evaluation import membership
 from coalface.evaluation.figures import FIGURES, figure_name, figure_of, figure_text
-from coalface.evaluation.finished_model import check_shape, evaluate_network, read_faces, read_model
+from coalface.evaluation.finished_model import check_shape, evaluate_network, named_beside, read_faces, read_model
 from coalface.models import Backbone, branched
 from coalface.models.embedding import embed, unit_features
 from coalface.models.folder import save, write_about
@@ -140,6 +140,7 @@ class FaceModel(nn.Module):
                 self.about,
                 faces if isinstance(faces, FaceSet) else Path(on),
                 membership.read_beside(self._source),
+                named_beside(self._source),
                 images=None if images is None else Path(images),
                 pairs=pairs,
                 list_name=list_name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from coalface.core.errors import DataError, RecipeError
+from coalface.core.errors import DataError, PluginError, RecipeError
 from coalface.core.method import generator
 from coalface.core.names import check_name
+from coalface.core.parsing import parse_yaml, read_text
 from coalface.core.text import several
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs, most_pairs, read_pairs
@@ -21,7 +23,9 @@ from coalface.data.readers.pack import cached_pack, read_pack
 from coalface.data.stores import open_store
 from coalface.evaluation import membership
 from coalface.evaluation.feature_file import QUIET, Show
+from coalface.evaluation.figures import declare
 from coalface.evaluation.membership import BY_NAME, STRANGER, Members
+from coalface.evaluation.metrics.pair_figures import PairFigure, compute_all, find_figures
 from coalface.evaluation.metrics.verification import (
     ACCURACY_TWO_LISTS,
     THRESHOLD,
@@ -132,14 +136,25 @@ def evaluate_model(
     `threshold_trained_on` says it of the second list. If there are any, `others` has the figures on the pairs that show
     none, as far as these carry them, with the threshold chosen on such pairs alone.
 
+    Figures of plug-ins that the run around the model names are computed too; `left_out` says why one cannot be.
+
     Raises RecipeError for an option that does not fit the others, and DataError where the second list holds pairs of
     the first.
     """
     backbone, about = read_model(model, party)
     members = membership.read_beside(_folder(model))
     options: dict[str, Any] = {"images": images, "threshold_from": threshold_from, "flip": flip, "pairs": pairs}
-    figures = evaluate_network(backbone.module, about, on, members, **options, list_name=list_name, show=show)
+    named = named_beside(_folder(model))
+    figures = evaluate_network(backbone.module, about, on, members, named, **options, list_name=list_name, show=show)
     return {"model": str(model), "on": str(on), **figures}
+
+
+def named_beside(folder: Path) -> list[str]:
+    """The figures of plug-ins that the recipe of the run around a model's folder names."""
+    path = folder.resolve().parent / "config.yaml"
+    recipe = parse_yaml(read_text(path)) if path.is_file() else None
+    evaluation = recipe.get("evaluation") if isinstance(recipe, dict) else None
+    return list(evaluation.get("figures") or ()) if isinstance(evaluation, dict) else []
 
 
 def evaluate_network(
@@ -147,6 +162,7 @@ def evaluate_network(
     about: dict[str, Any],
     on: Path | FaceSet,
     members: Members | None,
+    named: Sequence[str] = (),
     *,
     images: Path | None = None,
     threshold_from: Path | None = None,
@@ -155,15 +171,26 @@ def evaluate_network(
     list_name: str | None = None,
     show: Show = QUIET,
 ) -> dict[str, Any]:
-    """The figures of `evaluate_model`, of a network that takes images as `about` says; `on` may be images too."""
+    """The figures of `evaluate_model`, of a network that takes images as `about` says; `on` may be images too.
+
+    `named` are the figures of plug-ins.
+    """
     if isinstance(on, Path) and not on.exists():
         raise FileNotFoundError(f"{on} does not exist: give a pair list, a .bin, a pack, or identity folders")
     if list_name is not None and pairs is not None:
         raise RecipeError("it names a list, and --pairs draws pairs: leave one of them out", where="--list")
     faces, chosen, drawn = _chosen(on, images, about, pairs, list_name, show)
     place = Path("images") if isinstance(on, FaceSet) else on
-    figures = {"drawn": drawn} if drawn else {}
-    evaluation = _Evaluation(network, faces, images or place, members, flip, show)
+    figures: dict[str, Any] = {"drawn": drawn} if drawn else {}
+    pair_figures: list[PairFigure] = []
+    for name in named:
+        try:
+            pair_figures += find_figures([name])
+        except PluginError as error:  # the model is evaluated where its run's plug-ins are not installed, too
+            figures["left_out"] = [*figures.get("left_out", ()), str(error)]
+    for own in pair_figures:
+        declare(own.figure)
+    evaluation = _Evaluation(network, faces, images or place, members, pair_figures, flip, show)
     if isinstance(chosen, PairList):
         return figures | evaluation.figures(chosen, place, threshold_from)
     return figures | {
@@ -218,6 +245,7 @@ class _Evaluation:
     root: Path
     """Where the images lie."""
     members: Members | None
+    pair_figures: Sequence[PairFigure]
     flip: bool
     show: Show
 
@@ -226,11 +254,11 @@ class _Evaluation:
         threshold_pairs = None if threshold_from is None else self._threshold_list(threshold_from, chosen, on)
         trained_on, strangers = self._trained_on(chosen)
         evaluated = self._scored(chosen)
-        figures: dict[str, Any] = {"pairs": len(chosen), "trained_on": trained_on, **_figures(evaluated)}
+        figures: dict[str, Any] = {"pairs": len(chosen), "trained_on": trained_on, **self._figures_of(evaluated)}
         on_strangers = evaluated.only(strangers)
         others_figures: dict[str, Any] = {"pairs": len(on_strangers.pairs)}
         if _carries(on_strangers.pairs):
-            others_figures |= _figures(on_strangers)
+            others_figures |= self._figures_of(on_strangers)
         has_members = not strangers.all()
         if threshold_pairs is not None:
             figures["people_in_both_lists"] = len(np.intersect1d(self._people(chosen), self._people(threshold_pairs)))
@@ -242,9 +270,16 @@ class _Evaluation:
             has_members = has_members or not strangers.all()
         if has_members:
             figures["others"] = others_figures
-        counted = np.ones(len(chosen), dtype=bool) if chosen.headline is None else chosen.headline | ~chosen.same
-        curve = roc(evaluated.scores[counted], chosen.same[counted])
+        curve = roc(evaluated.scores[evaluated.counted], chosen.same[evaluated.counted])
         return {**figures, "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()}}
+
+    def _figures_of(self, evaluated: _Scored) -> dict[str, float]:
+        """Those of every evaluation, and those of plug-ins."""
+        pairs, counted = evaluated.pairs, evaluated.counted
+        result = evaluate_pairs(evaluated.scores, pairs.same, pairs.fold, pairs.headline, FARS)
+        thresholds = {THRESHOLD.at(tar.far): tar.threshold for tar in result.tars if tar.carried}
+        own = compute_all(self.pair_figures, evaluated.scores[counted], pairs.same[counted])
+        return result.figures() | thresholds | own
 
     def _threshold_list(self, path: Path, chosen: PairList, on: Path) -> PairList:
         """The list that a threshold is chosen on. Raises DataError where it holds pairs that are evaluated."""
@@ -287,16 +322,16 @@ class _Scored:
     scores: NDArray[np.float64]
     pairs: PairList
 
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """(n,) the pairs that count in the headline figures."""
+        pairs = self.pairs
+        return np.ones(len(pairs), dtype=bool) if pairs.headline is None else pairs.headline | ~pairs.same
+
     def only(self, chosen: NDArray[np.bool_]) -> _Scored:
         columns = {name: getattr(self.pairs, name) for name in ("left", "right", "same", "fold", "headline")}
         remaining = {name: column[chosen] for name, column in columns.items() if column is not None}
         return _Scored(self.scores[chosen], replace(self.pairs, **remaining))
-
-
-def _figures(evaluated: _Scored) -> dict[str, float]:
-    pairs = evaluated.pairs
-    result = evaluate_pairs(evaluated.scores, pairs.same, pairs.fold, pairs.headline, FARS)
-    return result.figures() | {THRESHOLD.at(tar.far): tar.threshold for tar in result.tars if tar.carried}
 
 
 def _by_threshold(second: _Scored, evaluated: _Scored) -> dict[str, float]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coalface import __version__
 from coalface.core.errors import RecipeError
@@ -44,8 +46,30 @@ def recipe(method: str) -> Recipe:
     return loader.parse({**RECIPE, "name": f"demo-{method}", "method": method})
 
 
-def run(out: Path, callback: Callback, *, fresh: bool = False) -> str:
-    """Train, compare, and return what to tell the person.
+@dataclass(frozen=True)
+class Demonstration:
+    """A finished demonstration, and what its runs come to."""
+
+    folder: Path
+    compared: table.Comparison
+    trained: bool
+    """False where it was there already."""
+
+    def text(self) -> str:
+        """The comparison, and where the report and the runs are."""
+        runs = ", ".join(str(self.folder / method) for method in METHODS)
+        lines = [table.text(self.compared, width=120), f"the report: {self.folder / REPORT}", f"the runs:   {runs}"]
+        return "\n".join(
+            [*lines, *([] if self.trained else ["It was there already, and was not trained again; --fresh does that."])]
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """The comparison as `coalface compare --json` has it, and the report."""
+        return {"report": str(self.folder / REPORT), **table.as_dict(self.compared)}
+
+
+def run(out: Path, callback: Callback, *, fresh: bool = False) -> Demonstration:
+    """Train and compare.
 
     It is made in a hidden folder beside `out`, where an unfinished one is gone on with, and takes its place when it is
     whole. A finished one of the same version and recipes is kept, and only its page is made anew, unless `fresh`.
@@ -58,7 +82,7 @@ def run(out: Path, callback: Callback, *, fresh: bool = False) -> str:
     whole = all((out / method / "summary.json").exists() for method in METHODS)
     if whole and _made(out) == mine and not fresh:
         compared = _compare([out / method for method in METHODS], out / REPORT)
-        return f"{compared}\n{_places(out)}\nIt was there already, and was not trained again; --fresh does that."
+        return Demonstration(out, compared, trained=False)
     for place in (out, making, before):
         _may_go(place)
     if making.exists() and (fresh or _made(making) != mine):
@@ -79,18 +103,13 @@ def run(out: Path, callback: Callback, *, fresh: bool = False) -> str:
         out.rename(before)
     making.rename(out)
     shutil.rmtree(before, ignore_errors=True)
-    return f"{compared}\n{_places(out)}"
+    return Demonstration(out, compared, trained=True)
 
 
-def _compare(runs: Sequence[Path], to: Path) -> str:
+def _compare(runs: Sequence[Path], to: Path) -> table.Comparison:
     intervals = compare.intervals(runs)
     page.build(runs[0], *runs[1:], intervals=intervals, to=to)
-    return table.text(table.compare(runs, intervals), width=120)
-
-
-def _places(out: Path) -> str:
-    runs = ", ".join(str(out / method) for method in METHODS)
-    return f"the report: {out / REPORT}\nthe runs:   {runs}"
+    return table.compare(runs, intervals)
 
 
 def _made(folder: Path) -> object:

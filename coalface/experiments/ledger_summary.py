@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.errors import RecipeError
-from coalface.core.text import several
+from coalface.core.text import natural, several
 from coalface.engine import checkpoint, receipts
 from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.party.commits import Commit
@@ -113,9 +113,14 @@ class LedgerSummary:
 def ledger_files(path: Path) -> list[Path]:
     """The ledgers of a file, a run's folder or a party's home. Raises RecipeError where there is none."""
     if path.is_file():
+        with open(path, "rb") as file:
+            begins = file.read(len(ledger.BEGINS))
+        if not ledger.BEGINS.startswith(begins):
+            raise RecipeError("not a ledger; give a run folder, a party's home, or a ledger file", where=path)
         return [path]
     ledgers = [path / f"{CLIENT_BATCHES}.jsonl"] if (path / f"{CLIENT_BATCHES}.jsonl").exists() else []
-    ledgers += sorted(path.glob("ledger/*.jsonl")) or sorted(path.glob("*/ledger/*.jsonl"))
+    parties = [*path.glob("ledger/*.jsonl")] or [*path.glob("*/ledger/*.jsonl")]
+    ledgers += sorted(parties, key=lambda file: natural(str(file)))
     if not ledgers:
         raise RecipeError(
             "no ledger here; give a run folder, a party's home, or a ledger file. A party's ledger lies at that party, "
@@ -187,6 +192,9 @@ def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison
     That is what the parties were told, the last checkpoint, and the rounds that count. Ledgers are those of the run's
     folder and of parties' `homes`. Raises RecipeError where the run keeps no receipts.
     """
+    for home in homes:
+        if not home.is_dir():
+            raise RecipeError(f"{home} is not a folder; give the home of a party's node", where="--party-home")
     path = run / receipts.FILE
     if not path.exists() or not path.stat().st_size:
         raise RecipeError(

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from coalface.core import disk
 from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
 from coalface.core.method import plays
-from coalface.core.text import several
+from coalface.core.text import several, size
 from coalface.data.faceset import FaceSet
 from coalface.data.stores import telling_passed_over
 from coalface.experiments import plan as planning
 from coalface.experiments.callbacks.registry import trackers_of
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.report.runs import size
 from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts
 from coalface.methods import METHODS
@@ -49,7 +49,7 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
         try:
             check(inner)
         except (OSError, ValueError) as error:
-            raise RecipeError(str(error), where="pretrain") from None
+            raise RecipeError(disk.explained(error), where="pretrain") from None
     nobody = () if recipe.own is not None and party_data.lacking(recipe) else None
     parts = Parts(recipe, sources.unseen, played=nobody)
     messages, members = planned(parts), parts.data.members()
@@ -117,6 +117,20 @@ def check_leaves_shared(pretraining: Recipe) -> None:
             f"{pretraining.method!r} leaves no global model to start from; use centralized{norm}",
             where="pretrain.method",
         )
+
+
+def as_dict(recipe: Recipe) -> dict[str, Any]:
+    """The plan of a run as plain values: parties, messages, what stays, rounds and bytes. Raises as `check` does."""
+    parties, messages, batch = _checked(recipe)
+    return {
+        **{key: getattr(recipe, key) for key in ("name", "method", "seed")},
+        "parties": {name: {"images": len(faces), "identities": len(faces.names)} for name, faces in parties.items()},
+        "stages": [vars(stage) for stage in messages.stages],
+        "sent": [vars(sent) for sent in messages.sent],
+        "stays": messages.stays,
+        "bytes": {way: messages.in_all(way) for way in ("down", "up")},
+        "client_batch": batch,
+    }
 
 
 def describe(recipe: Recipe) -> str:

@@ -82,7 +82,7 @@ def begun_with(out: Path) -> Begun:
         if content.pop("sha256") != _digest(content):
             raise ValueError("it is not as it was written")
         return Begun(loader.parse(content["recipe"]), dict(content["code"]))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if not (out / "config.yaml").exists():
             raise RecipeError("not a run folder; it has no config.yaml", where=out) from None
         wrong = "missing"

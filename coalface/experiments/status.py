@@ -14,6 +14,7 @@ from coalface.core import disk
 from coalface.core.errors import RecipeError
 from coalface.core.method import plays
 from coalface.core.names import KITS
+from coalface.core.text import natural
 from coalface.engine.rounds import FEW
 from coalface.engine.run_state import PartyStats
 from coalface.engine.transport import Member
@@ -191,7 +192,7 @@ def _parties(
             bytes_down=stats.bytes_down,
             bytes_up=stats.bytes_up,
         )
-        for name in sorted(roles.keys() | party_stats.keys())
+        for name in sorted(roles.keys() | party_stats.keys(), key=natural)
     )
 
 

@@ -17,7 +17,7 @@ from coalface.training.losses.margins import CosFace, CosineLoss
 class Centralized(Method):
     """Plain SGD on the pooled images and one classifier over all identities; momentum goes on throughout."""
 
-    title: ClassVar[str] = "pools everybody's images at one party: the upper bound, not a federation"
+    title: ClassVar[str] = "pools all images at one party: the upper bound"
     paper: ClassVar[str] = "the upper bound"
     setting: ClassVar[str] = "any"
     pools: ClassVar[Pools] = "images and labels"

@@ -70,7 +70,7 @@ class Adaptation(Method):
 class DAN(Adaptation):
     """L = F_s(w) + weight · MMD²(features of the source, features of the target), under several Gaussian kernels."""
 
-    title: ClassVar[str] = "pools both domains; draws their features together by their discrepancy (MMD)"
+    title: ClassVar[str] = "pools both domains and narrows their discrepancy (MMD)"
     paper: ClassVar[str] = "Long et al. 2015"
 
     kernels: int = 5

@@ -17,7 +17,7 @@ from coalface.training.domain_adaptation.losses import Adversary, fresh_discrimi
 class DANN(Adaptation):
     """L = F_s(w) + weight · cross-entropy of the domains; the features get the discriminator's gradient times −λ_p."""
 
-    title: ClassVar[str] = "pools both domains; their features are trained against a discriminator of domains"
+    title: ClassVar[str] = "pools both domains, against a discriminator of domains"
     paper: ClassVar[str] = "Ganin et al. 2016"
 
     hidden: int = 128

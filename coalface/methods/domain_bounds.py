@@ -17,7 +17,7 @@ from coalface.methods.centralized import Centralized
 class SourceOnly(Centralized):
     """Plain SGD at the one client that knows who is in its images; the targets take no part."""
 
-    title: ClassVar[str] = "the labelled source trains alone; what the targets have without adaptation"
+    title: ClassVar[str] = "trains on the labelled source alone, without adaptation"
     paper: ClassVar[str] = "Zhuang et al. 2021"
     setting: ClassVar[str] = "cross-silo"
     scenario: ClassVar[Scenario] = "domains"
@@ -29,7 +29,7 @@ class SourceOnly(Centralized):
 class TargetOnly(Centralized):
     """Plain SGD on all targets' images at one party, which knows their true identities."""
 
-    title: ClassVar[str] = "pools the targets' images with their true identities: a bound, not a federation"
+    title: ClassVar[str] = "pools the targets with their true identities: a bound"
     paper: ClassVar[str] = "Zhuang et al. 2021"
     setting: ClassVar[str] = "cross-silo"
     scenario: ClassVar[Scenario] = "domains"
@@ -40,7 +40,7 @@ class TargetOnly(Centralized):
 class Merge(Centralized):
     """Plain SGD on the images of both domains at one party, which knows their true identities: the upper bound."""
 
-    title: ClassVar[str] = "pools both domains with the targets' true identities: the upper bound, not a federation"
+    title: ClassVar[str] = "pools both domains with true identities: the upper bound"
     paper: ClassVar[str] = "Zhuang et al. 2021"
     setting: ClassVar[str] = "cross-silo"
     scenario: ClassVar[Scenario] = "domains"

@@ -52,7 +52,7 @@ class State:
 class FedAvg(Method):
     """Federated averaging of the backbone, weighted by images: Θ_r = Σ n_i θ_i / Σ n_i."""
 
-    title: ClassVar[str] = "averages the backbones; class embeddings are not sent as such (FedPav)"
+    title: ClassVar[str] = "averages backbones; class embeddings are not sent (FedPav)"
     paper: ClassVar[str] = "McMahan et al. 2017; Zhuang et al. 2020"
     setting: ClassVar[str] = "any"
 

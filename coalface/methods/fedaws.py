@@ -19,7 +19,7 @@ from coalface.training.losses.spreadout import Spreading
 class FedAwS(FedFace):
     """`fedface`, which grew from it, with class embeddings that start at random; margin and step as there (ours)."""
 
-    title: ClassVar[str] = "one identity a client; the server keeps random class embeddings apart"
+    title: ClassVar[str] = "one identity a client; random class embeddings, kept apart"
     paper: ClassVar[str] = "Yu et al. 2020"
     setting: ClassVar[str] = "cross-device"
 

@@ -90,7 +90,7 @@ class State:
 class FedFace(Method):
     """Squared hinge on the own class at each client; at the server θ = Σ n_i θ_i / n and W ← W − λ ∇ reg_sp(W)."""
 
-    title: ClassVar[str] = "one identity a client; mean features start the class embeddings, the server spreads them"
+    title: ClassVar[str] = "one identity a client; the server spreads class embeddings"
     paper: ClassVar[str] = "Aggarwal et al. 2021"
     setting: ClassVar[str] = "cross-device"
     scenario: ClassVar[Scenario] = "devices"

@@ -43,7 +43,7 @@ class FedFaceMulti(FedFace):
     says how many it has. What it sends in another shape later, or with a row of zeros, leaves what it had.
     """
 
-    title: ClassVar[str] = "fedface for clients of several identities: CosFace at the client, spreadout at the server"
+    title: ClassVar[str] = "fedface for several identities a client, with CosFace"
     paper: ClassVar[str] = "C.-T. Liu et al. 2022, Figure 4"
     setting: ClassVar[str] = "cross-silo"
     scenario: ClassVar[Scenario] = "any"

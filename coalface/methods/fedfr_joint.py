@@ -116,7 +116,7 @@ class FedFRJoint(Method):
     With no public images, no contrastive term and no branch it is FedAvg, bit for bit.
     """
 
-    title: ClassVar[str] = "public images at all; one model for everybody, and one for each client's own people"
+    title: ClassVar[str] = "public images at every party; a shared model, and one a client"
     paper: ClassVar[str] = "C.-T. Liu et al. 2022"
     setting: ClassVar[str] = "cross-silo"
     scenario: ClassVar[Scenario] = "private-public"

@@ -107,7 +107,7 @@ class State:
 class FedFRUDA(Method):
     """w^{t+1} = mean of the clients' w_k; the source minimises F_s(w) + (λ/2) ‖w − w^t‖², a target F_k(w)."""
 
-    title: ClassVar[str] = "a labelled source and unlabelled targets: clusters for labels, then training together"
+    title: ClassVar[str] = "labelled source, unlabelled targets: clusters serve as labels"
     paper: ClassVar[str] = "Zhuang et al. 2021"
     setting: ClassVar[str] = "cross-silo"
     scenario: ClassVar[Scenario] = "domains"
@@ -290,7 +290,7 @@ class FinetunePseudo(FedFRUDA):
     With one target client it is plain fine-tuning on pseudo labels ("fine-tune", "P + C"); with several, their mean.
     """
 
-    title: ClassVar[str] = "the targets train on clusters of their images; the source helps no more"
+    title: ClassVar[str] = "targets train on clusters of their images, without the source"
 
     constraint: float = 0.0
     source: bool = False

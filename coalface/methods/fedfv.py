@@ -89,7 +89,7 @@ class FedFV(Method):
     log(1 + n e^{−2s}): at s = 1, which is the paper's (2), and n = 100 that is 2.68.
     """
 
-    title: ClassVar[str] = "one identity a client; softmax against fused class embeddings of others"
+    title: ClassVar[str] = "one identity a client; softmax against fused class embeddings"
     paper: ClassVar[str] = "L. Liu et al. 2022"
     setting: ClassVar[str] = "cross-device"
     scenario: ClassVar[Scenario] = "devices"

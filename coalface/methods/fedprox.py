@@ -23,7 +23,7 @@ class FedProx(FedAvg):
     The loss that parties report is F_k, without the proximal term.
     """
 
-    title: ClassVar[str] = "FedAvg with a proximal term that holds local training near the global backbone"
+    title: ClassVar[str] = "fedavg with a proximal term that holds back local drift"
     paper: ClassVar[str] = "Li et al. 2020"
     setting: ClassVar[str] = "any"
 

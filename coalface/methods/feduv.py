@@ -123,7 +123,7 @@ class FedUV(Method):
     updates has v_i. Its secrecy needs sums over many (see `coalface.training.bch_codes.Codebook`).
     """
 
-    title: ClassVar[str] = "one identity a client; codewords, which are not sent as such, for class embeddings"
+    title: ClassVar[str] = "one identity a client; codewords in place of class embeddings"
     paper: ClassVar[str] = "Hosseini et al. 2021"
     setting: ClassVar[str] = "cross-device"
     scenario: ClassVar[Scenario] = "devices"

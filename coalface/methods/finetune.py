@@ -33,7 +33,7 @@ class Progress:
 class Finetune(FedFRJoint):
     """FedFR without its branch; then every client minimises L_cos over [Φ ; W], on its own and hard negative images."""
 
-    title: ClassVar[str] = "FedFR without a branch, then each client goes on alone for its own people"
+    title: ClassVar[str] = "FedFR without its branch, then each client trains on alone"
 
     branch: Literal["binary", "softmax", "none"] = "none"
     tuning_epochs: int = 4
@@ -94,7 +94,7 @@ class Distilling(FedFRJoint):
 class KD(Finetune):
     """The second stage minimises (1 − α) L_cos + α T² KL(p ‖ q), p by everybody's model."""
 
-    title: ClassVar[str] = "as finetune, and everybody's model goes on teaching"
+    title: ClassVar[str] = "finetune with the shared model as a teacher"
 
     weight: float = 0.5
     """α. The paper of FedFR does not say it."""

@@ -84,7 +84,7 @@ class State:
 class MimeLite(Method):
     """Local steps y_i ← y_i − η (∇f_i(y_i; ξ) + β m), in which m stands still; then m ← c + β m."""
 
-    title: ClassVar[str] = "takes local steps with a momentum of full gradients at the global backbone"
+    title: ClassVar[str] = "takes local steps with a global momentum of full gradients"
     paper: ClassVar[str] = "Karimireddy et al. 2020 (Mime)"
     setting: ClassVar[str] = "any"
 
@@ -151,7 +151,7 @@ class Mime(MimeLite):
     the round began, as c is.
     """
 
-    title: ClassVar[str] = "as mimelite, with local steps corrected by the gradient at the global backbone"
+    title: ClassVar[str] = "mimelite with local steps corrected by the global gradient"
 
     def __post_init__(self) -> None:
         super().__post_init__()

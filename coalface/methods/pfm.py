@@ -45,7 +45,7 @@ class PFM(Method):
     `local.momentum`; the weights w_i are the shares of the images.
     """
 
-    title: ClassVar[str] = "spreads a momentum of the global backbone over the local steps (PFM)"
+    title: ClassVar[str] = "spreads the global momentum over the local steps (PFM)"
     paper: ClassVar[str] = "Bai et al. 2021"
     setting: ClassVar[str] = "cross-silo"
 

@@ -20,6 +20,8 @@ from coalface.core.disk import writing
 from coalface.core.parsing import parse_json
 
 START = "0" * 64
+BEGINS = b'{"line": 0, '
+"""What every ledger begins with."""
 _CHAIN = b'"chain": "'
 _LONGEST = 1 << 20  # bytes; no line is nearly as long
 _RESTORE = "Restore the file, or start a new run: a chain that is patched proves nothing."

@@ -12,10 +12,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tinyruns
-from commands import refused, said
+import typer
+from commands import outputs, refused, said
 
 from coalface.cli import main
 from coalface.data.readers.pack import read_pack
@@ -269,3 +271,81 @@ def test_a_run_goes_back_to_an_accepted_checkpoint_and_comes_to_the_same_end(
     assert {"event": "adjusted", "from_round": 2} in events
     assert json.loads((out / "summary.json").read_text())["ledger"]["checked"]["faults"] == {}
     assert "is finished" in refused(capsys, monkeypatch, "resume", out, "--from-round", 3)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "data pack faces one.pack",
+        "data convert faces copy --to folder",
+        "cache clear",
+        "run tiny.yaml --dry-run",
+        "sweep tiny.yaml seed=0,1 --dry-run",
+    ],
+)
+def test_a_result_is_json_for_programs(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    tinyruns.picture_folders(tmp_path / "faces", ["Ann", "Bob"])
+    tinyruns.write(tmp_path / "tiny.yaml")
+    assert json.loads(said(*words.split(), "--json"))
+
+
+def test_every_command_with_a_result_has_json() -> None:
+    """Others write files, end something, or print text that is the result, such as a log."""
+    texts = "new method", "resume", "data preview", "provision make", "provision rotate", "party rekey", "up", "logs"
+
+    def walk(group: Any, words: str) -> Iterator[tuple[str, set[str]]]:
+        for name, command in getattr(group, "commands", {}).items():
+            options = {option for parameter in command.params for option in parameter.opts}
+            if not command.hidden:
+                yield from (
+                    walk(command, f"{words} {name}") if hasattr(command, "commands") else [(f"{words} {name}", options)]
+                )
+
+    lacking = {
+        words.strip() for words, options in walk(typer.main.get_command(main.app), "") if "--json" not in options
+    }
+    assert lacking <= {*texts, "import-config", "flower new"}
+
+
+def test_what_needs_no_torch_does_not_wait_for_it() -> None:
+    for words in (["--help"], ["runn"], ["data", "pack", "none", "x"], ["cache", "--json"]):
+        code = f"import sys; sys.argv = ['coalface', *{words}]; from coalface.cli import main\ntry: main.main()\n"
+        code += "except SystemExit: sys.exit('torch' in sys.modules)"
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert ran.returncode == 0, (words, ran.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("run synthetic/si", "synthetic/silos"),
+        ("run x.yaml local.lr_milestone_", "local.lr_milestone_shares="),
+        ("run x.yaml method=fedp", "method=fedprox"),
+        ("methods scaff", "scaffold"),
+    ],
+)
+def test_a_shell_completes_recipes_keys_and_methods(words: str, completed: str) -> None:
+    typed = f"coalface {words}"
+    shell = {"_COALFACE_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(words.split()))}
+    code = "import sys; sys.argv = ['coalface']; from coalface.cli.main import main; main()"
+    ran = subprocess.run([sys.executable, "-c", code], env={**os.environ, **shell}, capture_output=True, text=True)
+    assert ran.stdout.split() == [completed], ran.stderr
+
+
+def test_an_evaluation_computes_the_figures_that_the_run_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gap_of_scores.py").write_text(
+        "import coalface as cf\nclass Gap(cf.PairFigure):\n    figure = cf.Figure('gap', unit=cf.COSINE)\n"
+        "    def compute(self, scores, same):\n        return scores[same].mean() - scores[~same].mean()\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    evaluation = {**tinyruns.tiny().resolved()["evaluation"], "figures": ["gap_of_scores:Gap"]}
+    out, faces = tinyruns.run(tmp_path / "out", evaluation=evaluation), tmp_path / "faces"
+    tinyruns.picture_folders(faces, [f"P{n}" for n in range(4)])
+    evaluated = json.loads(said("evaluate", out, "--on", faces, "--quiet", "--json"))
+    assert -2 < evaluated["gap"] < 2
+    (tmp_path / "gap_of_scores.py").unlink()
+    monkeypatch.delitem(sys.modules, "gap_of_scores")
+    printed, notes = outputs("evaluate", out, "--on", faces, "--quiet", "--json")
+    assert "gap" not in json.loads(printed) and "gap_of_scores:Gap" in notes

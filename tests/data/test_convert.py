@@ -162,7 +162,7 @@ def test_a_number_of_pairs_that_cannot_be_drawn_is_told_the_range(tmp_path: Path
 @pytest.mark.parametrize(
     ("kind", "options", "reason"),
     [
-        ("zip", [], "--to zip: choose folder"),
+        ("zip", [], "--to: 'zip' is not a format; choose folder"),
         ("folder", ["--size", 64], "--size: it is for a pack, and this makes a folder"),
         ("pack", ["--pairs", "list.txt"], "--pairs: it is for a bin, and this makes a pack"),
         ("bin", ["--pairs", "list.txt", "--draw", 10], "--pairs and --draw: pairs come from one place; keep one"),

@@ -30,7 +30,7 @@ def small() -> Iterator[None]:
 def finished(small: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Silent, str]:
     """A finished demonstration, which tests only read, what was shown of it and what it said."""
     out, view = tmp_path_factory.mktemp("finished") / "demo", Silent()
-    return out, view, demo.run(out, view)
+    return out, view, demo.run(out, view).text()
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_second_call_trains_nothing_and_makes_the_page_anew(out: Path, tmp_pat
     view = Silent()
     before = marks(out)
     (out / "report.html").unlink()
-    said = demo.run(out, view)
+    said = demo.run(out, view).text()
     assert view.started == [] and marks(out) == before and (out / "report.html").exists()
     assert "It was there already" in said and f"the report: {out / 'report.html'}" in said
     assert sorted(p.name for p in tmp_path.iterdir()) == ["demo"]

@@ -130,7 +130,7 @@ def test_a_file_without_a_configuration_is_refused(tmp_path: Path, text: str | N
     path = tmp_path / "missing.py" if text is None else written(tmp_path, text)
     with pytest.raises(RecipeError) as error:
         import_insightface.read_config(path)
-    assert error.value.where == str(path)
+    assert error.value.where.split(", line")[0] == str(path)
 
 
 @given(st.text(max_size=60))

@@ -8,7 +8,7 @@ import yaml
 from tinyruns import TINY, tiny
 
 from coalface.core.errors import RecipeError
-from coalface.experiments.recipe import loader, partitions, schema, sections
+from coalface.experiments.recipe import loader, partitions, schema, sections, short_keys
 from coalface.experiments.recipe.schema import FREE
 
 JOINED = {"kind": "joined", "parts": {"lfw": {"kind": "folder", "path": "lfw"}, "made": {"kind": "synthetic"}}}
@@ -39,7 +39,10 @@ def fault(tree: dict[str, Any]) -> RecipeError:
         ({"lr": 0.1}, "lr", "local.lr"),
         ({"epochs": 2}, "epochs", "local.epochs"),
         ({"parties": 3}, "parties", "data.partition.parties or evaluation.parties"),
+        ({"data": {"parties": 3}}, "data.parties", "data.partition.parties or evaluation.parties"),
         ({"fedprox": {"mu": 1}}, "fedprox", "methods.fedprox.mu"),
+        ({"mu": 1}, "mu", "methods.fedprox.mu"),
+        ({"learning_rate": 1}, "learning_rate", "local.lr"),
         ({"method": "fedavgg"}, "method", "'fedavg'"),
         ({"methods": {"fedavgg": {}}}, "methods", "'fedavg'"),
         ({"loss": {"name": "cosfac"}}, "loss.name", "'cosface'"),
@@ -48,6 +51,12 @@ def fault(tree: dict[str, Any]) -> RecipeError:
 def test_an_unknown_key_or_name_at_every_level_offers_the_nearest(tree: dict[str, Any], where: str, near: str) -> None:
     error = fault(tree)
     assert error.where == where and f"did you mean {near}?" in str(error)
+
+
+def test_a_short_key_of_another_method_is_offered_with_its_method() -> None:
+    with pytest.raises(RecipeError, match="methods.fedprox.mu") as error:
+        short_keys.full_key("mu", {"method": "fedavg"})
+    assert error.value.where == "mu"
 
 
 def test_what_is_near_nothing_is_offered_nothing() -> None:

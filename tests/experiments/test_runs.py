@@ -5,6 +5,7 @@ import json
 import pytest
 
 from coalface.core.errors import DataError, RecipeError
+from coalface.core.text import size
 from coalface.experiments.report import runs
 
 
@@ -79,7 +80,7 @@ def test_only_finite_numbers_are_numbers():
 
 
 def test_sizes_are_decimal_and_never_show_a_thousand_of_a_unit():
-    texts = [runs.size(n) for n in (0, 999, 1000, 999_499, 999_500, 999_600, 5_000_000_000, 10**21)]
+    texts = [size(n) for n in (0, 999, 1000, 999_499, 999_500, 999_600, 5_000_000_000, 10**21)]
     assert texts == ["0 B", "999 B", "1 kB", "999 kB", "1 MB", "1 MB", "5 GB", "1e+06 PB"]
 
 

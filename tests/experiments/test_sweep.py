@@ -18,7 +18,7 @@ from coalface.engine.transport import RunFailed
 from coalface.experiments.sweep import differences
 from coalface.experiments.sweep import run as sweeping
 from coalface.experiments.sweep.grid import grid
-from coalface.experiments.sweep.run import describe, read_cells, sweep
+from coalface.experiments.sweep.run import plan, plan_text, read_cells, sweep
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def test_cells_by_code_that_was_changed_since_are_named(tmp_path: Path, monkeypa
     assert not any("the code of methods" in note for note in view.notes)
 
     source.write_text(source.read_text() + "\n# changed\n")
-    assert "cell 2 of 3: seed=1: done, " in (text := describe(path, ["seed=0,1,2"], out))
+    assert "cell 2 of 3: seed=1: done, " in (text := plan_text(plan(path, ["seed=0,1,2"], out), out))
     assert text.count("by other code than is here now") == 2
     mixed = sweep(path, ["seed=0,1,2"], out, view)
     (note,) = [note for note in view.notes if "the code of methods (damped) is another now" in note]

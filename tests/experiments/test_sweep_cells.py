@@ -11,7 +11,7 @@ from tinyruns import Silent
 
 from coalface.core.errors import DataError
 from coalface.experiments.sweep import cells
-from coalface.experiments.sweep.run import describe, sweep
+from coalface.experiments.sweep.run import plan, plan_text, sweep
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_packed_cells_are_done_and_others_join_them(out: Path) -> None:
     plain, packed = out / "cells.jsonl", out / "cells.jsonl.gz"
     assert packed.exists() and not plain.exists()
     first, table = packed.read_bytes(), (out / "table.md").read_bytes()
-    assert "0 of 1 cells are left" in describe(out.parent / "tiny.yaml", ["seed=0"], out)
+    assert "0 of 1 cells are left" in plan_text(plan(out.parent / "tiny.yaml", ["seed=0"], out), out)
     assert run(out, "seed=0") == []
     assert (packed.read_bytes(), (out / "table.md").read_bytes()) == (first, table)
     assert run(out, "seed=0,1") == ["tiny seed=1"]

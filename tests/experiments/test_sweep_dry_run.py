@@ -40,8 +40,8 @@ def test_a_cell_that_could_not_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         RecipeError, match=r"cell 2 of 2: parties=99: data.partition: 99 parties cannot each have one of 8"
     ):
-        sweeping.describe(path, ["data.partition.parties=2,99"], tmp_path / "out")
+        sweeping.plan(path, ["data.partition.parties=2,99"], tmp_path / "out")
     with pytest.raises(RecipeError) as error:
-        sweeping.describe(path, CHANGES, tmp_path / "out", baselines=["method=pfm"])
+        sweeping.plan(path, CHANGES, tmp_path / "out", baselines=["method=pfm"])
     assert error.value.where == "--baseline"
     assert not (tmp_path / "out").exists()

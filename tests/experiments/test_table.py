@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import yaml
 
 from coalface.experiments.report import table
@@ -69,7 +67,7 @@ def test_a_methods_own_settings_are_named_only_where_they_can_be_compared(write_
 
 def test_json_holds_the_rows_and_their_differences(write_run):
     runs = [write_run("a"), write_run("b", gain=10.0)]
-    tree = json.loads(table.as_json(table.compare(runs, {(runs[1], "devtest/accuracy"): (-10.0, -12.0, -8.0)})))
+    tree = table.as_dict(table.compare(runs, {(runs[1], "devtest/accuracy"): (-10.0, -12.0, -8.0)}))
     assert [row["run"] for row in tree["runs"]] == ["a", "b"]
     assert tree["runs"][0]["figures"]["devtest/accuracy"] == 80.0
     assert tree["runs"][1]["against_first"]["devtest/accuracy"] == {

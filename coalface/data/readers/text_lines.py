@@ -32,7 +32,7 @@ def text_lines(path: Path) -> Iterator[tuple[str, str]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"not a text file ({error}); {FETCH}", where=path) from None
+        raise DataError(f"not a text file: byte {error.start + 1:,} is not UTF-8; {FETCH}", where=path) from None
     lines = [(f"{path}, line {n}", line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise DataError(f"it is empty; {FETCH}", where=path)

@@ -82,9 +82,16 @@ def values(
     pairs: PairIdentities,
     folds: Sequence[int] | None = None,
 ) -> dict[str, float]:
-    """Figure -> its value on the evaluated pairs. Raises PluginError where one cannot be computed, or is not finite."""
+    """Figure -> its value on the evaluated pairs. Raises as `compute_all` does."""
     counted = counted_pairs(pairs, folds)
-    computed = {own.figure.name: _compute(own, scores[counted], pairs.same[counted]) for own in pair_figures}
+    return compute_all(pair_figures, scores[counted], pairs.same[counted])
+
+
+def compute_all(
+    pair_figures: Sequence[PairFigure], scores: NDArray[np.float64], same: NDArray[np.bool_]
+) -> dict[str, float]:
+    """Figure -> its value on pairs. Raises PluginError where one cannot be computed, or is not finite."""
+    computed = {own.figure.name: _compute(own, scores, same) for own in pair_figures}
     for name, value in computed.items():
         if not math.isfinite(value):
             raise PluginError(f"{name} is {value}; a figure is a finite number", where=WHERE)

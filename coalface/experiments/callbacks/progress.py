@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.text import Text
 
-from coalface.core.text import several
+from coalface.core.text import several, size
 from coalface.evaluation.figures import figure_name, figure_text
 from coalface.experiments.callbacks.base import Callback, Callbacks
 from coalface.experiments.report.runs import (
@@ -30,7 +30,6 @@ from coalface.experiments.report.runs import (
     flat_figures,
     mapping,
     number,
-    size,
     whole_number,
 )
 

@@ -155,7 +155,7 @@ def first_error(cls: type[Section], error: ValidationError, file: str = "a recip
         having = [kind for kind, member in kinds.classes.items() if path[-1] in member.model_fields] if kinds else []
         if having:
             have = "have" if len(having) > 1 else "has"
-            return RecipeError(f"not a key of {choice}; {', '.join(having)} {have} it", where=where)
+            return UnknownKey(where, [], of=f"{choice} ({', '.join(having)} {have} it)")
         return UnknownKey(where, list(section.model_fields) if section else [], of=file)
     if first["type"] in ("model_type", "dict_type"):
         section, _ = _section_at(cls, first["loc"])

@@ -12,6 +12,7 @@ import yaml
 
 from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
+from coalface.core.parsing import read_text
 from coalface.core.text import shown
 
 WORDS = {
@@ -110,11 +111,15 @@ def read_config(path: str | Path) -> dict[str, Any]:
     products and quotients of numbers or of values that were set above. Raises RecipeError naming file and line.
     """
     try:
-        tree = ast.parse(Path(path).read_text(encoding="utf-8"), str(path))
+        tree = ast.parse(read_text(Path(path)), str(path))
     except FileNotFoundError:
         raise RecipeError("does not exist", where=path) from None
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise RecipeError(f"not a Python file ({error}); give an insightface configuration", where=path) from None
+    except SyntaxError as error:
+        raise RecipeError(
+            f"not Python ({error.msg}); give an insightface configuration", where=f"{path}, line {error.lineno}"
+        ) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise RecipeError(f"not Python: {error}; give an insightface configuration", where=path) from None
     config: dict[str, Any] = {}
     owner = ""
     for statement in tree.body:

@@ -27,6 +27,8 @@ def locate(recipe: str | os.PathLike[str], named_in: Path | None = None) -> Path
     name = Path(recipe).as_posix().removeprefix("recipes/").removesuffix(".yaml")
     if name in (known_names := names()):
         return FOLDER / f"{name}.yaml"
+    if path.is_dir():
+        raise RecipeError("a folder; give a recipe, which is a YAML file", where=path)
     near = difflib.get_close_matches(name, known_names, n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
     listed = [known for known in known_names if "/sweeps/" not in known]

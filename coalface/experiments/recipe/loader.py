@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from coalface.core.checks import needs_section, short
 from coalface.core.errors import PluginError, RecipeError
 from coalface.core.names import made_plain
-from coalface.core.parsing import parse_yaml
+from coalface.core.parsing import parse_yaml, read_text
 from coalface.core.text import told
 from coalface.data.partition_file import read_partition
 from coalface.experiments.recipe import included, own_data, short_keys, validate
@@ -52,7 +52,7 @@ def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Re
     for change in changes:
         _check_utf8(change)
         key, separator, text = change.partition("=")
-        if not separator:
+        if not separator or not key:
             raise RecipeError(f"{told(change, 80)!r} is not a change; write key=value, for example local.lr=0.05")
         try:
             value = parse_yaml(text)
@@ -83,7 +83,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The keys of a recipe file, not yet checked; its name is the file's unless it gives one. Raises RecipeError."""
     path = included.locate(path)
     try:
-        tree = parse_yaml(path.read_text(encoding="utf-8")) or {}
+        tree = parse_yaml(read_text(path)) or {}
     except ValueError as error:
         raise RecipeError(f"not YAML: {error}", where=path) from None
     if not isinstance(tree, dict):

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
-from coalface.core.parsing import parse_yaml
+from coalface.core.parsing import parse_yaml, read_text
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.base import Section, first_error
 from coalface.experiments.recipe.schema import Recipe
@@ -88,7 +88,7 @@ def fill(recipe: Recipe, files: Mapping[str, PartyFile]) -> Recipe:
 
 def _tree(path: Path) -> dict[str, Any]:
     try:
-        tree = parse_yaml(path.read_text(encoding="utf-8"))
+        tree = parse_yaml(read_text(path))
     except FileNotFoundError:
         raise RecipeError(f"does not exist; write a party's own file, such as {EXAMPLE}", where=path) from None
     except ValueError as error:

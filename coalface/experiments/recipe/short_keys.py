@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from coalface.core.checks import UnknownKey
@@ -14,11 +14,14 @@ from coalface.experiments.recipe.objects import fields_of
 from coalface.experiments.recipe.partitions import PARTITIONS
 from coalface.experiments.recipe.scenarios import SCENARIOS, Silos
 from coalface.experiments.recipe.schema import LOSS, SHARED, Recipe
+from coalface.experiments.recipe.sections import SOURCES
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
 
 CHOICES = {"model": "model.name", "backbone": "model.name", "loss": "loss.name", "partition": "data.partition.kind"}
 """A section of which a name is given -> the key that chooses it."""
+OFTEN = {"learning_rate": "local.lr", "clients": "data.partition.parties", "dataset": "data.faces", **CHOICES}
+"""What other programs call a key, or leave out of it -> the key."""
 
 
 def full_key(key: str, tree: Mapping[str, Any]) -> str:
@@ -36,7 +39,7 @@ def full_key(key: str, tree: Mapping[str, Any]) -> str:
     for path in keys:
         if path.rpartition(".")[2] == key:
             return path
-    near = _near(key, keys)
+    near = _ending(key, _unchosen()) or _near(key, keys)
     hint = f"; did you mean {' or '.join(near[:3])}?" if near else ""
     raise RecipeError(f"no key of this recipe ends so{hint}", where=key)
 
@@ -51,23 +54,34 @@ def with_hint(error: RecipeError, tree: Mapping[str, Any]) -> RecipeError:
     while len(below) == 1:  # `fedprox.mu=1` makes a section `fedprox`
         (name,) = below
         key, below = f"{key}.{name}", _below(below, name)
-    keys = list(_keys(tree))
-    others = [f"methods.{method}.{name}" for method in METHODS.own for name in fields_of(METHODS[method])]
-    near = _ending(key, keys) or _ending(key, others) or _ending(key.rpartition(".")[2], keys)
-    near = near or list(error.near) or _near(key, keys)
+    keys, unchosen, name = [path for path in _keys(tree) if path != key], list(_unchosen()), key.rpartition(".")[2]
+    if key in unchosen:  # the error says what has it
+        return error
+    near = _ending(key, keys) or _ending(key, unchosen) or _ending(name, keys) or list(error.near)
+    near = near or _ending(name, unchosen) or _near(name, keys)
     return UnknownKey(error.where, error.keys, error.of, near[:3])
 
 
-def _ending(key: str, keys: list[str]) -> list[str]:
+def _unchosen() -> Iterator[str]:
+    """Keys of methods, partitions and sources that a recipe may choose."""
+    yield from (f"methods.{method}.{name}" for method in METHODS.own for name in fields_of(METHODS[method]))
+    for key, kinds in (("data.partition", PARTITIONS), ("data.faces", SOURCES)):
+        yield from (f"{key}.{name}" for section in kinds.classes.values() for name in section.model_fields)
+
+
+def _ending(key: str, keys: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(path for path in keys if path.endswith(f".{key}")))
 
 
-def _near(name: str, keys: list[str]) -> list[str]:
-    """Keys whose end is near a name."""
+def _near(name: str, keys: Iterable[str]) -> list[str]:
+    """Keys whose end is near a name, has it as a word, or is what others call so."""
+    if name in OFTEN:
+        return [OFTEN[name]]
     ends: dict[str, list[str]] = {}
     for path in dict.fromkeys(keys):
         ends.setdefault(path.rpartition(".")[2], []).append(path)
-    return [path for end in difflib.get_close_matches(name, ends, n=2, cutoff=0.75) for path in ends[end]]
+    close = difflib.get_close_matches(name, ends, n=2, cutoff=0.75) or [end for end in ends if name in end.split("_")]
+    return [path for end in close for path in ends[end]]
 
 
 def _keys(tree: Mapping[str, Any]) -> Iterator[str]:

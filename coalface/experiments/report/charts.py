@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from coalface.core.text import natural
 from coalface.evaluation.figures import axis_title, figure_name, figure_of
 from coalface.experiments.report import drawings
 from coalface.experiments.report.drawings import Curve, Interval
@@ -166,7 +167,7 @@ def _by_party(run: Run, prefix: str, title: str, caption: str) -> list[Drawing]:
             if key.startswith(prefix) and (finite := number(value)) is not None and abs(finite) < LARGEST:
                 points.setdefault(key.removeprefix(prefix), []).append((place if at is None else at, finite))
     ranked = sorted(points, key=lambda party: (-points[party][-1][1], party))
-    parties = sorted(ranked[:MOST_CURVES])
+    parties = sorted(ranked[:MOST_CURVES], key=natural)
     curves = [Curve(p, [x for x, _ in points[p]], [y for _, y in points[p]], n) for n, p in enumerate(parties)]
     if len(points) > len(parties):
         caption += f" The {len(parties)} that end highest are drawn; {len(points) - len(parties):,} more are left out."

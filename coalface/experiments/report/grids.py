@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from coalface.core.text import size
 from coalface.evaluation.figures import SERVED_BY, figure_name, figure_of, figure_text
 from coalface.experiments.report.long_table import Grid, pivot, records_of, single
 from coalface.experiments.report.runs import (
@@ -15,7 +16,6 @@ from coalface.experiments.report.runs import (
     gaps,
     mapping,
     number,
-    size,
     whole_number,
     without_errors,
 )

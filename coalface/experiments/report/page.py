@@ -9,7 +9,7 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from coalface.core.disk import writing
-from coalface.core.text import several
+from coalface.core.text import several, size
 from coalface.evaluation.figures import figure_name, figure_of, figure_text
 from coalface.experiments.report import charts, faults, grids
 from coalface.experiments.report.long_table import Grid
@@ -22,7 +22,6 @@ from coalface.experiments.report.runs import (
     mapping,
     number,
     read_all,
-    size,
     whole_number,
 )
 from coalface.experiments.report.table import Comparison, Intervals, compare_runs, difference_sentence

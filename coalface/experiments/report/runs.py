@@ -182,19 +182,6 @@ def start_name(pretrain: object) -> str:
     return "untrained" if pretrain is None else "pre-trained"
 
 
-def size(count: float) -> str:
-    """Bytes in decimal units.
-
-    >>> size(950), size(1_234_567)
-    ('950 B', '1.23 MB')
-    """
-    units = ("B", "kB", "MB", "GB", "TB", "PB")
-    power = 0
-    while abs(count) >= 999.5 and power < len(units) - 1:
-        count, power = count / 1000, power + 1
-    return f"{count:.0f} {units[power]}" if power == 0 else f"{count:.3g} {units[power]}"
-
-
 def duration(seconds: float) -> str:
     """Seconds as a clock.
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from coalface.core.text import size
 from coalface.evaluation.figures import figure_name, figure_of, figure_text
 from coalface.experiments.report.long_table import Grid, Record
 from coalface.experiments.report.runs import (
@@ -22,7 +23,6 @@ from coalface.experiments.report.runs import (
     mapping,
     number,
     read_all,
-    size,
     whole_number,
     without_errors,
 )
@@ -198,8 +198,8 @@ def text(comparison: Comparison, width: int = 160) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
-def as_json(comparison: Comparison) -> str:
-    """The comparison as JSON: `runs` (a row each, `against_first` by figure) and `apart`."""
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """The comparison as plain values: `runs` (a row each, `against_first` by figure) and `apart`."""
     verdicts = {None: None, True: "decided", False: "undecided"}
     runs = []
     for row in comparison.rows:
@@ -210,8 +210,7 @@ def as_json(comparison: Comparison) -> str:
         }
         runs.append(entry)
     apart = [vars(key) for key in comparison.apart]
-    tree = {"figures": comparison.figures, "runs": runs, "apart": apart, "left_out": comparison.left_out}
-    return json.dumps(tree, indent=2) + "\n"
+    return {"figures": list(comparison.figures), "runs": runs, "apart": apart, "left_out": list(comparison.left_out)}
 
 
 def notes(comparison: Comparison) -> list[str]:
@@ -245,6 +244,8 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
             kind = f"{key.rpartition('.')[0]}.kind"
             if len({*values} - {"absent"}) < 2 and len({settings[kind] for settings in flat if kind in settings}) > 1:
                 continue  # the kinds differ, which is named
+            if not {*values} - {"absent", "null"}:
+                continue  # of a section that some runs lack
             if len(set(values)) == 1 or (where == "config" and key in ("name", "seed", "method", "method.name")):
                 continue
             if where == "environment" and (key in OF_EACH_RUN or ("absent" in values and "plugins." not in key)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core import disk
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
@@ -155,7 +156,7 @@ def _public_alone(recipe: Recipe, data: Own, packing: Packing | None) -> FaceSet
     except (ValueError, OSError) as error:
         if isinstance(error, RecipeError) and error.where == "data.exclude":
             raise
-        raise RecipeError(str(error), where="data.public") from None
+        raise RecipeError(disk.explained(error), where="data.public") from None
 
 
 def _of_nobody(recipe: Recipe, data: Own, split: Split, public: FaceSet) -> FaceSet:

@@ -120,34 +120,47 @@ def sweep(
     return printout
 
 
-def describe(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequence[str] = ()) -> str:
-    """What a sweep would do, a line for every cell; each that is not done is checked as a run is before it begins.
+def plan(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """What a sweep would do with each cell; those that are not done are checked as a run is before it begins.
 
     Nothing is written, and no image is decoded. Raises RecipeError, ValueError or OSError as the sweep would.
     """
     cells = grid(path, changes)
     for baseline in baselines:
         baseline_of([cell.setting for cell in cells], baseline)
-    finished, failed, lines = read_cells(out / "cells.jsonl", mend=False), _read_failed(out), []
+    finished, failed, planned = read_cells(out / "cells.jsonl", mend=False), _read_failed(out), []
     for number, cell in enumerate(cells, start=1):
         digest = cell.recipe.digest()
-        where = f"cell {number} of {len(cells)}: {cell.name}"
+        row: dict[str, Any] = {"cell": cell.name, "digest": digest}
         if digest in finished:
-            by = ", by other code than is here now" if _changed_code(cell, finished) else ""
-            lines.append(f"{where}: done, {finished[digest]['seconds']['total']:.0f} s{by}")
+            seconds, changed = finished[digest]["seconds"]["total"], _changed_code(cell, finished)
+            planned.append(row | {"state": "done", "seconds": seconds, "changed_code": changed})
             continue
         try:
             parties = len(preflight.check(cell.recipe))
         except ValueError as error:
-            raise RecipeError(str(error), where=where) from None
+            raise RecipeError(str(error), where=f"cell {number} of {len(cells)}: {cell.name}") from None
         was_started = (out / "runs" / digest / "config.yaml").exists()
         state = f"failed before ({failed[digest]})" if digest in failed else "begun" if was_started else "to run"
-        length = several(cell.recipe.rounds, "round")
-        lines.append(f"{where}: {state}; {length} over {several(parties, 'party', 'parties')}")
-    ran = [cell["seconds"]["total"] for cell in (finished.get(c.recipe.digest()) for c in cells) if cell is not None]
-    remaining = len(cells) - len(ran)
+        planned.append(row | {"state": state, "rounds": cell.recipe.rounds, "parties": parties})
+    return planned
+
+
+def plan_text(planned: Sequence[Mapping[str, Any]], out: Path) -> str:
+    """What a sweep would do, a line for every cell."""
+    lines, ran = [], [row["seconds"] for row in planned if row["state"] == "done"]
+    for number, row in enumerate(planned, start=1):
+        if row["state"] == "done":
+            by = ", by other code than is here now" if row["changed_code"] else ""
+            state = f"done, {row['seconds']:.0f} s{by}"
+        else:
+            length = several(row["rounds"], "round")
+            state = f"{row['state']}; {length} over {several(row['parties'], 'party', 'parties')}"
+        lines.append(f"cell {number} of {len(planned)}: {row['cell'] or 'the recipe'}: {state}")
     took = f"; a cell that is done took {sum(ran) / len(ran):.0f} s in the mean" if ran else ""
-    return "\n".join([*lines, f"{remaining} of {len(cells)} cells are left to run{took}; they go to {out}"])
+    return "\n".join(
+        [*lines, f"{len(planned) - len(ran)} of {len(planned)} cells are left to run{took}; they go to {out}"]
+    )
 
 
 def _in_turn(work: Mapping[int, Job], begins: Callable[[int], None]) -> Generator[tuple[int, Any], None, None]:

@@ -22,7 +22,7 @@ def new(folder: Path, recipe: Path) -> Path:
     loaded, text = loader.load(recipe), included.locate(recipe).read_text(encoding="utf-8")
     party_data.check_elsewhere(loaded)
     name = re.sub(r"[^a-z0-9-]+", "-", loaded.name.lower()).strip("-") or "faces"
-    config = dict(plain_values(parse_yaml(text)))
+    config = dict(plain_values(parse_yaml(text) or {}))
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "recipe.yaml", text)
     for file in ("client.py", "server.py", "LICENSE", "README.md", "pyproject.toml"):

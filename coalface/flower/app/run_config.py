@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from coalface.core import disk
 from coalface.core.checks import unknown_name
 from coalface.core.errors import RecipeError
+from coalface.core.parsing import read_text
 from coalface.core.text import told
 from coalface.flower.app.project import plain_values
 
@@ -31,9 +33,9 @@ def read(text: str | None) -> dict[str, Any]:
         return {}
     if text.endswith(".toml"):
         try:
-            return dict(plain_values(tomllib.loads(Path(text).expanduser().read_text(encoding="utf-8"))))
+            return dict(plain_values(tomllib.loads(read_text(Path(text).expanduser()))))
         except (OSError, ValueError) as error:
-            raise RecipeError(f"cannot read {text}: {error}", where=OPTION) from None
+            raise RecipeError(f"cannot be read: {disk.explained(error)}", where=OPTION) from None
     if unread := _PAIR.sub("", text).split():
         raise RecipeError(f"{unread[0]!r} is not KEY=VALUE; write 'rounds=3 local.lr=0.01'", where=OPTION)
     return {key: _value(key, value) for key, value in _PAIR.findall(text)}

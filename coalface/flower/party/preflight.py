@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from coalface.core import disk
 from coalface.core.errors import RecipeError
 from coalface.core.names import check_party
 from coalface.core.text import several, shown
@@ -84,7 +85,7 @@ def _check_images(store: Store, recipe: Recipe | None, report: PartyReport) -> N
             header = check_header(store.encoded(int(i)), store.where(int(i)))
             sides.append(min(header.width, header.height))
         except (ValueError, OSError) as error:
-            faults.append(shown(error))
+            faults.append(shown(disk.explained(error)))
     if sides:
         looked = several(len(sides), "image")
         lines.append(f"shorter sides of {min(sides)} to {max(sides)} pixels, of {looked} looked at")
@@ -108,7 +109,7 @@ def _check_part(recipe: Recipe, party: party_file.PartyFile, name: str, file: Pa
     try:
         data = party_data.party_data(recipe, name, file, packing=unseen)
     except (ValueError, OSError) as error:
-        report.faults.append(str(error))
+        report.faults.append(disk.explained(error))
         return
     if name not in data.data:
         report.faults.append(f"unknown party {name!r}; the recipe has {', '.join(sorted(data.data)[:8])}")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from coalface.core.errors import RecipeError
-from coalface.core.parsing import parse_yaml
+from coalface.core.parsing import parse_yaml, read_text
 from coalface.experiments.recipe.base import Section, first_error
 from coalface.experiments.recipe.party_file import Pairs
 from coalface.experiments.recipe.sections import OneSource, PartyName
@@ -144,7 +144,10 @@ class ProvisionConfig(Section):
 def read(path: Path) -> ProvisionConfig:
     """The federation of a file. Raises RecipeError for what is wrong, for an unknown key with the nearest known one."""
     try:
-        return ProvisionConfig.model_validate(parse_yaml(path.read_text(encoding="utf-8")))
+        tree = parse_yaml(read_text(path))
+        if not isinstance(tree, dict):
+            raise ValueError("a federation is a mapping of keys, such as `recipe: silos.yaml`")
+        return ProvisionConfig.model_validate(tree)
     except ValidationError as error:
         fault = first_error(ProvisionConfig, error, "a federation")
         raise RecipeError(fault.text, where=f"{path}, {fault.where}" if fault.where else path) from None

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from coalface.core import disk
 from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import party_file
 from coalface.flower.provision import certificates, kit_texts, project
@@ -128,7 +129,8 @@ def _party_files(kits: Path, config: ProvisionConfig) -> Iterator[str]:
         try:
             file = party_file.read(kits / "parties" / name / "party.yaml")
         except (RecipeError, OSError) as error:
-            yield f"parties/{name}/party.yaml cannot be read ({error}): copy it from where the kits were made"
+            reason = disk.explained(error)
+            yield f"parties/{name}/party.yaml cannot be read ({reason}): copy it from where the kits were made"
             continue
         if file.name not in (None, name):
             yield f"parties/{name}/party.yaml is that of {file.name}: {AGAIN}"
@@ -218,5 +220,5 @@ def _read(kits: Path, place: str, reader: Callable[[bytes], T], faults: list[str
     except FileNotFoundError:
         faults.append(f"{place} is missing: copy it from where the kits were made, or {AGAIN}")
     except (ValueError, OSError) as error:
-        faults.append(f"{place} cannot be read ({error}): {AGAIN}")
+        faults.append(f"{place} cannot be read ({disk.explained(error)}): {AGAIN}")
     return None
