@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import worlds
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from worlds import LOSS, Tiny
 
 from coalface.core import codec
 from coalface.core.method import Party, Tensors
@@ -27,6 +25,7 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.executor import Request
 from coalface.engine.party.setup import FederatedData
+from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run, setup
 from coalface.methods.fedavg import FedAvg
 from coalface.models.groups import Backbone
 from coalface.training.compute import Compute
@@ -37,7 +36,7 @@ from coalface.training.losses.base import CosineLoss
 
 def party(name: str = "silo-1", build: Tiny = Tiny(), round_: int = 1, rounds: int = 2) -> Party:  # noqa: B008 - frozen
     """What a step would see at a party."""
-    context = worlds.setup(FedAvg(), Path("unused"), build).context(build())
+    context = setup(FedAvg(), Path("unused"), build).context(build())
     return context.party(Request("test", name, "train", round_, rounds, 2, 1, "train", None, None, None, (0, None)))
 
 
@@ -169,7 +168,7 @@ BY_HAND = LocalTraining(steps_per_round=2, batch_size=4, lr=0.5, momentum=0.5, w
 def worked(method: type, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[dict[str, float]]:
     """The numbers in a method's state after each of two rounds over `line`."""
     states = watched(method, monkeypatch)
-    worlds.run(method(rounds=2, local=BY_HAND, loss=Square(), **settings), folder, line)
+    run(method(rounds=2, local=BY_HAND, loss=Square(), **settings), folder, line)
     return [{name: float(tensors["w"]) for name, tensors in vars(state).items()} for state in states]
 
 

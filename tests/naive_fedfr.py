@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from worlds import Ran, Tiny, run
 
 from coalface.core.method import Tensors, generator
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
+from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run
 from coalface.methods.fedfr_joint import FedFRJoint, Own
 from coalface.training.fedfr import untrained
 from coalface.training.local_training import fresh_head

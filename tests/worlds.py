@@ -1,4 +1,4 @@
-"""The tiny federations of the conformance suite for tests, and what registered methods need in them."""
+"""What registered methods need in the tiny federations of the conformance suite, and one that is killed."""
 
 from __future__ import annotations
 
@@ -10,47 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.method import Method
-from coalface.data.augment import to_tensor
-from coalface.data.faceset import FaceSet
-from coalface.experiments.conformance.learning import cosines
-from coalface.experiments.conformance.tiny_federation import (
-    LOSS,
-    NUMERICS,
-    WORK,
-    Net,
-    Ran,
-    Stop,
-    Tiny,
-    faces,
-    raw,
-    run,
-    setup,
-    stopping,
-    tiny,
-    workers,
-)
+from coalface.experiments.conformance.tiny_federation import Tiny, run, tiny
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
-
-__all__ = [
-    "LOSS",
-    "NUMERICS",
-    "WORK",
-    "FaceSet",
-    "LocalTraining",
-    "Net",
-    "Ran",
-    "Stop",
-    "Tiny",
-    "cosines",
-    "faces",
-    "raw",
-    "run",
-    "setup",
-    "stopping",
-    "to_tensor",
-    "workers",
-]
 
 STILL = LocalTraining(epochs=2, batch_size=4, lr=0.005)
 """For methods whose momentum stands still while a party trains: (1 − β) times the rate of the others."""

@@ -110,11 +110,14 @@ def load(reference: str) -> Any:
         )
     try:
         thing = attrgetter(path)(importlib.import_module(module))
-    except Exception as error:  # whatever the module of somebody else raises
+    except ImportError as error:
         raise PluginError(
-            f"{reference} cannot be imported: {type(error).__name__}: {error}. Install the package that has it, or "
-            "start this in the folder that holds it"
+            f"{reference} cannot be imported: {error}. Install the package that has it, or start this in the folder "
+            "that holds it"
         ) from error
+    except Exception as error:  # whatever the module of somebody else raises
+        why = f"{type(error).__name__}: {error}".rstrip(".")
+        raise PluginError(f"{reference} cannot be loaded: {why}") from error
     if module == "__main__":
         _held[reference] = thing  # a worker process has another
     return thing

@@ -25,8 +25,8 @@ from coalface.engine.party.sharding import ProcessGroups
 from coalface.engine.transport import Reply, RunFailed
 
 _WORKER_DIED = (
-    "a worker process died (out of memory, or killed). What was checkpointed is safe: resume the run, with fewer "
-    "workers if memory was short."
+    "a worker process died (out of memory, killed, or crashed). What was checkpointed is safe: resume the run, with "
+    "fewer workers if memory was short."
 )
 _NOT_BEGUN = (
     "a worker process ended before it could begin. What it printed says why; if it printed nothing it was killed, most "

@@ -27,7 +27,7 @@ class FaceEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         """`model` is a `FaceModel`, a run, or the folder of a run or a model."""
         self.model, self.flip = model, flip
 
-    def fit(self, images: Any = None, labels: Any = None) -> FaceEmbedder:
+    def fit(self, X: Any = None, y: Any = None) -> FaceEmbedder:
         """Read the model."""
         if self.model is None:
             raise ValueError("model is None; give a FaceModel, a run, or the folder of a run or a model")
@@ -35,9 +35,9 @@ class FaceEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstima
         self._n_features_out = self.model_.embedding_size
         return self
 
-    def transform(self, images: Any) -> NDArray[np.float32]:
-        """(n, d) embeddings of unit length, of images as `FaceModel.embed` takes them."""
+    def transform(self, X: Any) -> NDArray[np.float32]:
+        """(n, d) embeddings of unit length, of images `X` as `FaceModel.embed` takes them."""
         from sklearn.utils.validation import check_is_fitted
 
         check_is_fitted(self, "model_")
-        return self.model_.embed(images, flip=self.flip)
+        return self.model_.embed(X, flip=self.flip)

@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 import coalface
-from coalface.experiments.provenance import source_of
-from coalface.experiments.recipe.plugins import module_of, plugins
+from coalface.experiments.provenance import module_of, plugins, source_of
 from coalface.experiments.recipe.schema import Recipe
 from coalface.models.catalogue import processor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,8 +31,9 @@ class Experiment:
     """One experiment; its recipe is the experiment written down.
 
     A method has its own `rounds`, `local` and `loss`, which a recipe has at its top, where methods share them. What is
-    None is as in a recipe that leaves it out. What no recipe can name, such as a backbone of one's own, has no place
-    here yet: it would be a field that `recipe` refuses to write, and that `run` takes as it is.
+    None is as in a recipe that leaves it out. What is your own stands where the package's does: `data` takes a
+    partition, and what `load_faces` gives as `faces`; `model` also a backbone, as an `nn.Module` or what makes one of
+    (size, channels, embedding_size).
 
     >>> from coalface.methods import FedAvg
     >>> experiment = Experiment(method=FedAvg(rounds=3), seed=1)
@@ -44,7 +45,7 @@ class Experiment:
     name: str | None = None
     seed: int | None = None
     data: Data | None = None
-    model: Model | None = None
+    model: Model | str | Callable[..., Any] | None = None
     evaluation: Evaluation | None = None
     validators: Mapping[str, Validator] = field(default_factory=dict)
     fold_split: Literal["first", "second"] | None = None
@@ -52,6 +53,10 @@ class Experiment:
     faults: SimulatedFaults | None = None
     pretrain: Experiment | None = None
     """Makes the model that this one starts from. What it leaves out, it takes from this one: see `Recipe.pretrain`."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, Method):
+            raise TypeError(f"method is {self.method!r}; give an object, such as coalface.FedAvg(rounds=3)")
 
     @functools.cached_property
     def recipe(self) -> Recipe:
@@ -71,7 +76,7 @@ class Experiment:
             "loss": {"name": LOSS.name_of(loss), **changed(loss)} if loss is not None else None,
             "methods": {method: settings} if settings else None,
             "data": as_plain(self.data),
-            "model": as_plain(self.model),
+            "model": as_plain(Model(name=self.model) if callable(self.model) else self.model),
             "evaluation": as_plain(self.evaluation),
             "validators": as_plain(self.validators),
             "fold_split": self.fold_split,
@@ -87,7 +92,7 @@ class Experiment:
         loader.parse(tree := self.as_tree())
         write_text(Path(path), yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
 
-    def run(self, out: str | os.PathLike[str], callbacks: Sequence[Callback] = ()) -> Path:
+    def run(self, out: str | os.PathLike[str], callbacks: Callback | Sequence[Callback] = ()) -> Path:
         """Run it into a new folder, which is returned. Raises RecipeError.
 
         Its progress is shown beside the `callbacks`, unless there is a `Progress` among them.

@@ -14,7 +14,7 @@ import importlib.util
 import json
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -26,10 +26,15 @@ from coalface.core.disk import write_json, write_text, writing
 from coalface.core.errors import PluginError, RecipeError
 from coalface.core.method import Method
 from coalface.core.parsing import strict_json
+from coalface.core.registry import Registry
+from coalface.evaluation.metrics.pair_figures import PAIR_FIGURES
 from coalface.experiments.recipe import loader, schema
-from coalface.experiments.recipe.plugins import module_of, plugins
-from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.recipe.partitions import PARTITIONS
+from coalface.experiments.recipe.schema import LOSS, Recipe
+from coalface.experiments.recipe.sections import SOURCES
 from coalface.experiments.report import runs
+from coalface.methods import METHODS
+from coalface.models import BACKBONES
 
 BEGUN = Path("checkpoints", "begun.json")
 """In a run folder: the resolved `recipe`, and `code`, the digests of `code_behind`; `sha256` is of them both."""
@@ -133,7 +138,32 @@ def changes_text(changed: dict[str, tuple[str | None, str | None]]) -> str:
     return "; ".join([*first, *([f"and {len(changed) - 5} more"] if len(changed) > 5 else [])])
 
 
-# --- the code of the method -------------------------------------------------------------------------------------------
+# --- the code of the method and of plug-ins ---------------------------------------------------------------------------
+
+
+def plugins(recipe: Recipe) -> Iterator[tuple[str, str, Any]]:
+    """(key of the recipe, name there, class, function or object) of each."""
+    data, evaluation = recipe.data, recipe.evaluation
+    named: list[tuple[str, Registry[Any] | None, str]] = [
+        ("method", METHODS, recipe.method),
+        ("model.name", BACKBONES, recipe.model.name),
+        ("loss.name", LOSS.registry, LOSS.name_of(recipe.loss)),
+    ]
+    if recipe.partition is not None:
+        named.append(("data.partition.kind", PARTITIONS.plugins, recipe.partition.kind))
+    sources = {f"data.{key}": getattr(data, key, None) for key in ("faces", "public")}
+    sources |= {f"data.{part}": source for part, source in data.parts.items()}
+    sources |= {f"evaluation.pairs.{name}.source": pairs.source for name, pairs in evaluation.pairs.items()}
+    named += [(f"{key}.kind", SOURCES.plugins, source.kind) for key, source in sources.items() if source is not None]
+    named += [(f"evaluation.figures.{place}", PAIR_FIGURES, name) for place, name in enumerate(evaluation.figures)]
+    for key, registry, name in named:
+        if registry is not None and name not in registry.own:
+            yield key, name, registry.find(name, key)
+
+
+def module_of(thing: Any) -> str:
+    """The module that has a class or a function, or the class of an object."""
+    return str(getattr(thing, "__module__", None) or type(thing).__module__)
 
 
 def code_behind(recipe: Recipe) -> dict[str, str]:
@@ -199,11 +229,13 @@ def _imported(source: bytes, package: str) -> frozenset[str]:
 
 def check_code(out: Path, begun: Begun, recipe: Recipe) -> None:
     """Raise RecipeError where the code behind a recipe is not that with which the run was begun."""
-    if changed := changed_code(begun.code, code_behind(recipe)):
+    current = code_behind(recipe)
+    if changed := changed_code(begun.code, current):
+        modules = [f"{name} ({begun.code[name][:8]}, now {current.get(name, 'gone')[:8]})" for name in changed]
         raise RecipeError(
-            f"the code of its method or plug-ins has changed since the run began ({', '.join(changed)}); put it back, "
-            f"or start a new run. `coalface resume {shlex.quote(str(out))} --changed-code` goes on all the same, as a "
-            "run of two methods, and notes it in events.jsonl",
+            "the code of its method or plug-ins has changed since the run began, by the SHA-256 of "
+            f"{', '.join(modules)}; put it back, or start a new run. `coalface resume {shlex.quote(str(out))} "
+            "--changed-code` goes on all the same, as a run of two methods, and notes it in events.jsonl",
             where=out,
         )
 

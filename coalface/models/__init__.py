@@ -12,6 +12,7 @@ from torch import nn
 
 from coalface.core.errors import PluginError
 from coalface.core.registry import Registry
+from coalface.core.text import several
 from coalface.models.cnn import CnnSmall
 from coalface.models.embedding import eval_mode
 from coalface.models.feduv_cnn import FedUvCnn
@@ -97,9 +98,11 @@ def _measured(make: Callable[..., nn.Module], given: tuple[int, ...], name: str)
             made = module(torch.zeros(1, given[1], given[0], given[0]))
         if made.ndim != 2:
             raise ValueError(f"it makes {tuple(made.shape)} of one image, not (1, embedding size)")
+        if len(given) == 3 and made.shape[1] != given[2]:
+            raise ValueError(f"it makes embeddings of {made.shape[1]} numbers, not of {given[2]}")
     except Exception as error:  # whatever a network of somebody else raises
         raise PluginError(
-            f"{name} does not embed images of {given[0]}×{given[0]} with {given[1]} channels: "
+            f"{name} does not embed images of {given[0]}×{given[0]} with {several(given[1], 'channel')}: "
             f"{type(error).__name__}: {error}",
             where="model.name",
         ) from error

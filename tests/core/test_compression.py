@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
-from worlds import NUMERICS, ONE_OF_A_KIND, Stop, recipe, run, stopping
+from worlds import ONE_OF_A_KIND, recipe
 
 from coalface.core import codec, compression
 from coalface.core.compression import TYPES, Updates
@@ -28,6 +28,7 @@ from coalface.engine.checkpoint import CheckpointError
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import PartyExecutor, Request
 from coalface.engine.transport import Reply
+from coalface.experiments.conformance.tiny_federation import NUMERICS, Stop, run, stopping
 from coalface.methods import METHODS
 
 Array = NDArray[Any]

@@ -60,7 +60,7 @@ def test_a_name_is_given_back_for_the_object_that_has_it(animals: Registry[type[
     ("name", "what"),
     [
         ("bird", "no_such_module"),
-        ("no_such_module:Cat", "ModuleNotFoundError"),
+        ("no_such_module:Cat", "Install the package"),
         (f"{__name__}:Bull", "Bull"),
         (f"{__name__}:nothing_is_held", "a subclass of Animal"),
         ("pathlib:Path", "the class Path"),

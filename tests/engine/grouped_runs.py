@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from one_party import PARTY
 from server_runs import metrics
 from torch import Tensor
-from worlds import LOSS, WORK, Ran, Tiny, recipe, run
+from worlds import recipe
 
 from coalface.core import codec
 from coalface.core.method import Federation, Method, Models, Party, message, state, step
@@ -25,6 +25,7 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.run_state import Numerics
+from coalface.experiments.conformance.tiny_federation import LOSS, WORK, Ran, Tiny, run
 from coalface.privacy import ledger
 from coalface.training.local_training import Learner, learn
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import worlds
 from toys import Moves, Nudge, Values
 
 from coalface.core import codec
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.executor import PartyExecutor, Request
+from coalface.experiments.conformance.tiny_federation import Tiny, setup
 
 PARTY = "silo-1"
 
 
 def at(folder: Path, method: Any = None, **changes: Any) -> PartyExecutor:
-    build = worlds.Tiny(roles=(("silo-2", "validator"),))
-    context = worlds.setup(method or Moves(note=True), folder, build).context(build())
+    build = Tiny(roles=(("silo-2", "validator"),))
+    context = setup(method or Moves(note=True), folder, build).context(build())
     return PartyExecutor(replace(context, **changes), PARTY)
 
 

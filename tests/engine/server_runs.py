@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from toys import Control, Moves, State
-from worlds import Ran, Stop, Tiny, run, stopping
 
 from coalface.core import codec
 from coalface.core.method import Federation
 from coalface.engine.party.commits import Commit
+from coalface.experiments.conformance.tiny_federation import Ran, Stop, Tiny, run, stopping
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

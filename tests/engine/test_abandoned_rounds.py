@@ -11,11 +11,11 @@ import torch
 from cases import by_default
 from server_runs import metrics
 from toys import Memory, Moves, Note, State
-from worlds import Stop, run, stopping
 
 from coalface.core.method import Federation, Party, step
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.transport import RunFailed
+from coalface.experiments.conformance.tiny_federation import Stop, run, stopping
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import worlds
 from cases import by_default
 from server_runs import metrics
 from torch import Tensor, nn
-from worlds import Ran, Tiny, run
 
 from coalface.core.method import Federation, Mean, Party, batched, message, step
 from coalface.data.faceset import FaceSet
@@ -22,6 +20,7 @@ from coalface.engine.client_batch import ClientBatch, can_batch, cut
 from coalface.engine.party.executor import Request
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import RunFailed
+from coalface.experiments.conformance.tiny_federation import NUMERICS, Ran, Tiny, run
 from coalface.methods.fedface import Centre, FedFace, Global, State, Update
 from coalface.methods.feduv import FedUV
 from coalface.models.groups import Backbone
@@ -31,7 +30,7 @@ EXACT = Tiny(parties=7, one_identity=True, double=True)
 IMAGES = (6, 5, 4, 6, 5, 4, 6)
 """Of silo-0 to silo-6."""
 WORK = LocalTraining(epochs=1, batch_size=8, lr=0.3)
-ELEVEN = replace(worlds.NUMERICS, client_batch=11)
+ELEVEN = replace(NUMERICS, client_batch=11)
 """Cohorts of silo-0 and -1, silo-2 and -3, silo-4 and -5, and silo-6."""
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from test_client_batch import ELEVEN, EXACT, WORK, fedface, lines
-from worlds import Stop, run, stopping
 
 from coalface.core import codec
 from coalface.core.method import Party, batched, step
 from coalface.engine.transport import RunFailed
+from coalface.experiments.conformance.tiny_federation import Stop, run, stopping
 from coalface.methods.fedface import Centre, FedFace, Global, Update
 
 

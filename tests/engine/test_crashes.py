@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from one_party import at, chain, commits, data, kept, ledger_bytes, moves, request
 from toys import Control, Moves
-from worlds import Tiny, run
 
+from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.privacy import ledger
 
 pytestmark = pytest.mark.usefixtures("toy_steps")

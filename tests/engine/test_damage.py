@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import tinyruns
 import torch
-import worlds
 from toys import Moves
-from worlds import Stop, Tiny, stopping
 
 from coalface.evaluation import finished_model, membership
 from coalface.experiments import execution
 from coalface.experiments import run as experiment
+from coalface.experiments.conformance import tiny_federation
+from coalface.experiments.conformance.tiny_federation import Stop, Tiny, raw, stopping
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 
@@ -63,17 +63,17 @@ def names(error: Exception, path: Path) -> bool:
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_resume_of_the_engine(tmp_path: Path, finished: bool) -> None:
     method, build = Moves(rounds=2 if finished else 3), Tiny(parties=1)
-    unbroken = worlds.run(method, tmp_path / "unbroken", build).bytes()
+    unbroken = tiny_federation.run(method, tmp_path / "unbroken", build).bytes()
     whole = tmp_path / "whole"
     if finished:
-        worlds.run(method, whole, build)
+        tiny_federation.run(method, whole, build)
     else:
         with pytest.raises(Stop):
-            worlds.run(method, whole, build, transport=stopping(2))
+            tiny_federation.run(method, whole, build, transport=stopping(2))
     bad = []
     for copy, path, damage in damaged(whole, tmp_path, ["flipped in its midst", "cut", "removed"]):
         try:
-            ran = worlds.run(method, copy, build).bytes()
+            ran = tiny_federation.run(method, copy, build).bytes()
             differ = [key for key in unbroken if ran.get(key) != unbroken[key]]
             if path.suffix == ".commit":  # that of a reply is lost: it is made again, and its ledger lists it twice
                 differ = [key for key in differ if "ledger" not in key]
@@ -105,7 +105,7 @@ def evaluated(run: Path) -> Any:
     backbone, about = finished_model.read_model(run)
     members = membership.read(run)
     known = None if members is None else [members.names.tolist(), members.images.tolist()]
-    return worlds.raw(backbone.module.state_dict()), about, known
+    return raw(backbone.module.state_dict()), about, known
 
 
 @pytest.mark.slow

@@ -12,12 +12,12 @@ from cases import by_default
 from server_runs import metrics
 from test_update_bounds import FIVE, hostile, times
 from toys import Moves, State
-from worlds import run
 
 from coalface.core.method import Federation
 from coalface.engine import checkpoint
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.transport import RunFailed
+from coalface.experiments.conformance.tiny_federation import run
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 NOBODY = SimulatedFaults(lost=1.0)

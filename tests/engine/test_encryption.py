@@ -14,7 +14,6 @@ import pytest
 import worlds
 from grids import InProcessGrid, roles, seated
 from one_party import PARTY, at, chain, flip, moves, place, request
-from worlds import Stop, run
 
 from coalface.core.errors import RecipeError
 from coalface.engine.party import commits, encryption
@@ -23,6 +22,7 @@ from coalface.engine.party.encryption import Vault
 from coalface.engine.party.executor import PartyExecutor, Request
 from coalface.engine.party.service import PartyService
 from coalface.engine.party.setup import FederatedData, Setup
+from coalface.experiments.conformance.tiny_federation import Stop, run
 from coalface.flower.app.transport import FlowerTransport, Patience
 from coalface.flower.party import rekey
 from coalface.flower.provision import certificates

@@ -9,7 +9,6 @@ import pytest
 import torch
 from server_runs import Asks
 from toys import CALLS, Moved, Moves, Nudge, State, Values
-from worlds import Stop, run, stopping
 
 from coalface.core import codec
 from coalface.core.method import Federation, Mean
@@ -19,6 +18,7 @@ from coalface.engine.local import InProcess
 from coalface.engine.party import commits
 from coalface.engine.party.executor import Request
 from coalface.engine.transport import Reply
+from coalface.experiments.conformance.tiny_federation import Stop, run, stopping
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 DOWN = Values(values={"a": torch.zeros(3)})

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 import worlds
 from toys import Deadly, Lagged, Moves
-from worlds import Stop, Tiny, run, stopping, workers
 
+from coalface.data.faceset import FaceSet
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import Workers
 from coalface.engine.party.executor import Request
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.transport import Reply, RunFailed
+from coalface.experiments.conformance.tiny_federation import Stop, Tiny, faces, run, stopping, workers
 from coalface.privacy import ledger
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
@@ -34,7 +35,7 @@ ROLES = Tiny(parties=6, roles=(("silo-4", "validator"), ("silo-5", "validator"))
 
 def test_a_name_that_cannot_be_a_folder_is_refused() -> None:
     with pytest.raises(ValueError, match="not a plain name"):
-        FederatedData({"../a": worlds.faces(2, 4)}, Tiny()().backbone, None)
+        FederatedData({"../a": faces(2, 4)}, Tiny()().backbone, None)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox"])
@@ -122,7 +123,7 @@ def test_the_message_for_all_stays_until_the_last_reply_and_no_longer(tmp_path: 
 def test_a_worker_that_is_killed_ends_the_run_with_advice_and_a_resume_goes_on(tmp_path: Path, window: int) -> None:
     method = Deadly(marker=str(tmp_path / "killed"))
     with pytest.raises(
-        RunFailed, match=r"a worker process died \(out of memory, or killed\).*resume the run, with fewer"
+        RunFailed, match=r"a worker process died \(out of memory, killed, or crashed\).*resume the run, with fewer"
     ):
         run(method, tmp_path / "broken", transport=workers(1, window))
     resumed = run(method, tmp_path / "broken", transport=workers(1, window)).bytes()
@@ -223,7 +224,7 @@ class Endless(Tiny):
         return FederatedData({**world.data, "silo-1": endless}, world.backbone, world.compute)
 
 
-class Uncounted(worlds.FaceSet):
+class Uncounted(FaceSet):
     asked = 0
 
     def __len__(self) -> int:
@@ -233,7 +234,7 @@ class Uncounted(worlds.FaceSet):
         return 1
 
 
-class Broken(worlds.FaceSet):
+class Broken(FaceSet):
     asked = 0
 
     def __len__(self) -> int:

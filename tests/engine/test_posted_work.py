@@ -9,12 +9,12 @@ import pytest
 import torch
 from server_runs import Asks, listed, metrics, stopped_and_resumed
 from toys import CALLS, HOOKS, HeldValidation, Lagged, Moves, Nudge, State, Values
-from worlds import Tiny, run
 
 from coalface.core.method import Federation
 from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.executor import Request
 from coalface.engine.transport import Reply
+from coalface.experiments.conformance.tiny_federation import Tiny, run
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 ROLES = Tiny(parties=4, roles=(("silo-2", "validator"), ("silo-3", "validator")))

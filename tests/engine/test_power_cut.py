@@ -14,13 +14,13 @@ import pytest
 from cases import by_default
 from one_party import PARTY, at, chain, moves, place, request, shorten
 from toys import CALLS, Moves
-from worlds import Ran, Stop, run, stopping
 
 from coalface.engine import checkpoint
 from coalface.engine.checkpoint import CheckpointError
 from coalface.engine.party.commits import LINES, Commit, DamagedCommit
 from coalface.engine.party.executor import PartyExecutor
 from coalface.engine.transport import RunFailed
+from coalface.experiments.conformance.tiny_federation import Ran, Stop, run, stopping
 from coalface.privacy import ledger
 
 pytestmark = pytest.mark.usefixtures("toy_steps")

@@ -19,7 +19,6 @@ import worlds
 from grouped_runs import EXACT, ONE, SHARDS, Tells, Trap, check_same, files, private_parts
 from one_party import PARTY, data
 from toys import Lagged, Moves
-from worlds import Stop, Tiny, run, stopping, workers
 
 from coalface.core import codec
 from coalface.core.method import Method
@@ -30,6 +29,8 @@ from coalface.engine.party.commits import Commit
 from coalface.engine.party.executor import PartyExecutor, Request
 from coalface.engine.party.sharding import ProcessGroups
 from coalface.engine.transport import RunFailed
+from coalface.experiments.conformance import tiny_federation
+from coalface.experiments.conformance.tiny_federation import Stop, Tiny, run, stopping, workers
 from coalface.methods import METHODS
 from coalface.methods.fedavg import Global
 from coalface.privacy import ledger
@@ -228,7 +229,7 @@ def test_another_number_of_processes_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_commit_from_another_base_has_parts_of_its_own(tmp_path: Path) -> None:
-    setup = worlds.setup(worlds.recipe("fedavg", momentum="keep")[0], tmp_path, EXACT, numerics=SHARDS)
+    setup = tiny_federation.setup(worlds.recipe("fedavg", momentum="keep")[0], tmp_path, EXACT, numerics=SHARDS)
     sent = codec.encode(Global(backbone=EXACT().backbone.shared()))
     first, second, third = (
         Request("test", PARTY, "train", n, 3, n, 1, "train", sent, None, None, (0, None)) for n in (1, 2, 3)
@@ -258,7 +259,7 @@ def named(party_executor: PartyExecutor, request: Request) -> tuple[str, ...]:
 def test_a_part_is_flushed_where_the_site_says_so(tmp_path: Path, flush: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[int] = []
     monkeypatch.setattr(os, "fsync", flushed.append)
-    context = worlds.setup(worlds.recipe("fedavg")[0], tmp_path, EXACT, numerics=SHARDS).context(EXACT())
+    context = tiny_federation.setup(worlds.recipe("fedavg")[0], tmp_path, EXACT, numerics=SHARDS).context(EXACT())
     sent = codec.encode(Global(backbone=EXACT().backbone.shared()))
     request = Request("test", PARTY, "train", 1, 3, 1, 1, "train", sent, None, None, (0, None))
     (tmp_path / "parties" / PARTY).mkdir(parents=True)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from server_runs import controls, listed, metrics
 from toys import CALLS, HOOKS, Moves, State, Values
-from worlds import Stop, Tiny, run, stopping
 
 from coalface.core.method import Federation, Mean, Party, Tensors, like, message, step
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.party.executor import StepFailed
 from coalface.engine.transport import RunFailed
+from coalface.experiments.conformance.tiny_federation import Stop, Tiny, run, stopping
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 

@@ -9,10 +9,10 @@ import pytest
 import worlds
 from server_runs import metrics, stopped_and_resumed
 from toys import CALLS, Moves, Staged
-from worlds import Stop, run
 
 from coalface.engine.checkpoint import CheckpointError
 from coalface.engine.faults import SimulatedFaults
+from coalface.experiments.conformance.tiny_federation import NUMERICS, Stop, run
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 
@@ -82,7 +82,10 @@ def test_lines_of_rounds_that_are_repeated_are_taken_back(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"numerics": replace(worlds.NUMERICS, threads=3, sum_block=4)}, r"threads 1 \(now 3\), sum_block 2 \(now 4\)"),
+        (
+            {"numerics": replace(NUMERICS, threads=3, sum_block=4)},
+            r"threads 1 \(now 3\), sum_block 2 \(now 4\)",
+        ),
         ({"seed": 1}, "the seed"),
     ],
 )

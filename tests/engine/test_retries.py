@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from server_runs import metrics, stopped_and_resumed
 from toys import CALLS, Moves
-from worlds import Tiny, run
 
 from coalface.core import codec
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed, Unanswered
 from coalface.engine.transport import Reply, RunFailed
+from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.experiments.prepare import round_policy
 from coalface.experiments.recipe import loader
 

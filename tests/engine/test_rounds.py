@@ -8,12 +8,12 @@ import pytest
 import torch
 from server_runs import controls, listed, metrics
 from toys import CALLS, Moves, State, Values
-from worlds import run
 
 from coalface.core import codec
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Federation
 from coalface.engine.faults import SimulatedFaults
+from coalface.experiments.conformance.tiny_federation import run
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from server_runs import metrics
-from worlds import LOSS, Ran, Tiny, run
 
 from coalface.core.method import Abandoned, Mean, Ticket
 from coalface.engine.local import InProcess
@@ -19,6 +18,7 @@ from coalface.engine.run_state import Call
 from coalface.engine.running_sums import RunningMean
 from coalface.engine.sum_guard import Opened
 from coalface.engine.transport import Reply
+from coalface.experiments.conformance.tiny_federation import LOSS, Ran, Tiny, run
 from coalface.methods import METHODS
 from coalface.training.federated_validation import FederatedValidation
 from coalface.training.local_work import LocalTraining

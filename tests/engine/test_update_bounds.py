@@ -14,7 +14,6 @@ import worlds
 from grids import over_flower
 from server_runs import metrics
 from toys import CALLS, Moved, Moves, State, Values, _zeros
-from worlds import Tiny, run
 
 from coalface.core import codec
 from coalface.core.method import Federation, Mean, Ticket
@@ -23,6 +22,7 @@ from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.executor import Request
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.transport import Member, Reply
+from coalface.experiments.conformance.tiny_federation import Ran, Stop, Tiny, run, stopping
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 FIVE = Tiny(parties=5)
@@ -93,7 +93,7 @@ def claiming(images: int, *, zeros: bool = False) -> type[InProcess]:
     return Claiming
 
 
-def without(ran: worlds.Ran) -> dict[str, bytes]:
+def without(ran: Ran) -> dict[str, bytes]:
     """The bytes that are those of a run in which the party never counts: all but the metrics and what it has itself."""
     return {n: b for n, b in ran.bytes().items() if n != "metrics" and not n.startswith(("silo-1 ", "ledger silo-1"))}
 
@@ -156,8 +156,8 @@ def test_stopped_anywhere_and_resumed_is_the_unbroken_run(tmp_path: Path, oversi
 
     unbroken = attacked("unbroken", InProcess).bytes()
     for after in (3, 6, 9, 13, 20):
-        with pytest.raises(worlds.Stop):
-            attacked(f"{after}", worlds.stopping(after))
+        with pytest.raises(Stop):
+            attacked(f"{after}", stopping(after))
         assert attacked(f"{after}", InProcess).bytes() == unbroken, after
 
 

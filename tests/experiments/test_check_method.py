@@ -12,9 +12,10 @@ import pytest
 from written_method import SOURCE
 
 from coalface.core.errors import RecipeError
-from coalface.experiments.conformance.checks import CHECKS, Failure
+from coalface.experiments.conformance.checks import CHECKS
 from coalface.experiments.conformance.differences import ANOTHER_ORDER
 from coalface.experiments.conformance.new_method import class_of, write_method
+from coalface.experiments.conformance.subject import Failure
 from coalface.experiments.conformance.suite import find_subject
 
 TRAINED = "        return Up(backbone=party.backbone.shared()"

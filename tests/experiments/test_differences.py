@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from worlds import Ran, recipe, run
+from worlds import recipe
 
 from coalface.core.method import Method, Tensors
 from coalface.experiments.conformance.differences import ANOTHER_ORDER, first_difference
+from coalface.experiments.conformance.tiny_federation import Ran, run
 
 
 @pytest.fixture

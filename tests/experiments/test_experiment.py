@@ -7,16 +7,22 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tinyruns
+import torch
+from torch import nn
 
 import coalface as cf
 from coalface.core.errors import RecipeError
+from coalface.data.faceset import FaceSet
 from coalface.experiments import run
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.methods import METHODS
+from coalface.models import BACKBONES, sketch
 from coalface.training.losses.registry import LOSSES
 
 PAGE = Path(__file__).parents[2] / "docs/spec/recipes-and-runs.md"
@@ -89,6 +95,44 @@ def test_classes_of_ones_own_have_names_too() -> None:
     with pytest.raises(RecipeError) as refused:
         cf.Experiment(method=cf.FedAvg(sample="x")).recipe  # noqa: B018
     assert refused.value.where == "methods.fedavg.sample"
+
+
+class Flat(nn.Module):
+    def __init__(self, size: int, channels: int, embedding_size: int = 8) -> None:
+        super().__init__()
+        self.layer = nn.Linear(size * size * channels, embedding_size)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layer(images.flatten(1))
+
+
+class Halves(cf.Partition):
+    few: int = 2
+
+    def assign(self, faces: FaceSet, rng: np.random.Generator, domains: object) -> dict[str, FaceSet]:
+        return {"a": faces.only(range(self.few)), "b": faces.only(range(self.few, len(faces.names)))}
+
+
+@pytest.mark.parametrize(
+    "backbone", [Flat, Flat(32, 3), lambda size, channels: Flat(size, channels), cf.Model(name=Flat, embedding_size=4)]
+)
+def test_an_experiment_takes_a_backbone_faces_a_partition_and_a_callback_of_ones_own(
+    tmp_path: Path, backbone: Any
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 40, 40, 3), "uint8")
+    dataset = [(image, place // 5) for place, image in enumerate(pixels)]
+    data = cf.Silos(faces=cf.load_faces(dataset, size=32), partition=Halves(few=1))
+    heard = tinyruns.Silent()
+    experiment = cf.Experiment(method=cf.FedAvg(rounds=1), data=data, model=backbone)
+    parties = cf.FinishedRun(experiment.run(tmp_path, heard)).summary["parties"]
+    assert [(party["name"], party["images"]) for party in parties] == [("a", 5), ("b", 15)]
+    assert len(heard.rounds) == 1
+
+
+def test_a_backbone_whose_embeddings_have_another_size_is_refused() -> None:
+    with pytest.raises(RecipeError, match="8 numbers, not of 4") as refused:
+        sketch(BACKBONES.name_of(Flat(32, 1)), size=32, channels=1, embedding_size=4)
+    assert refused.value.where == "model.name"
 
 
 def test_the_names_of_the_package_are_all_there_and_name_every_method_and_loss() -> None:

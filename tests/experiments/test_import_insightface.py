@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coalface.core.errors import RecipeError
-from coalface.experiments.recipe import import_insightface, loader
+from coalface.experiments.recipe import import_insightface, insightface_words, loader
 from coalface.models import BACKBONES
 
 CONFIG = '''"""A configuration as the field writes them."""
@@ -55,7 +55,7 @@ def written(folder: Path, text: str) -> Path:
     ],
 )
 def test_a_margin_list_is_the_loss_of_its_one_margin(margins: Any, loss: dict[str, Any]) -> None:
-    assert import_insightface.loss_of(margins) == loss
+    assert insightface_words.loss_of(margins) == loss
     loader.parse({"loss": loss})
 
 
@@ -64,7 +64,7 @@ def test_a_margin_list_is_the_loss_of_its_one_margin(margins: Any, loss: dict[st
 )
 def test_a_margin_list_that_is_no_loss_here_is_refused(margins: Any) -> None:
     with pytest.raises(RecipeError, match="margin_list"):
-        import_insightface.loss_of(margins)
+        insightface_words.loss_of(margins)
 
 
 def test_the_words_stand_for_keys_of_a_recipe() -> None:
@@ -77,12 +77,12 @@ def test_the_words_stand_for_keys_of_a_recipe() -> None:
     assert recipe.digest() == loader.parse(plain).digest()
 
 
-@pytest.mark.parametrize("word", import_insightface.WORDS)
+@pytest.mark.parametrize("word", insightface_words.WORDS)
 def test_a_word_and_its_key_at_once_are_refused(word: str) -> None:
     words = {"margin_list": [1, 0.5, 0], "embedding_size": 64, "sample_rate": 0.5, "val_targets": []}
     key = {"loss": {}, "model": {"embedding_size": 128}, "local": {"sample_rate": 0.1}, "evaluation": {"pairs": {}}}
     with pytest.raises(RecipeError) as error:
-        import_insightface.translate_words({**key, word: words[word]})
+        insightface_words.translate_words({**key, word: words[word]})
     assert error.value.where == word
 
 

@@ -19,6 +19,7 @@ from coalface.core.codec import Entry
 from coalface.core.errors import RecipeError
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments import ledger_summary
+from coalface.experiments.conformance import tiny_federation
 from coalface.privacy import ledger
 
 
@@ -90,7 +91,7 @@ def test_what_left_is_counted_by_step_and_field(tmp_path: Path) -> None:
 
 def test_the_figures_are_those_of_a_run(tmp_path: Path) -> None:
     method, build = worlds.recipe("fedavg")
-    worlds.run(method, tmp_path, build)
+    tiny_federation.run(method, tmp_path, build)
     lines = [json.loads(text) for path in tmp_path.glob("ledger/*") for text in path.read_text().splitlines()]
     code, text = ledger_command(tmp_path, "--json")
     summary = json.loads(text)
@@ -166,7 +167,7 @@ def test_a_line_that_is_being_written_is_not_counted(tmp_path: Path) -> None:
 def both_sides(tmp_path: Path, toy_steps: None) -> tuple[Path, Path]:
     """(the server's folder, the home of silo-1) of a run; the other parties' ledgers lie at the server."""
     folder, home = tmp_path / "run", tmp_path / "home"
-    worlds.run(Moves(rounds=3), folder)
+    tiny_federation.run(Moves(rounds=3), folder)
     for kind, name in (("ledger", "silo-1.jsonl"), ("parties", "silo-1")):
         (home / "test" / kind).mkdir(parents=True)
         (folder / kind / name).rename(home / "test" / kind / name)
@@ -239,7 +240,7 @@ def test_a_damaged_checkpoint_is_told_and_replies_that_did_not_come_are_not_miss
     tmp_path: Path, toy_steps: None
 ) -> None:
     faults = SimulatedFaults(dropout=0.4)
-    worlds.run(Moves(rounds=4), tmp_path, faults=faults, min_reply_fraction=0.1, max_abandoned_rounds=4)
+    tiny_federation.run(Moves(rounds=4), tmp_path, faults=faults, min_reply_fraction=0.1, max_abandoned_rounds=4)
     records = [json.loads(text) for text in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert any(0 < record["arrived"] < record["asked"] for record in records)
     assert ledger_command("verify", tmp_path)[0] == 0

@@ -9,14 +9,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tinyruns
 import torch
+from numpy.typing import NDArray
 from tinyruns import Silent
 
 import coalface
 from coalface.core.errors import PluginError, RecipeError
 from coalface.experiments import run as runner
+from coalface.experiments.provenance import plugins
 from coalface.experiments.recipe import loader
 from coalface.experiments.report import table
 from coalface.experiments.report.runs import keep_digests
@@ -44,6 +47,18 @@ class Halves(Partition):
     def assign(self, faces, rng, domains):
         return {"a": faces.only(range(self.first)), "b": faces.only(range(self.first, len(faces.names)))}
 '''
+
+
+class Drawn(coalface.Reader):
+    def open(self, *, size: int, grey: bool) -> coalface.Images:
+        return coalface.Images([], [])
+
+
+class Gap(coalface.PairFigure):
+    figure = coalface.Figure("gap")
+
+    def compute(self, scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
+        return 0.0
 
 
 @pytest.fixture
@@ -112,8 +127,21 @@ def test_a_run_over_workers_records_where_its_plugins_are_from_and_refuses_to_go
     assert environment["coalface"] == coalface.__version__ and environment["torch"] == torch.__version__
     assert "halves_plugin" in (out / "report.html").read_text()
     (tmp_path / "halves_plugin.py").write_text(PARTITION + "# changed\n")
-    with pytest.raises(RecipeError, match="halves_plugin"):
+    with pytest.raises(RecipeError, match=rf"halves_plugin \({digest[:8]}, now "):
         runner.resume(out, Silent())
+
+
+def test_every_reader_and_figure_that_a_recipe_names_is_among_its_plugins() -> None:
+    reader, figure = f"{__name__}:Drawn", f"{__name__}:Gap"
+    two = {"kind": "joined", "parts": {"a": {"kind": reader}, "b": {"kind": reader}}}
+    pairs = {"other": {"kind": "balanced", "source": {"kind": reader}}}
+    tree = {"data": {"faces": two, "hold_out": 4}, "evaluation": {"pairs": pairs, "figures": [figure]}}
+    assert [(key, name) for key, name, _ in plugins(loader.parse(tree))] == [
+        ("data.a.kind", reader),
+        ("data.b.kind", reader),
+        ("evaluation.pairs.other.source.kind", reader),
+        ("evaluation.figures.0", figure),
+    ]
 
 
 def test_environments_that_differ_are_told_by_a_comparison(fedavg_run: Path, tmp_path: Path) -> None:

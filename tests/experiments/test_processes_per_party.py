@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import tinyruns
 import torch
-import worlds
 from safetensors.torch import load_file
 
 from coalface.core.errors import RecipeError
 from coalface.engine.party.setup import FederatedData
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.conformance import tiny_federation
+from coalface.experiments.conformance.tiny_federation import Ran
 from coalface.experiments.recipe import loader
 from coalface.experiments.setup import machine
 from coalface.experiments.setup.parts import Parts
@@ -104,11 +105,11 @@ class Exact:
         )
 
 
-def exactly(folder: Path, **changes: Any) -> worlds.Ran:
+def exactly(folder: Path, **changes: Any) -> Ran:
     """The tiny recipe's rounds in float64."""
     recipe = tinyruns.tiny(**changes)
     build = Exact(json.dumps(recipe.resolved()))
-    return worlds.run(recipe.build_method(), folder, build, numerics=Parts(recipe).numerics())
+    return tiny_federation.run(recipe.build_method(), folder, build, numerics=Parts(recipe).numerics())
 
 
 @pytest.mark.usefixtures("quick_workers")

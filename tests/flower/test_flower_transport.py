@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from grids import InProcessGrid, over_flower, roles, seated
-from worlds import Stop, recipe, run
+from worlds import recipe
 
 from coalface.core.method import Party, step
 from coalface.engine.party.service import PartyService, answer
 from coalface.engine.transport import RunFailed
+from coalface.experiments.conformance.tiny_federation import Stop, run
 from coalface.flower.app import records
 from coalface.flower.app.client_app import client_app
 from coalface.flower.app.transport import FlowerTransport, Patience

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from grids import InProcessGrid, over_flower
-from worlds import Stop, recipe, run
+from worlds import recipe
 
 from coalface.engine.transport import RunFailed
+from coalface.experiments.conformance.tiny_federation import Stop, run
 from coalface.flower.app import records
 from coalface.flower.app.transport import FlowerTransport, Patience
 

@@ -16,13 +16,13 @@ import naive
 import numpy as np
 import torch
 from torch import Tensor, nn
-from worlds import Ran, Tiny, run
 
 from coalface.core import codec
 from coalface.core.method import Method, Tensors
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request
 from coalface.engine.transport import Reply
+from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run
 from coalface.training.local_work import Cursor, LocalTraining
 
 EXACT = Tiny(parties=7, one_identity=True, flip=False, double=True)

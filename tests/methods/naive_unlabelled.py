@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from worlds import LOSS, Ran, Tiny, run
 
 from coalface.core import codec
 from coalface.core.method import Method, Tensors
@@ -22,6 +21,7 @@ from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import Reply, StepFailed
+from coalface.experiments.conformance.tiny_federation import LOSS, Ran, Tiny, run
 from coalface.methods.fedfr_uda import FedFRUDA
 from coalface.training.clustering.pseudo_labels import Labelling
 from coalface.training.local_work import Cursor, LocalTraining

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-import worlds
 from cases import by_default
-from worlds import Ran, Stop, Tiny, recipe, run, stopping, workers
+from worlds import recipe
 
 from coalface.core.method import Method
 from coalface.engine.run_state import Numerics
+from coalface.experiments.conformance.tiny_federation import NUMERICS, Ran, Stop, Tiny, run, stopping, workers
 from coalface.experiments.conformance.traffic import all_tensors
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
@@ -33,7 +33,7 @@ def cohorts(name: str, images: int, **changes: Any) -> tuple[Method, Tiny, Numer
         epochs=1, batch_size=8, lr=0.5
     )  # momentum and weight decay as by default: one step has no use for them
     method, build = recipe(name, local=work, **changes)
-    return method, replace(build, double=True), replace(worlds.NUMERICS, client_batch=images)
+    return method, replace(build, double=True), replace(NUMERICS, client_batch=images)
 
 
 def test_every_method_of_one_identity_a_party_has_a_batched_form() -> None:

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from coalface.core.method import Federation, Mean, Party, Tensors, free, message, step
 from coalface.engine.faults import COUNT_FAULTS, TENSOR_FAULTS
-from coalface.experiments.conformance.checks import CHECKS, Subject, check_nonsense, check_resume
+from coalface.experiments.conformance.checks import CHECKS, check_nonsense, check_resume
 from coalface.experiments.conformance.leaks import leaks
+from coalface.experiments.conformance.subject import Subject
+from coalface.experiments.conformance.tiny_federation import LOSS, WORK, Tiny
 from coalface.methods import METHODS
 from coalface.methods.fedavg import FedAvg, Global, State
 from coalface.training.local_training import Learner, learn
@@ -105,5 +107,5 @@ class Leaking(FedAvg):
 
 @pytest.mark.parametrize(("what", "named"), [("head", "Learner.head"), ("images", "the images")])
 def test_a_method_that_leaks_is_found_out(what: str, named: str, tmp_path: Path) -> None:
-    method = Leaking(rounds=2, local=worlds.WORK, loss=worlds.LOSS, what=what)
-    assert named in leaks(method, tmp_path, worlds.Tiny())
+    method = Leaking(rounds=2, local=WORK, loss=LOSS, what=what)
+    assert named in leaks(method, tmp_path, Tiny())

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import worlds
-from worlds import LOSS, Tiny, recipe, run
+from worlds import recipe
 
 from coalface.core.method import Tensors
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.party.executor import Request
+from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run, setup
 from coalface.methods.fedavg import FedAvg
 from coalface.training.classifier import HEAD
 from coalface.training.local_training import fresh_head
@@ -47,7 +47,7 @@ def test_one_step_each_is_one_step_on_the_weighted_mean_gradient(tmp_path: Path)
 
 
 def fresh(name: str, build: Tiny) -> torch.Tensor:
-    context = worlds.setup(FedAvg(), Path("unused"), build).context(build())
+    context = setup(FedAvg(), Path("unused"), build).context(build())
     return fresh_head(context.party(Request("test", name, "train", 1, 1, 2, 1, "train", None, None, None, (0, None))))
 
 

@@ -10,8 +10,8 @@ import naive
 import pytest
 from naive_clients import EXACT, STEPS, WHOLE
 from test_fedface import TROUBLED, agree, drawn
-from worlds import run
 
+from coalface.experiments.conformance.tiny_federation import run
 from coalface.methods.fedaws import FedAwS
 from coalface.methods.fedface import FedFace
 from coalface.training.losses.spreadout import Spreading

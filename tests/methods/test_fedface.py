@@ -11,11 +11,11 @@ import torch
 from cases import by_default
 from naive_clients import EXACT, STEPS, WHOLE, along_cosine, heard_run
 from torch import Tensor
-from worlds import Tiny, run
 
 from coalface.core import codec
 from coalface.core.method import Party, Tensors, generator, step
 from coalface.engine.faults import SimulatedFaults
+from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.methods.fedface import PRESETS, Centre, FedFace, Global, Update
 from coalface.training.losses.spreadout import Spreading
 

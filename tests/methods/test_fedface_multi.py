@@ -14,12 +14,12 @@ from cases import by_default
 from naive_clients import heard_run, metrics
 from test_fedface import TROUBLED, spread
 from torch import Tensor
-from worlds import NUMERICS, Tiny, faces, run
 
 from coalface.core import codec
 from coalface.core.method import Party, Tensors, step
 from coalface.data.faceset import FaceSet
 from coalface.engine.faults import SimulatedFaults
+from coalface.experiments.conformance.tiny_federation import NUMERICS, Tiny, faces, run
 from coalface.methods.fedface import PRESETS, Centre, FedFace, Global
 from coalface.methods.fedface_multi import FedFaceMulti, Update
 from coalface.training.local_work import Cursor, LocalTraining

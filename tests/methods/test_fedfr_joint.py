@@ -10,13 +10,13 @@ from typing import Any
 import naive
 import pytest
 import torch
-import worlds
 from naive_clients import heard_run, metrics
 from naive_fedfr import EXACT, WORK, followed, joint, own_model, same_as_kept
-from worlds import LOSS, Ran, Tiny, raw, run
 
 from coalface.core import codec
 from coalface.core.local_results import PERSONAL_MODEL
+from coalface.experiments.conformance import tiny_federation
+from coalface.experiments.conformance.tiny_federation import LOSS, Ran, Tiny, raw, run
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedfr_joint import PRESETS, FedFRJoint, Own, Update
 from coalface.training.local_training import Learner
@@ -74,7 +74,7 @@ def test_the_rounds_are_those_of_the_loop(name: str, tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize("build", [Tiny(public=3, norm=True), Tiny(public=3, norm=True, policy="local")])
 def test_without_its_parts_it_is_fedavg_bit_for_bit(build: Tiny, tmp_path: Path) -> None:
-    settings = {"rounds": 3, "local": worlds.WORK, "loss": LOSS, "sample": 2}
+    settings = {"rounds": 3, "local": tiny_federation.WORK, "loss": LOSS, "sample": 2}
     joint_run = run(FedFRJoint(**settings, **OFF), tmp_path / "joint", build)  # type: ignore[arg-type]
     plain = run(FedAvg(**settings), tmp_path / "fedavg", build)  # type: ignore[arg-type]
     assert raw(joint_run.state.backbone) == raw(plain.state.backbone) and joint_run.state.classifier.shape == (0, 8)

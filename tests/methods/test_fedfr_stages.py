@@ -10,16 +10,17 @@ import naive
 import numpy as np
 import pytest
 import torch
-import worlds
 from naive_unlabelled import TAU, WORK, WORLD, Client, heard, made, metrics, naive_cfinch
 from numpy.typing import NDArray
 from torch.nn import functional as F
-from worlds import LOSS, Stop, run, stopping
 
 from coalface.core import codec
+from coalface.data.augment import to_tensor
 from coalface.engine.party.executor import PartyExecutor, Request
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import StepFailed
+from coalface.experiments.conformance import tiny_federation
+from coalface.experiments.conformance.tiny_federation import LOSS, Stop, run, setup, stopping
 from coalface.methods import fedfr_uda
 from coalface.methods.fedfr_uda import FedFRUDA, FinetunePseudo, Own
 from coalface.training.clustering.finch import GRID
@@ -134,7 +135,7 @@ def pairwise_f(identities: NDArray[np.int64], clusters: list[int]) -> float:
 
 def with_aside() -> FederatedData:
     """The source has images of three more people to choose by."""
-    strangers = worlds.faces(9, 6).only([6, 7, 8])
+    strangers = tiny_federation.faces(9, 6).only([6, 7, 8])
     return replace(WORLD(), calibration_data={"silo-0": strangers})
 
 
@@ -145,7 +146,7 @@ def test_the_source_chooses_the_threshold_by_its_own_and_sends_a_number(aside: b
     assert [vars(reply) for step, reply in calls.replies if step == "choose"] == [{"threshold": threshold}]
     faces = with_aside().calibration_data["silo-0"] if aside else WORLD().data["silo-0"]
     client = Client("silo-0", WORLD)
-    client.images = worlds.to_tensor(faces.take(np.arange(len(faces)))).double()
+    client.images = to_tensor(faces.take(np.arange(len(faces)))).double()
     features = client.features(WORLD().backbone.shared()).numpy()
 
     def score(at: float) -> float:
@@ -230,7 +231,7 @@ def in_stages() -> FedFRUDA:
 def test_a_desk_refuses_a_step_of_another_role_by_itself(tmp_path: Path) -> None:
     """Whatever a server asks."""
     method = made()
-    executor = PartyExecutor(worlds.setup(method, tmp_path, WORLD).context(WORLD()), "silo-1")
+    executor = PartyExecutor(setup(method, tmp_path, WORLD).context(WORLD()), "silo-1")
     common = codec.encode(fedfr_uda.Global(backbone=WORLD().backbone.shared()))
     request = Request("test", "silo-1", "label", 1, 1, 1, 1, "choose", common, None, None, (0, None))
     with pytest.raises(StepFailed, match="the step is for the role 'trainer/source', this party is a 'trainer/target'"):

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from naive_unlabelled import LR, TAU, WORLD, Client, made
-from worlds import Tiny, run
 
 from coalface.core.method import Tensors
+from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.methods import fedfr_uda
 from coalface.methods.fedfr_uda import Own
 from coalface.training.local_work import Cursor

@@ -12,11 +12,11 @@ import torch
 from cases import by_default
 from naive_clients import EXACT, STEPS, WHOLE, Heard, Slopes, along_cosine, heard_run
 from torch import Tensor
-from worlds import Tiny, run
 
 from coalface.core.method import Tensors, generator
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments import plan
+from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.methods import fedfv
 from coalface.methods.fedfv import FedFV
 from coalface.training.fedfv import draw_subsets

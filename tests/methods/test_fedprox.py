@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from worlds import Tiny, recipe, run
+from worlds import recipe
 
 from coalface.core.method import Tensors
+from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.methods import fedavg
 from coalface.training.classifier import HEAD
 from coalface.training.local_training import learn

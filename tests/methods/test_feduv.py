@@ -13,11 +13,11 @@ import torch
 from cases import by_default
 from naive_clients import EXACT, STEPS, WHOLE, Slopes, heard_run
 from torch import Tensor
-from worlds import Tiny, run
 
 from coalface.core import codec
 from coalface.core.method import Tensors, generator
 from coalface.engine.faults import SimulatedFaults
+from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.methods import feduv
 from coalface.methods.feduv import Code, FedUV, Update
 from coalface.training.bch_codes import BCH

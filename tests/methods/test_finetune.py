@@ -10,9 +10,9 @@ import naive
 import pytest
 from naive_clients import metrics
 from naive_fedfr import COSFACE, EXACT, WORK, followed, joint, own_model, same_as_kept
-from worlds import Tiny, run
 
 from coalface.core.local_results import PERSONAL_MODEL
+from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.methods.fedfr_joint import FedFRJoint, Own
 from coalface.methods.finetune import KD, Finetune, Progress
 

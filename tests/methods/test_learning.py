@@ -11,7 +11,7 @@ import pytest
 import worlds
 from worlds import recipe
 
-from coalface.experiments.conformance.checks import GAIN, LEARNING, ROUNDS, learned
+from coalface.experiments.conformance.learning import GAIN, LEARNING, ROUNDS, learned
 from coalface.methods import METHODS, feduv
 from coalface.training.clustering.pseudo_labels import Labelling
 from coalface.training.local_work import LocalTraining

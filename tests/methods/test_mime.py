@@ -7,9 +7,10 @@ import naive
 import pytest
 import torch
 from cases import by_default
-from worlds import LOSS, Tiny, recipe, run
+from worlds import recipe
 
 from coalface.core.method import Tensors
+from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run
 from coalface.methods.mime import Mime, MimeLite
 from coalface.training.classifier import HEAD
 from coalface.training.local_training import Learner

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
-import worlds
 from tinyruns import Silent, tiny
 from written_method import PAGE, method
 
 from coalface.core.method import DeclarationError, Models
 from coalface.experiments import run as experiment
+from coalface.experiments.conformance import tiny_federation
+from coalface.experiments.conformance.tiny_federation import LOSS, WORK
 from coalface.methods.fedavg import FedAvg
 
 Mistake = tuple[str, str, type[Exception], str]
@@ -56,9 +57,12 @@ def test_the_method_of_the_page_runs_as_an_experiment(tmp_path: Path, monkeypatc
 
 
 def test_the_method_of_the_page_goes_a_part_of_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    damped, settings = method(tmp_path, monkeypatch).Damped, {"local": worlds.WORK, "loss": worlds.LOSS, "rounds": 1}
-    half = worlds.run(damped(way=0.5, **settings), tmp_path / "half")
-    whole = worlds.run(FedAvg(**settings), tmp_path / "whole")  # type: ignore[arg-type]
+    damped, settings = (
+        method(tmp_path, monkeypatch).Damped,
+        {"local": WORK, "loss": LOSS, "rounds": 1},
+    )
+    half = tiny_federation.run(damped(way=0.5, **settings), tmp_path / "half")
+    whole = tiny_federation.run(FedAvg(**settings), tmp_path / "whole")  # type: ignore[arg-type]
     assert half.models.shared is not None and whole.models.shared is not None
     for name, first in half.server.initial.items():
         assert torch.allclose(half.models.shared[name], (first + whole.models.shared[name]) / 2, atol=1e-6)
@@ -189,10 +193,10 @@ def test_a_mistake_ends_an_experiment_before_anything_is_written(
 )
 def test_an_engine_without_a_plan_says_the_same(mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new, error, names = PLANNED[mistake]
-    settings: dict[str, Any] = {"local": worlds.WORK, "loss": worlds.LOSS}
+    settings: dict[str, Any] = {"local": WORK, "loss": LOSS}
     damped = method(tmp_path, monkeypatch, old, new).Damped(**settings)
     with pytest.raises(error, match=names):
-        worlds.run(damped, tmp_path)
+        tiny_federation.run(damped, tmp_path)
     assert not list((tmp_path / "parties").rglob("*.commit")) and not (tmp_path / "checkpoints").exists()
 
 

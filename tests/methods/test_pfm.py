@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tinyruns import tiny
 from torch import Tensor
-from worlds import LOSS, Tiny, recipe, run
+from worlds import recipe
 
 from coalface.core.errors import RecipeError
 from coalface.core.method import Party, Tensors
+from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run
 from coalface.experiments.recipe.loader import parse
 from coalface.methods import pfm
 from coalface.methods.pfm import PFM

@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 from naive_clients import EXACT, STEPS, WHOLE
 from test_fedface import agree
-from worlds import LocalTraining, Ran, Tiny, cosines, recipe, run
+from worlds import recipe
 
 from coalface.core.method import Tensors
+from coalface.experiments.conformance.learning import cosines
+from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run
 from coalface.methods.fedface import FedFace, PositiveOnly
+from coalface.training.local_work import LocalTraining
 
 LONG = LocalTraining(batch_size=8, lr=0.2)
 

@@ -14,7 +14,6 @@ from naive_fedfr import EXACT, joint
 from safetensors.torch import load_file
 from tinyruns import Silent
 from tinyruns import public_images as recipe
-from worlds import Stop, run, stopping
 
 from coalface.core import codec
 from coalface.core.local_results import PUBLIC_IMAGES_USED
@@ -22,6 +21,7 @@ from coalface.core.method import Party, Tensors
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.experiments import run as experiment
+from coalface.experiments.conformance.tiny_federation import Stop, run, stopping
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.long_table import mean_and_spread, pivot
 from coalface.experiments.setup.parts import Parts, first_backbone

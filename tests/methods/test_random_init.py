@@ -8,8 +8,8 @@ import naive
 import pytest
 from naive_clients import EXACT, STEPS
 from test_fedface import agree, drawn
-from worlds import run
 
+from coalface.experiments.conformance.tiny_federation import run
 from coalface.methods.fedface import FedFace, RandomInit
 
 

@@ -8,9 +8,10 @@ import naive
 import pytest
 import torch
 from cases import by_default
-from worlds import LOSS, Tiny, recipe, run
+from worlds import recipe
 
 from coalface.engine.faults import SimulatedFaults
+from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run
 from coalface.methods.scaffold import Controlled, Scaffold
 from coalface.training.local_work import LocalTraining
 

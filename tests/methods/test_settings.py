@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds import recipe, run
+from worlds import recipe
 
+from coalface.experiments.conformance.tiny_federation import run
 from coalface.methods import METHODS
 from coalface.training.clustering.pseudo_labels import Labelling
 from coalface.training.federated_validation import FederatedValidation

@@ -6,8 +6,9 @@ from typing import Literal
 import naive
 import pytest
 from cases import by_default
-from worlds import LOSS, Tiny, recipe, run
+from worlds import recipe
 
+from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run
 from coalface.methods.slowmo import SlowMo
 from coalface.training.local_work import LocalTraining
 

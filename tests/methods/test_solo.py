@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import torch
-from worlds import Tiny, recipe, run
+from worlds import recipe
 
+from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.training.local_work import LocalTraining
 
 

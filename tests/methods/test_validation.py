@@ -12,19 +12,20 @@ import naive
 import numpy as np
 import pytest
 import torch
-import worlds
 from cases import by_default
 from naive import naive_accuracy
 from torch import Tensor
-from worlds import LOSS, WORK, Ran, Tiny, run
 
 from coalface.core import codec
 from coalface.core.method import Federation, Mean, Tensors, Ticket, generator
+from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed
 from coalface.engine.running_sums import RunningMean
 from coalface.engine.transport import Reply
+from coalface.experiments.conformance import tiny_federation
+from coalface.experiments.conformance.tiny_federation import LOSS, NUMERICS, WORK, Ran, Tiny, run
 from coalface.methods import METHODS, fedavg
 from coalface.methods.fv import FedAvgFV, FedAvgState
 from coalface.training.federated_validation import FederatedValidation, Open, Weighting
@@ -220,8 +221,8 @@ def test_a_weighting_that_never_moves_gives_the_bits_of_the_method_without_it(
     build = Even(parties=4 if sample is None else 8, validators=1, each=4)
     plain = run(METHODS[name](rounds=3, local=WORK, loss=LOSS, sample=sample), tmp_path / "plain", build)
     still = fv(f"{name}-fv", rounds=3, sample=sample, smoothing=0.0, fv=mode)
-    validated = run(still, tmp_path / "fv", build, numerics=replace(worlds.NUMERICS))
-    assert worlds.raw(validated.models.shared or {}) == worlds.raw(plain.models.shared or {})
+    validated = run(still, tmp_path / "fv", build, numerics=replace(NUMERICS))
+    assert tiny_federation.raw(validated.models.shared or {}) == tiny_federation.raw(plain.models.shared or {})
     assert ledger(tmp_path / "fv") == ledger(tmp_path / "plain")
     if sample is not None:
         assert len({(e["round"], party) for party, e in ledger(tmp_path / "fv")}) == 3 * sample
@@ -230,15 +231,15 @@ def test_a_weighting_that_never_moves_gives_the_bits_of_the_method_without_it(
 class Even(Tiny):
     """Every party holds as many images."""
 
-    def data(self) -> dict[str, worlds.FaceSet]:
-        whole = worlds.faces(2 * self.parties, self.each)
+    def data(self) -> dict[str, FaceSet]:
+        whole = tiny_federation.faces(2 * self.parties, self.each)
         return {f"silo-{i}": whole.only([2 * i, 2 * i + 1]) for i in range(self.parties)}
 
 
 # --- Algorithm 2 from end to end --------------------------------------------------------------------------------------
 
 
-def naive_score(model: Tensors, faces: worlds.FaceSet, pairs: PairList, build: Tiny) -> float:
+def naive_score(model: Tensors, faces: FaceSet, pairs: PairList, build: Tiny) -> float:
     net = build().backbone.module
     net.load_state_dict({**net.state_dict(), **model})
     pixels = torch.from_numpy(faces.take(np.arange(len(faces))).astype(np.float32)).permute(0, 3, 1, 2)
@@ -318,7 +319,10 @@ def test_kept_and_folded_give_the_same_weights(
     name: str, count: int, parties: int, lag: int, block: int, tmp_path: Path
 ) -> None:
     """To the bit where all are in one block; else the sums round in another order, which training makes more of."""
-    build, numerics = Tiny(parties=parties, validators=2, norm=block == 16), replace(worlds.NUMERICS, sum_block=block)
+    build, numerics = (
+        Tiny(parties=parties, validators=2, norm=block == 16),
+        replace(NUMERICS, sum_block=block),
+    )
     settings = {"candidates": count, "lag": lag, "rounds": 5 if block == 16 else 4}
     kept_run = run(fv(name, **settings), tmp_path / "kept", build, numerics=numerics, seed=2)
     folded = run(fv(name, fv="folded", **settings), tmp_path / "folded", build, numerics=numerics, seed=2)

@@ -11,11 +11,9 @@ from typing import Any
 import naive
 import numpy as np
 import pytest
-import worlds
 from cases import by_default
 from naive import naive_accuracy
 from test_validation import FIVE, fv, ledger, metrics, naive_mean, traced
-from worlds import Stop, Tiny, run, stopping
 
 from coalface.core import codec
 from coalface.core.method import generator
@@ -25,6 +23,7 @@ from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request, StepFailed
 from coalface.engine.transport import Reply
 from coalface.experiments import plan
+from coalface.experiments.conformance.tiny_federation import Stop, Tiny, raw, run, stopping
 from coalface.methods.fedavg import FedAvg
 from coalface.models.embedding import embed
 
@@ -179,7 +178,7 @@ def test_a_validator_that_fails_is_left_out_by_name_and_the_others_decide(tmp_pa
     assert [traced(r, "score") for r in metrics(ran)] == [traced(r, "score") for r in metrics(continued)]
     assert set(traced(metrics(ran)[1], "score")) == {"judge-0", "judge-1"}
     assert len({tuple(traced(r).values()) for r in metrics(ran)}) > 1
-    assert worlds.raw(ran.models.shared or {}) == worlds.raw(continued.models.shared or {})
+    assert raw(ran.models.shared or {}) == raw(continued.models.shared or {})
 
 
 def test_where_no_validator_answers_the_weighting_stays_and_the_round_goes_on(tmp_path: Path) -> None:
@@ -189,7 +188,7 @@ def test_where_no_validator_answers_the_weighting_stays_and_the_round_goes_on(tm
     assert all(set(r["failed"]) == {"judge-0", "judge-1", "judge-2"} for r in metrics(ran)[1:])
     assert not any(r["abandoned"] for r in metrics(ran))
     assert len({tuple(traced(r).values()) for r in metrics(ran)}) == 1
-    assert worlds.raw(ran.models.shared or {}) == worlds.raw(plain.models.shared or {})
+    assert raw(ran.models.shared or {}) == raw(plain.models.shared or {})
 
 
 def test_an_abandoned_round_leaves_the_validation_under_way_and_it_is_collected_in_the_next(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ import naive
 import numpy as np
 import pytest
 import torch
-import worlds
 from torch import Tensor
-from worlds import Tiny
 
+from coalface.experiments.conformance.tiny_federation import Tiny, raw
 from coalface.training.classifier import (
     HEAD,
     DenseClassifier,
@@ -102,7 +101,7 @@ def test_a_sample_of_all_is_the_dense_one_bit_for_bit() -> None:
         (dense_state.extra, sampled_state.extra),
         (dense_state.velocity, sampled_state.velocity),
     ):
-        assert worlds.raw(dense_tensors) == worlds.raw(sampled_tensors)
+        assert raw(dense_tensors) == raw(sampled_tensors)
     assert torch.equal(dense_state.weights, sampled_state.weights)
 
 
@@ -129,7 +128,7 @@ def test_what_is_given_stays_as_it_is_and_what_is_fixed_is_not_trained() -> None
         embeddings = torch.randn(4, 8, generator=torch.Generator().manual_seed(2))
         _, gradients = classifier.gradients(embeddings, torch.tensor([0, 1, 2, 3]), {})
         classifier.step(gradients)
-        assert torch.equal(head, torch.ones(6, 8)) and worlds.raw(extra) == worlds.raw(given)
+        assert torch.equal(head, torch.ones(6, 8)) and raw(extra) == raw(given)
         state = classifier.state()
         assert torch.equal(state.weights, head) == fixed and not torch.equal(state.extra["bias"], extra["bias"])
         assert list(state.velocity) == (["loss.bias"] if fixed else ["loss.bias", HEAD])

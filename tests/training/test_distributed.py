@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import worlds
 from naive import party
 from together import Together
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from worlds import WORK, Tiny
 
+from coalface.experiments.conformance.tiny_federation import WORK, Tiny, raw
 from coalface.models.groups import Backbone
 from coalface.models.iresnet import IBasicBlock
 from coalface.training.classifier import HEAD, sampled_classes
@@ -204,7 +203,7 @@ def test_rounds_of_a_party_over_several_processes_are_those_of_one(
     by_process = together.run(learned, build, settings, momentum)
     for losses, backbone, shard in by_process:
         assert losses == pytest.approx(expected_losses, abs=1e-11) and losses == by_process[0][0]
-        assert worlds.raw(backbone) == worlds.raw(by_process[0][1])
+        assert raw(backbone) == raw(by_process[0][1])
         assert all(apart(backbone[name], shared[name]) < 1e-11 for name in shared)
         assert all(apart(shard.kept[name], learner.kept[name]) < 1e-11 for name in learner.kept)
         assert vars(shard.cursor) == vars(learner.cursor) and set(shard.velocity) == set(learner.velocity)

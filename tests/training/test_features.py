@@ -8,11 +8,11 @@ import naive
 import numpy as np
 import pytest
 import torch
-import worlds
 from torch import Tensor, nn
-from worlds import Tiny
 
 from coalface.core.method import Party
+from coalface.data.faceset import FaceSet
+from coalface.experiments.conformance.tiny_federation import Tiny
 from coalface.training import features
 from coalface.training.features import mean_head, unit_features
 
@@ -24,7 +24,7 @@ def party() -> Party:
     return naive.party("silo-1", NORM)
 
 
-def one_by_one(net: nn.Module, faces: worlds.FaceSet) -> Tensor:
+def one_by_one(net: nn.Module, faces: FaceSet) -> Tensor:
     embeddings_ = []
     for place in range(len(faces)):
         pixels = torch.from_numpy(faces.take(np.array([place])).astype(np.float32)).permute(0, 3, 1, 2)

@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from worlds import Tiny
 
 from coalface.core.method import generator
+from coalface.experiments.conformance.tiny_federation import Tiny
 from coalface.models import build
 from coalface.models.groups import Backbone
 from coalface.training.fedfr import Distilled, JointLoss, drift, frozen, untrained

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from naive import party
 from together import Together
-from worlds import LOSS, WORK, Tiny
 
 from coalface.core.method import Tensors
+from coalface.experiments.conformance.tiny_federation import LOSS, WORK, Tiny
 from coalface.training.classifier import HEAD
 from coalface.training.distributed.shards import Shards
 from coalface.training.gradients import full_gradient, gradient

@@ -12,12 +12,11 @@ import naive
 import numpy as np
 import pytest
 import torch
-import worlds
 from torch import Tensor
-from worlds import Tiny, run
 
 from coalface.core.method import Party
 from coalface.engine.party.setup import FederatedData
+from coalface.experiments.conformance.tiny_federation import LOSS, WORK, Tiny, run
 from coalface.methods.fedfr_joint import FedFRJoint
 from coalface.training import public_images
 from coalface.training.public_images import PublicImages, digest, hard_negatives, public_features
@@ -119,7 +118,7 @@ def test_a_digest_tells_names_shapes_dtypes_and_numbers_apart_and_not_their_orde
 
 
 def method(**changes: Any) -> FedFRJoint:
-    return FedFRJoint(**{"rounds": 3, "local": worlds.WORK, "loss": worlds.LOSS, "threshold": 0.9, **changes})
+    return FedFRJoint(**{"rounds": 3, "local": WORK, "loss": LOSS, "threshold": 0.9, **changes})
 
 
 def test_a_round_embeds_them_once_whatever_the_number_of_clients(tmp_path: Path) -> None:

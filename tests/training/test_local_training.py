@@ -9,9 +9,9 @@ import pytest
 import torch
 from naive import party
 from torch import Tensor
-from worlds import LOSS, WORK, Net, Tiny
 
 from coalface.core.method import Party, Tensors
+from coalface.experiments.conformance.tiny_federation import LOSS, WORK, Net, Tiny
 from coalface.training.classifier import HEAD, classifier_for, sampled_classes
 from coalface.training.local_training import Learner, fresh_head, learn, train
 from coalface.training.local_work import LocalTraining

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from worlds import WORK, Stop, Tiny, run, stopping, workers
 
 from coalface.core.errors import RecipeError
 from coalface.data.augment import Augment
 from coalface.experiments import run as runner
 from coalface.experiments.callbacks.base import Callbacks
+from coalface.experiments.conformance.tiny_federation import WORK, Stop, Tiny, run, stopping, workers
 from coalface.experiments.recipe import loader
 from coalface.methods.fedavg import FedAvg
 from coalface.training.classifier import classifier_for

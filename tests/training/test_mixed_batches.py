@@ -11,11 +11,11 @@ import naive
 import numpy as np
 import pytest
 import torch
-import worlds
 from torch import Tensor, nn
-from worlds import LOSS, Ran, Tiny, recipe
+from worlds import recipe
 
 from coalface.core.method import Method, Party
+from coalface.experiments.conformance.tiny_federation import LOSS, Ran, Tiny, run
 from coalface.training.classifier import HEAD
 from coalface.training.domain_adaptation import mixed_batches
 from coalface.training.domain_adaptation.losses import Discrepancy
@@ -141,7 +141,7 @@ class Plain:
 
 
 def ran(method: Method, folder: Path, build: Tiny = WORLD) -> Ran:
-    return worlds.run(method, folder, build)
+    return run(method, folder, build)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.9])

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from worlds import Tiny
 
 from coalface.core.method import Party
+from coalface.experiments.conformance.tiny_federation import Tiny
 from coalface.training import one_identity
 from coalface.training.fedfv import AgainstOthers
 from coalface.training.local_work import Cursor, LocalTraining

@@ -286,7 +286,7 @@ class PartyExecutor:
                 group.agree(encoded.sums)
             return encoded, private_state
         except Exception as error:
-            raise StepFailed(f"{where}: {type(error).__name__}: {error}") from error
+            raise StepFailed(f"{where}: {type(error).__name__}: {error}".removesuffix(": ")) from error
 
     def arguments(self, request: Request, base: Commit | None = None) -> dict[str, Any]:
         """What the step is given beside its party."""

@@ -27,19 +27,13 @@ from coalface.experiments.setup.sources import open_source
 
 
 @dataclass(frozen=True, eq=False)
-class Faces:
-    """Face images with their people: `load_faces` finds them, a recipe names them by `source`."""
-
-    source: sections.Source
-    """What `data.faces` of a recipe says."""
-    size: int
-    """Side of the images in pixels."""
-    grey: bool
+class Faces(sections.LoadedFaces):
+    """Face images with their people: `load_faces` finds them."""
 
     @functools.cached_property
     def images(self) -> FaceSet:
         """The images, decoded once into the cache and mapped from there."""
-        recipe = Recipe(data=Silos(faces=self.source, size=self.size, grey=self.grey))
+        recipe = Recipe(data=Silos(faces=self))
         return open_source(recipe, self.source)
 
     def __repr__(self) -> str:

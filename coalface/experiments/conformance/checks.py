@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import dataclasses
-import functools
 import json
 import math
 import multiprocessing
@@ -12,9 +10,8 @@ import os
 import pickle
 import random
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,105 +19,29 @@ import torch
 from torch import Tensor
 
 from coalface.core import codec
-from coalface.core.method import Method, Tensors
+from coalface.core.method import Tensors
 from coalface.engine import processes
 from coalface.engine.faults import COUNT_FAULTS, SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request
 from coalface.engine.transport import Reply, RunFailed
 from coalface.experiments import plan
-from coalface.experiments.conformance.differences import ANOTHER_ORDER, first_difference
 from coalface.experiments.conformance.leaks import leaks
-from coalface.experiments.conformance.learning import figure
+from coalface.experiments.conformance.learning import GAIN, LEARNING, ROUNDS, learned
+from coalface.experiments.conformance.subject import Failure, Subject, require_same
 from coalface.experiments.conformance.tiny_federation import (
     LOSS,
     WORK,
-    Ran,
     Stop,
-    Tiny,
     raw,
     run,
     stopping,
-    tiny,
     workers,
 )
-from coalface.experiments.conformance.traffic import Heard, all_tensors, listened, listening
+from coalface.experiments.conformance.traffic import Heard, all_tensors, listening
 from coalface.experiments.recipe.schema import BY_NAME
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
-
-GAIN = 0.15
-"""Of the area under the ROC curve of genuine against impostor pairs; 0.5 is chance, the untrained model has 0.6."""
-ROUNDS = 20
-LEARNING = LocalTraining(epochs=5, batch_size=8, lr=0.05)
-
-
-class Failure(Exception):
-    """What is wrong with a method, and how to mend it."""
-
-    def __init__(self, wrong: str, mend: str) -> None:
-        super().__init__(wrong)
-        self.wrong, self.mend = wrong, mend
-
-
-@dataclass(frozen=True, eq=False)
-class Subject:
-    """A method that is checked, with the settings that it needs in tiny federations; it writes below `folder`."""
-
-    cls: type[Method]
-    folder: Path
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    sends: frozenset[str] = frozenset()
-    """Private fields, as `Class.field`, that leave a party by the method's own words."""
-
-    def build(self, **changes: Any) -> tuple[Method, Tiny]:
-        """The method and its federation, all parties asked in each round."""
-        return tiny(self.cls, **{**self.settings, **changes})
-
-    @functools.cached_property
-    def variant(self) -> tuple[Method, Tiny]:
-        """The method with BatchNorm and, where it can, partly asked.
-
-        BatchNorm is kept at the parties, but not where validators need it, nor where clients keep nothing.
-        """
-        sample = {"sample": 2} if "sample" in self.fields and "sample" not in self.settings else {}
-        method, build = self.build(**sample)
-        stateless = self.cls.scenario == "devices" or not any(d.keeps for d in self.cls.own_steps.values())
-        return method, replace(build, norm=True, policy="average" if build.validators or stateless else "local")
-
-    @functools.cached_property
-    def fields(self) -> frozenset[str]:
-        """The names of its settings."""
-        return frozenset(f.name for f in dataclasses.fields(self.cls))  # type: ignore[arg-type]
-
-    @functools.cached_property
-    def unbroken(self) -> tuple[Ran, Heard]:
-        """The run of the variant that nobody disturbs, and what was said in it."""
-        return listened(self.variant[0], self.folder / "unbroken", self.variant[1])
-
-    def run(self, name: str, **how: Any) -> Ran:
-        """The same run again, in a folder of its own, in another way."""
-        return run(self.variant[0], self.folder / name, how.pop("build", self.variant[1]), **how)
-
-    def require_same(self, ran: Ran, when: str) -> None:
-        """Raise Failure where a run did not end in the bytes of the one that nobody disturbed."""
-        _require_same(self.variant[0], self.unbroken[0], ran, when)
-
-
-def _require_same(method: Method, expected: Ran, ran: Ran, when: str) -> None:
-    if difference := first_difference(method, expected, ran):
-        mend = SORTED if difference.endswith(ANOTHER_ORDER) else UNTRACKED
-        raise Failure(f"the bytes differ {when}: {difference}", mend)
-
-
-UNTRACKED = (
-    "Something is remembered or drawn outside what Coalface passes on. Keep what a party remembers in its private "
-    "state and what the server remembers in the state; draw from party.rng and fed.rng alone."
-)
-SORTED = (
-    "A set has another order in each process, fed.parameters too. Go through sorted(…), or through a dict of tensors "
-    "such as fed.initial."
-)
 
 
 def check_plan(subject: Subject) -> None:
@@ -356,7 +277,7 @@ def check_dropouts(subject: Subject) -> None:
         run(method, folder, build, transport=stopping(2), **rules)
     except Stop:
         pass
-    _require_same(method, unbroken, run(method, folder, build, **rules), "where replies are lost and the run resumed")
+    require_same(method, unbroken, run(method, folder, build, **rules), "where replies are lost and the run resumed")
 
 
 def check_failing_party(subject: Subject) -> None:
@@ -389,13 +310,6 @@ def check_learning(subject: Subject) -> None:
             "See whether the server takes up what the parties send. A slow method needs other settings, such as "
             "rounds=60; a baseline that must not learn says `learns: ClassVar[bool] = False`.",
         )
-
-
-def learned(method: Method, build: Tiny, folder: Path) -> tuple[float, float]:
-    """The figure of the untrained model, and of what a run leaves."""
-    ran = run(method, folder, build)
-    before = figure({}, build().backbone.shared(), build)
-    return before, figure(ran.own_models(), ran.models.shared or {}, build)
 
 
 CHECKS: dict[str, Callable[[Subject], None]] = {

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from coalface.core.method import Tensors
+from coalface.core.method import Method, Tensors
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
-from coalface.experiments.conformance.tiny_federation import Tiny
+from coalface.experiments.conformance.tiny_federation import Tiny, run
+from coalface.training.local_work import LocalTraining
+
+GAIN = 0.15
+"""Of the area under the ROC curve of genuine against impostor pairs; 0.5 is chance, the untrained model has 0.6."""
+ROUNDS = 20
+LEARNING = LocalTraining(epochs=5, batch_size=8, lr=0.05)
 
 
 def cosines(model: Tensors, build: Tiny, faces: FaceSet) -> tuple[Tensor, Tensor]:
@@ -46,3 +53,10 @@ def figure(models: Mapping[str, Tensors], shared: Tensors, build: Tiny) -> float
     if build.pooled and build.domains and not build.uses_target_labels:  # of the identities that it is told
         data = {party: faces.only([0, 1]) for party, faces in data.items()}
     return sum(auc(models.get(party, shared), build, faces) for party, faces in data.items()) / len(data)
+
+
+def learned(method: Method, build: Tiny, folder: Path) -> tuple[float, float]:
+    """The figure of the untrained model, and of what a run leaves."""
+    ran = run(method, folder, build)
+    before = figure({}, build().backbone.shared(), build)
+    return before, figure(ran.own_models(), ran.models.shared or {}, build)

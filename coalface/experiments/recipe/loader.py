@@ -22,7 +22,7 @@ from coalface.core.text import told
 from coalface.data.partition_file import read_partition
 from coalface.experiments.recipe import included, own_data, short_keys, validate
 from coalface.experiments.recipe.base import first_error
-from coalface.experiments.recipe.import_insightface import translate_words
+from coalface.experiments.recipe.insightface_words import translate_words
 from coalface.experiments.recipe.partitions import PARTITIONS, FromFile
 from coalface.experiments.recipe.renamed_keys import check_names
 from coalface.experiments.recipe.scenarios import SCENARIOS, Partitioned

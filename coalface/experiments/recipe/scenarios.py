@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from coalface.experiments.recipe.base import Kinds, Section
 from coalface.experiments.recipe.partitions import PARTITIONS, Equal, Partition
-from coalface.experiments.recipe.sections import AnyFaces, JoinedParts, OneSource, PartyName, Source, Synthetic
+from coalface.experiments.recipe.sections import (
+    AnyFaces,
+    JoinedParts,
+    LoadedFaces,
+    OneSource,
+    PartyName,
+    Source,
+    Synthetic,
+)
 
 
 class Augmentation(Section):
@@ -89,6 +97,13 @@ class OfFaces(Data):
 
     faces: AnyFaces = Synthetic()
     """The images."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_loaded(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(faces := values.get("faces"), LoadedFaces):
+            return {"size": faces.size, "grey": faces.grey, **values, "faces": faces.source}
+        return values
 
     @property
     def parts(self) -> dict[PartyName, Source]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -12,6 +13,7 @@ from coalface.core.names import check_name, check_party
 from coalface.data import source
 from coalface.evaluation.metrics.pair_figures import PAIR_FIGURES
 from coalface.experiments.recipe.base import Kinds, PluginSection, Section
+from coalface.models import BACKBONES
 
 Name = Annotated[str, AfterValidator(check_name)]
 """What becomes a file's or a folder's name."""
@@ -74,11 +76,14 @@ class Pack(OnDisk):
     kind: Literal["pack"] = "pack"
 
 
+PART = Kinds(Synthetic, Folder, Records, group="coalface.readers", base=Reader)
+
+
 class JoinedParts(Source):
     """Several named data sets as one."""
 
     kind: Literal["joined"] = "joined"
-    parts: dict[PartyName, Annotated[Source, Kinds(Synthetic, Folder, Records)]] = Field(min_length=1)
+    parts: dict[PartyName, Annotated[Source, PART]] = Field(min_length=1)
     """Their names and sources. Identity `s1` of part `orl` is called `orl/s1`."""
 
 
@@ -87,6 +92,19 @@ SOURCES = Kinds(Synthetic, Folder, Records, Pack, JoinedParts, group="coalface.r
 AnyFaces = Annotated[Source, SOURCES]
 OneSource = Annotated[Source, Kinds(Synthetic, Folder, Records, Pack, group="coalface.readers", base=Reader)]
 """Images that are not joined, as those of a list or of one party."""
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedFaces:
+    """Face images of one side and colour; a scenario takes them in place of its `faces`, `size` and `grey`."""
+
+    source: Source
+    """What `data.faces` of a recipe says."""
+    size: int
+    """Side of the images in pixels."""
+    grey: bool
+
+
 WITH_IMAGES = ("bin", "layout")
 """Kinds of pairs that bring their images along."""
 
@@ -175,10 +193,14 @@ class Evaluation(Section):
     """Also evaluate, on the images of `data.test`, how well its own and everybody's model serve each client."""
 
 
+BackboneName = Annotated[str, BeforeValidator(lambda given: BACKBONES.name_of(given) if callable(given) else given)]
+"""In Python also an `nn.Module`, or what makes one of (size, channels, embedding_size)."""
+
+
 class Model(Section):
     """The backbone."""
 
-    name: str = "cnn-small"
+    name: BackboneName = "cnn-small"
     """The network: one of those that `coalface models` lists."""
     embedding_size: int | None = None
     """Numbers of an embedding; None: as many as the network usually has."""

@@ -238,7 +238,7 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
     same_method = len({run.method for run in runs}) == 1
     apart: list[Apart] = []
     for where in WHERE:
-        flat = [flatten(run.config if where == "config" else mapping(run.summary.get(where))) for run in runs]
+        flat = [flatten(run.config) if where == "config" else _recorded(run, where) for run in runs]
         for key in dict.fromkeys(key for settings in flat for key in settings):
             values = [settings.get(key, "absent") for settings in flat]
             kind = f"{key.rpartition('.')[0]}.kind"
@@ -254,3 +254,12 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
                 continue
             apart.append(Apart(where, key, {run.label: value for run, value in zip(runs, values, strict=True)}))
     return apart
+
+
+def _recorded(run: Run, where: str) -> dict[str, str]:
+    """What `summary.json` has of the numerics or the environment; of a plug-in its name, version and digest as one."""
+    flat = flatten({key: value for key, value in mapping(run.summary.get(where)).items() if key != "plugins"})
+    for key, about in mapping(mapping(run.summary.get(where)).get("plugins")).items():
+        values = [str(mapping(about).get(name) or "") for name in ("name", "version", "sha256")]
+        flat[f"plugins.{key}"] = " ".join(filter(None, [*values[:2], values[2][:8]]))
+    return flat

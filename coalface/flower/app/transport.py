@@ -215,7 +215,7 @@ class FlowerTransport:
         if values.get("public") != self._public:
             return f"{claim} and has not the server's public images, of the same people"
         if self._code not in (None, values.get("code")):
-            return f"{claim} and has other code of the method than the server: install the same versions at both"
+            return f"{claim} and has other code of the method or a plug-in than the server: install the same at both"
         self._party_of[node] = name
         if self._nodes.setdefault(name, node) != node:
             return f"a second node says that it is {name}"
