@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 STAMP := $(VENV)/installed
 
-.PHONY: demo test test-slow check lock schema clean
+.PHONY: demo test test-slow check docs lock schema clean
 
 demo: $(STAMP)
 	$(BIN)/coalface demo --out demo
@@ -21,6 +21,10 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The site of docs/, into site/. A broken link, anchor or name of the API is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # The lock is of everything, so nothing is resolved: --no-deps, and a check at the end that nothing is missing.
 $(STAMP): pyproject.toml requirements.lock constraints.txt
@@ -41,4 +45,4 @@ schema: $(STAMP)
 	$(BIN)/python tools/recipe_schema.py
 
 clean:
-	rm -rf $(VENV) demo .demo.unfinished .demo.before build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo .demo.unfinished .demo.before build site *.egg-info .mypy_cache .pytest_cache .ruff_cache

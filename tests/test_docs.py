@@ -1,7 +1,9 @@
-"""Links of the documentation lead to a file and a heading that are there; modules that it names exist."""
+"""The documentation: links lead somewhere, modules exist, the API reference is whole, examples of docstrings hold."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
@@ -60,6 +62,25 @@ def test_the_readme_holds_on_a_package_index() -> None:
     assert not re.findall(r"\]\((?!\w+:)", text), "a link that leads nowhere on an index: name the page in its place"
     named = re.findall(r"`((?:docs|coalface)/[\w./-]+)`", text)
     assert named and not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_the_api_reference_has_every_name_of_the_package() -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "api").glob("*.md"))
+    shown = dict(re.findall(r"^::: ([\w.]+)(?:\n    options: .*members: \[(.*)\])?", text, re.MULTILINE))
+    missing = set()
+    for name, module in coalface._MODULES.items():
+        home = getattr(getattr(coalface, name), "__module__", module)
+        members = shown.get(home)
+        if f"{home}.{name}" not in shown and (members is None or (members and name not in members.split(", "))):
+            missing.add(f"{home}.{name}")
+    assert not missing
+
+
+def test_examples_of_docstrings_hold() -> None:
+    files = [path for path in PACKAGE.rglob("*.py") if ">>>" in path.read_text(encoding="utf-8")]
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
+    results = [doctest.testmod(importlib.import_module(module)) for module in modules]
+    assert sum(result.attempted for result in results) > 50 and not sum(result.failed for result in results)
 
 
 def test_a_broken_link_is_found(tmp_path: Path) -> None:

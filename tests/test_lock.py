@@ -53,6 +53,7 @@ def test_the_lock_has_a_version_that_fits_for_all_that_is_asked_for() -> None:
     [
         ("opencv-python-headless", "4.11.0.86"),  # CVE-2025-53644: a crafted JPEG 2000 writes through a wild pointer
         ("jinja2", "3.1.5"),  # CVE-2025-27516: a way out of the sandbox
+        ("mkdocs-material", "9.7.6"),  # a DOM-based XSS in search suggestions
         ("torch", "2.9.1"),  # CVE-2025-32434, CVE-2026-24747: torch.load runs what a file of weights says
         ("pillow", "12.2.0"),  # CVE-2026-55798, CVE-2026-59197 to 59200
         ("protobuf", "6.33.4"),  # CVE-2026-0994: nesting past the limit

@@ -51,6 +51,8 @@ WHY = {
     "ipykernel": "runs the notebook of the docs in a test",
     "jinja2": "report pages, scripts and papers of kits",
     "matplotlib": "plots of a run in Python",
+    "mkdocs-material": "the site of the docs",
+    "mkdocstrings-python": "the API reference of the site, from docstrings",
     "mypy": "types, checked",
     "nbclient": "runs the notebook of the docs in a test",
     "numpy": "arrays, random streams",

@@ -13,11 +13,12 @@ class CoalfaceError(ValueError):
     `where` names the key, file, option or party at fault; the text says what is wrong there and what to do. Programs
     look at the type and at `where`: they are stable, the text is free to improve.
 
-    >>> try:
-    ...     raise RecipeError("it is below 1; use 1 or more", where="data.clients")
-    ... except CoalfaceError as error:
-    ...     print(error.where, "|", error)
-    data.clients | data.clients: it is below 1; use 1 or more
+    Examples:
+        >>> try:
+        ...     raise RecipeError("it is below 1; use 1 or more", where="data.clients")
+        ... except CoalfaceError as error:
+        ...     print(error.where, "|", error)
+        data.clients | data.clients: it is below 1; use 1 or more
     """
 
     def __init__(self, text: str, *, where: str | Path = "") -> None:
@@ -40,8 +41,9 @@ class PluginError(RecipeError):
 class DataError(CoalfaceError):
     r"""A file of images, pairs or weights that cannot be read as what it should be; what cannot be printed is escaped.
 
-    >>> print(DataError("it is empty; fetch it again", where=Path("new\nline.txt")))
-    new\nline.txt: it is empty; fetch it again
+    Examples:
+        >>> print(DataError("it is empty; fetch it again", where=Path("new\nline.txt")))
+        new\nline.txt: it is empty; fetch it again
     """
 
     def __init__(self, text: str, *, where: str | Path = "") -> None:

@@ -43,8 +43,9 @@ def generator(seed: int, *names: str | int) -> np.random.Generator:
 
     Streams are independent of the order in which they are asked for, of the number of parties and of the engine.
 
-    >>> generator(1, "silo-00", 3).integers(100) == generator(1, "silo-00", 3).integers(100)
-    np.True_
+    Examples:
+        >>> generator(1, "silo-00", 3).integers(100) == generator(1, "silo-00", 3).integers(100)
+        np.True_
     """
     key = hashlib.sha256("/".join([str(seed), *map(str, names)]).encode()).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "little")))

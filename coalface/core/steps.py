@@ -53,8 +53,9 @@ class StepDeclaration:
 def plays(role: str, step_role: str) -> bool:
     """Whether a party of a role takes the steps of another: `trainer/source` is a trainer, of a kind of its own.
 
-    >>> plays("trainer/source", "trainer"), plays("trainer", "trainer/source"), plays("trainers", "trainer")
-    (True, False, False)
+    Examples:
+        >>> plays("trainer/source", "trainer"), plays("trainer", "trainer/source"), plays("trainers", "trainer")
+        (True, False, False)
     """
     return role == step_role or role.startswith(f"{step_role}/")
 

@@ -18,9 +18,10 @@ from coalface.evaluation.face_model import FaceModel
 class FaceEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Images in, unit embeddings out, in a pipeline of scikit-learn; `fit` learns nothing.
 
-    >>> from sklearn.pipeline import make_pipeline
-    >>> from sklearn.neighbors import KNeighborsClassifier
-    >>> pipeline = make_pipeline(FaceEmbedder("runs/a"), KNeighborsClassifier(1))
+    Examples:
+        >>> from sklearn.pipeline import make_pipeline
+        >>> from sklearn.neighbors import KNeighborsClassifier
+        >>> pipeline = make_pipeline(FaceEmbedder("runs/a"), KNeighborsClassifier(1))
     """
 
     def __init__(self, model: Any = None, flip: bool = False) -> None:

@@ -30,8 +30,9 @@ from coalface.models.folder import save, write_about
 class FaceModel(nn.Module):
     """The network that a run left, in evaluation mode, and the size and colour of images that it takes.
 
-    >>> model = FaceModel.from_run("runs/a")  # doctest: +SKIP
-    >>> model.similarity("a.jpg", "b.jpg")  # doctest: +SKIP
+    Examples:
+        >>> model = FaceModel.from_run("runs/a")  # doctest: +SKIP
+        >>> model.similarity("a.jpg", "b.jpg")  # doctest: +SKIP
     """
 
     def __init__(self, folder: str | os.PathLike[str], party: str | None = None) -> None:

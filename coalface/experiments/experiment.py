@@ -35,10 +35,11 @@ class Experiment:
     partition, and what `load_faces` gives as `faces`; `model` also a backbone, as an `nn.Module` or what makes one of
     (size, channels, embedding_size).
 
-    >>> from coalface.methods import FedAvg
-    >>> experiment = Experiment(method=FedAvg(rounds=3), seed=1)
-    >>> experiment.recipe.rounds, experiment.recipe.method, experiment.recipe.seed
-    (3, 'fedavg', 1)
+    Examples:
+        >>> from coalface.methods import FedAvg
+        >>> experiment = Experiment(method=FedAvg(rounds=3), seed=1)
+        >>> experiment.recipe.rounds, experiment.recipe.method, experiment.recipe.seed
+        (3, 'fedavg', 1)
     """
 
     method: Method

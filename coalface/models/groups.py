@@ -3,13 +3,11 @@
 A module holds parameters, float buffers (the running mean and variance of BatchNorm) and counters (its
 `num_batches_tracked`). Counters are neither sent nor kept nor averaged. For the rest, a run has a BatchNorm policy:
 
-=================  ==========================================  ===================================
-policy             shared                                      kept
-=================  ==========================================  ===================================
-`average`          all parameters, float buffers               nothing
-`parameters-only`  all parameters                              float buffers
-`local`            parameters outside BatchNorm layers         BatchNorm parameters, float buffers
-=================  ==========================================  ===================================
+| policy | shared | kept |
+|---|---|---|
+| `average` | all parameters, float buffers | nothing |
+| `parameters-only` | all parameters | float buffers |
+| `local` | parameters outside BatchNorm layers | BatchNorm parameters, float buffers |
 
 `local` is FedBN (Li et al., ICLR 2021) with the running statistics kept as well. Without BatchNorm all are the same.
 """
@@ -32,9 +30,10 @@ class Backbone:
     The module may be trained, moved or laid out anew between calls. Tensors handed out are detached, contiguous copies
     on the module's device, in the order of the module's state dict; training does not change them.
 
-    >>> backbone = Backbone(nn.BatchNorm1d(2), "local")
-    >>> list(backbone.shared()), list(backbone.kept())
-    ([], ['weight', 'bias', 'running_mean', 'running_var'])
+    Examples:
+        >>> backbone = Backbone(nn.BatchNorm1d(2), "local")
+        >>> list(backbone.shared()), list(backbone.kept())
+        ([], ['weight', 'bias', 'running_mean', 'running_var'])
     """
 
     def __init__(self, module: nn.Module, policy: BatchNormPolicy = "average") -> None:

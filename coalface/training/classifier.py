@@ -159,13 +159,14 @@ class WholeClassifier(Classifier):
 class DenseClassifier(WholeClassifier):
     """All of W in one process: L(x, W, y) by the loss itself.
 
-    >>> from coalface.training.losses.margins import Softmax
-    >>> head = DenseClassifier(torch.eye(2).requires_grad_(), Softmax(scale=1.0), sgd=SGD(lr=1.0))
-    >>> loss, gradients = head.gradients(torch.tensor([[3.0, 0.0]]), torch.tensor([0]), {})
-    >>> head.step(gradients)
-    >>> round(loss.item(), 4), head.state().weights  # log(1 + e^{−1}); only the other class turns away
-    (0.3133, tensor([[ 1.0000,  0.0000],
-            [-0.2689,  1.0000]]))
+    Examples:
+        >>> from coalface.training.losses.margins import Softmax
+        >>> head = DenseClassifier(torch.eye(2).requires_grad_(), Softmax(scale=1.0), sgd=SGD(lr=1.0))
+        >>> loss, gradients = head.gradients(torch.tensor([[3.0, 0.0]]), torch.tensor([0]), {})
+        >>> head.step(gradients)
+        >>> round(loss.item(), 4), head.state().weights  # log(1 + e^{−1}); only the other class turns away
+        (0.3133, tensor([[ 1.0000,  0.0000],
+                [-0.2689,  1.0000]]))
     """
 
     def gradients(

@@ -124,8 +124,9 @@ class LocalTraining(TypedSettings):
         `step`: η · 10^(−number of shares m with m·R ≤ r − 1), or of milestones d with d ≤ (r − 1)·K;
         `cosine`: η · (1 + cos(π (r − 1) / R)) / 2.
 
-        >>> LocalTraining(lr=0.1, schedule="step", lr_milestone_shares=(0.5,)).lr_at(6, 10)
-        0.01
+        Examples:
+            >>> LocalTraining(lr=0.1, schedule="step", lr_milestone_shares=(0.5,)).lr_at(6, 10)
+            0.01
         """
         progress = (round_ - 1) / max(1, rounds)
         if self.lr_milestones and self.steps_per_round is not None:
@@ -144,8 +145,9 @@ class LocalTraining(TypedSettings):
     def count(self, images: int) -> int:
         """The local steps of a round at a party with so many images.
 
-        >>> LocalTraining(epochs=2, batch_size=4).count(9), LocalTraining(steps_per_round=7).count(9)
-        (4, 7)
+        Examples:
+            >>> LocalTraining(epochs=2, batch_size=4).count(9), LocalTraining(steps_per_round=7).count(9)
+            (4, 7)
         """
         if self.steps_per_round is not None:
             return self.steps_per_round

@@ -44,10 +44,11 @@ class SGD:
 
     η is `lr`, β `momentum`, λ `weight_decay`; the velocity v starts at zero.
 
-    >>> w, v = [torch.tensor([1.0])], [torch.zeros(1)]
-    >>> SGD(lr=0.1, momentum=0.5).step(w, [torch.tensor([2.0])], v)
-    >>> w, v
-    ([tensor([0.8000])], [tensor([2.])])
+    Examples:
+        >>> w, v = [torch.tensor([1.0])], [torch.zeros(1)]
+        >>> SGD(lr=0.1, momentum=0.5).step(w, [torch.tensor([2.0])], v)
+        >>> w, v
+        ([tensor([0.8000])], [tensor([2.])])
     """
 
     lr: float

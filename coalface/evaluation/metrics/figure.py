@@ -34,10 +34,11 @@ COUNT = Unit("count", 2, named=False)
 class Figure:
     """A figure as `summary.json` has it, or a family of them: `tar@far=` is that of `tar@far=0.01`.
 
-    >>> Figure("tar@far=", "TAR at FAR ").at(0.01)
-    'tar@far=0.01'
-    >>> Figure("accuracy").text(83.14, 1.06), Figure("accuracy").text(4.567), Figure("clusters", unit=COUNT).text(1200)
-    ('83.1 ± 1.1', '4.57', '1,200')
+    Examples:
+        >>> Figure("tar@far=", "TAR at FAR ").at(0.01)
+        'tar@far=0.01'
+        >>> Figure("accuracy").text(83.14, 1.06), Figure("clusters", unit=COUNT).text(1200)
+        ('83.1 ± 1.1', '1,200')
     """
 
     name: str

@@ -92,8 +92,9 @@ def query_and_gallery(
     2,958, which are not all of the others; it does not say how either was chosen. Draw once for all methods, so that
     they are compared on the same queries. Raises ValueError if no identity has two images.
 
-    >>> query_and_gallery(np.array([7, 3, 3, 9]), np.random.default_rng(0))
-    (array([2]), array([0, 1, 3]))
+    Examples:
+        >>> query_and_gallery(np.array([7, 3, 3, 9]), np.random.default_rng(0))
+        (array([2]), array([0, 1, 3]))
     """
     if len(identities) == 0:
         raise ValueError("there are no images to draw queries from: pass at least two of one identity")

@@ -26,11 +26,13 @@ MOST_PAIRS = 20_000
 class PairFigure(ABC):
     """A figure of one's own on the pairs of a list.
 
-    >>> class Gap(PairFigure):
-    ...     figure = Figure("gap", unit=COSINE)
-    ...
-    ...     def compute(self, scores, same):
-    ...         return scores[same].mean() - scores[~same].mean()
+    Examples:
+        >>> from coalface import COSINE
+        >>> class Gap(PairFigure):
+        ...     figure = Figure("gap", unit=COSINE)
+        ...
+        ...     def compute(self, scores, same):
+        ...         return scores[same].mean() - scores[~same].mean()
     """
 
     figure: ClassVar[Figure]

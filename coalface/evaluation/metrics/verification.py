@@ -140,8 +140,9 @@ def score_pairs(
 def tenths(same: NDArray[np.bool_], folds: int = 10) -> NDArray[np.int64]:
     """Folds for a list that brings none: contiguous tenths of its genuine pairs, and of its impostor pairs.
 
-    >>> tenths(np.array([True, True, False, False, True, False]), folds=3).tolist()
-    [0, 1, 0, 1, 2, 2]
+    Examples:
+        >>> tenths(np.array([True, True, False, False, True, False]), folds=3).tolist()
+        [0, 1, 0, 1, 2, 2]
     """
     fold = np.empty(len(same), dtype=np.int64)
     for kind, word in ((same, "genuine"), (~same, "impostor")):
@@ -205,8 +206,9 @@ def best_threshold(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> floa
     candidates the ((k + 1) // 2)-th from below is taken: the middle leans neither to accepting nor to rejecting. So
     the choice rests on the order of the scores alone.
 
-    >>> best_threshold(np.array([0.1, 0.2, 0.6, 0.9]), np.array([False, False, True, True]))
-    0.6
+    Examples:
+        >>> best_threshold(np.array([0.1, 0.2, 0.6, 0.9]), np.array([False, False, True, True]))
+        0.6
     """
     check_scores(scores, same)
     order = np.argsort(scores, kind="stable")
@@ -225,8 +227,9 @@ def _best_cut(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
 def allowed(far: float, impostors: int) -> int:
     """floor(far × impostors), far being the decimal number as it is written: 0.29 of 100 is 29, not 28.
 
-    >>> allowed(0.29, 100), int(0.29 * 100)
-    (29, 28)
+    Examples:
+        >>> allowed(0.29, 100), int(0.29 * 100)
+        (29, 28)
     """
     share = Fraction(str(float(far)))
     if not 0 < share <= 1:
@@ -301,8 +304,9 @@ def genuine_pairs(identities: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDA
 def pair_loss(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
     """The mean over pairs of 1 − s where genuine and max(0, s) where impostor: the cosine embedding loss, margin 0.
 
-    >>> pair_loss(np.array([0.5, 0.2, -1.0]), np.array([True, False, False]))
-    0.2333333333333333
+    Examples:
+        >>> pair_loss(np.array([0.5, 0.2, -1.0]), np.array([True, False, False]))
+        0.2333333333333333
     """
     check_scores(scores, same)
     return float(np.where(same, 1 - scores, np.maximum(scores, 0)).mean())

@@ -24,8 +24,9 @@ Table: TypeAlias = "pandas.DataFrame | list[dict[str, Any]]"
 class FinishedRun:
     """A run in a folder: what it left, read when it is asked for.
 
-    >>> run = FinishedRun("runs/a")  # doctest: +SKIP
-    >>> run.metrics["loss"].plot()  # doctest: +SKIP
+    Examples:
+        >>> run = FinishedRun("runs/a")  # doctest: +SKIP
+        >>> run.metrics["loss"].plot()  # doctest: +SKIP
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

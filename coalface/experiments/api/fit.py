@@ -46,7 +46,8 @@ def fit(
 
     Raises RecipeError for a setting that a recipe cannot have, and RunFailed, from its cause, where a party fails.
 
-    >>> run = fit(method="fedprox", parties=3, rounds=2, mu=0.1, out="runs/a")  # doctest: +SKIP
+    Examples:
+        >>> run = fit(method="fedprox", parties=3, rounds=2, mu=0.1, out="runs/a")  # doctest: +SKIP
     """
     out = Path(out)
     if (out / "config.yaml").exists():

@@ -1,0 +1,179 @@
+"""Every command of the pages: the program knows its words, and a test runs it or a reason says why none does."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import cv2
+import pytest
+import typer
+
+import coalface
+from coalface.cli import main
+from coalface.core.errors import RecipeError
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.experiments.recipe import included, loader
+from coalface.experiments.sweep.differences import bases_of
+from coalface.experiments.sweep.grid import grid
+from coalface.methods import METHODS
+
+ROOT = Path(coalface.__file__).parents[1]
+PAGES = {
+    str(path.relative_to(ROOT)).removeprefix("docs/"): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    if not path.match("results/*/*.md")
+}
+LANGUAGES = {"sh", "python", "yaml", "toml", "text", "py"}
+"""`py` is a fragment, which does not run by itself."""
+RUN = ("tutorial.md", "methods/joint.md", "synthetic.md")
+ELSEWHERE = {
+    "README.md": "test_wheel.py",
+    "bring-your-own.md": "test_bring_your_own.py",
+    "flower.md": "flower/test_launcher.py",
+    "index.md": "experiments/test_demo.py",
+    "python.md": "experiments/test_python_page.py",
+    "spec/recipes-and-runs.md": "experiments/test_experiment.py",
+    "writing-a-method.md": "experiments/test_check_method.py",
+}
+"""Page -> the test that runs its commands and its Python, or the same with other numbers."""
+LEFT_OUT = {
+    "CONTRIBUTING.md": "the checks themselves",
+    "figures.md": "RFW, IJB-C and MegaFace, which are not free to pass on",
+    "formats.md": "RFW, and landmarks of the reader's own",
+    "methods/pfm.md": "hours, on real faces",
+    "methods/uda.md": "many minutes: a pre-training of 3,000 steps",
+    "models.md": "insightface's code",
+    "results/": "hours, most of them on real faces",
+}
+"""Page, or folder of pages -> what its commands need."""
+SHORTER = {"run": ["rounds=1"], "up": ["--run-config", "rounds=1", "--yes"]}
+"""Command -> what makes it one of seconds."""
+PROGRAM = typer.main.get_command(main.app)
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """The language and the text of each block of a page."""
+    return re.findall(r"^```(.*)\n((?s:.*?))^```$", page, re.MULTILINE)
+
+
+def commands(block: str) -> list[list[str]]:
+    """The words of each command, without the variables before it."""
+    lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", "").splitlines()]
+    return [[word for word in words if not re.match("[A-Z_]+=", word)] for words in lines if words]
+
+
+def parse(words: list[str]) -> click.Context:
+    """The command of `coalface …` with its arguments. Raises click.UsageError."""
+    command, name, context, rest = PROGRAM, "coalface", None, words[1:]
+    while True:
+        context = command.make_context(name, list(rest), parent=context)
+        if not isinstance(command, click.Group) or not (rest := [*context._protected_args, *context.args]):
+            return context
+        name, command, rest = command.resolve_command(context, rest)
+
+
+def check(words: list[str]) -> None:
+    """Raise where the program would refuse the words."""
+    try:
+        context = parse(words)
+    except click.exceptions.Exit:  # --version, --help
+        return
+    given = context.params
+    name = str(given.get("name") or given.get("method") or "METHOD")
+    if context.info_name in ("methods", "messages") and not name.isupper():
+        METHODS.find(name, "method")
+    if context.info_name not in ("run", "sweep"):
+        return
+    try:
+        included.locate(given["recipe"])
+    except RecipeError:  # a file of the reader's
+        return
+    if context.info_name == "run":
+        loader.load(given["recipe"], given["changes"] or ())
+    else:
+        settings = [cell.setting for cell in grid(given["recipe"], given["changes"] or ())]
+        for baseline in given["baseline"] or ():
+            bases_of(settings, baseline)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_gives_commands_that_the_program_knows(page: str) -> None:
+    assert {language for language, _ in blocks(PAGES[page])} <= LANGUAGES
+    for language, text in blocks(PAGES[page]):
+        for words in commands(text) if language == "sh" else []:
+            first, *rest = words
+            if first == "coalface" and "damped:Damped" not in " ".join(rest):
+                check(words)
+            elif first == "make":
+                assert set(rest) <= set(TARGETS)
+            elif first == "pip":
+                assert set(re.findall(r"coalface\[(.+)\]", rest[-1])) <= EXTRAS.keys()
+            elif first.endswith("python"):
+                files = [word for word in rest if word.startswith(("tests/", "benchmarks/"))]
+                assert all((ROOT / file).is_file() for file in files)
+                if files and rest[0] == files[0]:
+                    source = (ROOT / files[0]).read_text(encoding="utf-8")
+                    assert not [word for word in rest if word.startswith("--") and f'"{word}"' not in source]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_sentence_names_commands_that_the_program_knows(page: str) -> None:
+    sentences = re.sub(r"^```.*?^```$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
+    for command in re.findall(r"`(coalface [^`]+)`", sentences):
+        try:
+            if "…" not in command:
+                check(shlex.split(command))
+        except (
+            click.MissingParameter,
+            click.BadOptionUsage,
+            click.exceptions.NoArgsIsHelpError,
+            click.exceptions.Exit,
+        ):
+            pass  # the name of a command or an option alone
+
+
+def test_what_a_page_shows_runs_or_is_left_out_for_a_reason() -> None:
+    shows = {page for page, text in PAGES.items() if {language for language, _ in blocks(text)} & {"sh", "python"}}
+    folders = {page for page in shows if page.startswith("results/")}
+    assert shows - folders == {*RUN, *ELSEWHERE, *LEFT_OUT} - {"results/"} and folders
+    for page, test in ELSEWHERE.items():
+        assert (ROOT / "tests" / test).is_file(), page
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("page", RUN)
+def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
+    for number, pixels in enumerate(SyntheticFaces(4, 3, seed=9, size=32).generate().pixels):
+        folder = tmp_path / "IMAGES" / f"person {number // 3}"
+        folder.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / f"{number}.png"), pixels)
+    bin = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"}
+    environment.pop("COALFACE_DATA", None)
+
+    def execute(*words: str) -> None:
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+
+    try:
+        for language, text in blocks(PAGES[page]):
+            if language == "yaml" and (name := re.match(r"name: (\w+)\n", text)):
+                (tmp_path / f"{name[1]}.yaml").write_text(text, encoding="utf-8")
+            elif language == "python":
+                execute("python", "-c", text)
+            for words in commands(text) if language == "sh" else []:
+                if words[0] == "coalface":
+                    execute(*words, *SHORTER.get(words[1], []))
+    finally:
+        if (tmp_path / "kits").exists():
+            execute("coalface", "down", "kits")
