@@ -56,6 +56,9 @@ LEFT_OUT = {
 SHORTER = {"run": ["rounds=1"], "up": ["--run-config", "rounds=1", "--yes"]}
 """Command -> what makes it one of seconds."""
 PROGRAM = typer.main.get_command(main.app)
+for option in PROGRAM.params:
+    if "completion" in str(option.name):
+        option.callback = None  # parsing must not write to the shell's own files
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 
@@ -157,8 +160,7 @@ def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
         folder = tmp_path / "IMAGES" / f"person {number // 3}"
         folder.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(folder / f"{number}.png"), pixels)
-    bin = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{bin}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment.pop("COALFACE_DATA", None)
 
     def execute(*words: str) -> None:
