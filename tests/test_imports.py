@@ -171,6 +171,21 @@ def test_what_a_node_imports_for_every_message_is_light() -> None:
     assert process.stdout.split() == ["flwr"]
 
 
+def test_what_a_run_imports_before_its_first_round_is_what_it_needs() -> None:
+    late = (
+        "coalface.experiments.report.page jinja2 coalface.data.synthetic coalface.methods.dann mlflow matplotlib psutil"
+    )
+    code = f"""
+import sys
+from coalface.experiments.recipe import loader
+from coalface.experiments import run
+from coalface.experiments.callbacks import progress
+loader.load(None, ["method=fedavg"]).build_method()
+print(*{set(late.split())} & sys.modules.keys())"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == []
+
+
 def test_the_rule_can_be_broken(tmp_path: Path) -> None:
     bad = tmp_path / "bad.py"
     bad.write_text("def f():\n    from coalface.engine.local import FederatedData\n    import flwr.app\n")

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from coalface.cli import completion, federation
-from coalface.cli.console import print_json, print_table, print_wide
+from coalface.cli.console import importing, print_json, print_table, print_wide
 from coalface.cli.data import AsJson, Quiet
 
 Changes = Annotated[
@@ -40,16 +40,20 @@ def run(
     quiet: Quiet = False,
 ) -> None:
     """Train by a recipe, and write the figures, the ledger, the model and a report into a run folder."""
-    from coalface.experiments import preflight
-    from coalface.experiments import run as experiment
-    from coalface.experiments.callbacks.progress import Progress
-    from coalface.experiments.recipe import loader, party_file
+    with importing():
+        from coalface.experiments import run as experiment
+        from coalface.experiments.callbacks.progress import Progress
+        from coalface.experiments.recipe import loader
 
     every = [*(changes or []), *([f"engine.workers={workers}"] if workers is not None else [])]
     loaded = loader.load(recipe, every)
     if party_data is not None:
+        from coalface.experiments.recipe import party_file
+
         loaded = party_file.fill(loaded, party_file.read_all(party_data))
     if dry_run:
+        from coalface.experiments import preflight
+
         print_json(preflight.as_dict(loaded)) if as_json else typer.echo(preflight.describe(loaded))
         return
     with Progress(quiet=quiet or as_json) as callback:
@@ -85,9 +89,10 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Resume a run from its last checkpoint, and restart parts of a federation on this machine that ended."""
-    from coalface.experiments import provenance, status
-    from coalface.experiments import run as experiment
-    from coalface.experiments.callbacks.progress import Progress
+    with importing():
+        from coalface.experiments import provenance, status
+        from coalface.experiments import run as experiment
+        from coalface.experiments.callbacks.progress import Progress
 
     if changed_code and status.is_elsewhere(run_folder):
         provenance.accept_code(run_folder)
@@ -108,8 +113,9 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Train over several parties on synthetic faces: solo, FedAvg and centralised, compared on one page."""
-    from coalface.experiments import demo as demonstration
-    from coalface.experiments.callbacks.progress import Progress
+    with importing():
+        from coalface.experiments import demo as demonstration
+        from coalface.experiments.callbacks.progress import Progress
 
     with Progress(quiet=quiet or as_json) as callback:
         demonstrated = demonstration.run(out, callback, fresh=fresh)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from coalface.cli import completion
-from coalface.cli.console import print_json
+from coalface.cli.console import importing, print_json
 from coalface.cli.data import AsJson, Quiet
 
 
@@ -42,9 +42,10 @@ def sweep(
     quiet: Quiet = False,
 ) -> None:
     """Run a grid of recipes, and compare the cells in a table and a page of charts; the same command resumes it."""
-    from coalface.experiments.callbacks.progress import Progress
-    from coalface.experiments.sweep import cells
-    from coalface.experiments.sweep import run as sweeping
+    with importing():
+        from coalface.experiments.callbacks.progress import Progress
+        from coalface.experiments.sweep import cells
+        from coalface.experiments.sweep import run as sweeping
 
     if dry_run:
         planned = sweeping.plan(recipe, changes or (), out, baselines=baseline or ())

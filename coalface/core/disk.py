@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-import psutil
 from filelock import FileLock
 
 from coalface.core.text import shown
@@ -129,6 +128,8 @@ def explained(error: Exception, then: str = GOES_ON) -> str:
 
 def _disk(path: Path) -> tuple[str, str]:
     """Where the disk of a file is mounted, and the room on it."""
+    import psutil  # nobody waits for it where no disk is full
+
     place = Path(os.path.realpath(path))
     mounts = {disk.mountpoint for disk in psutil.disk_partitions(all=True)}  # `ismount` knows of no bound folder
     while not os.path.lexists(place):

@@ -35,8 +35,11 @@ class Registry(Mapping[str, T], Generic[T]):
     True
     """
 
-    def __init__(self, group: str, own: Mapping[str, T], fits: Callable[[Any], bool], what: str) -> None:
-        """`fits` says whether an object is of this kind, `what` what it must be: `a subclass of …`."""
+    def __init__(self, group: str, own: Mapping[str, T | str], fits: Callable[[Any], bool], what: str) -> None:
+        """`fits` says whether an object is of this kind, `what` what it must be: `a subclass of …`.
+
+        An own one may be given as `package.module:Name`, and is then imported when it is first asked for.
+        """
         self.group, self.own, self._fits, self._what = group, dict(own), fits, what
 
     def __getitem__(self, name: str) -> T:
@@ -44,7 +47,8 @@ class Registry(Mapping[str, T], Generic[T]):
         thing.
         """
         if name in self.own:
-            return self.own[name]
+            own = self.own[name]
+            return load(own) if isinstance(own, str) else own
         if name in _held:
             return self._checked(_held[name], name)
         if point := self._points.get(name):
@@ -74,8 +78,9 @@ class Registry(Mapping[str, T], Generic[T]):
         What no module has, such as a lambda or an object, is held in this process under a name of its own, which says
         what it was made of: a resume in another process asks for it.
         """
+        place = f"{getattr(thing, '__module__', '')}:{getattr(thing, '__qualname__', '')}"
         for name, own in self.own.items():
-            if own is thing:
+            if own is thing or own == place:
                 return name
         reference = reference_to(thing)
         for name, point in self._points.items():

@@ -25,6 +25,7 @@ from coalface.core.text import first_few, several, shown
 from coalface.data.joined import Joined
 from coalface.data.pairs import PairList, refuse_matlab
 from coalface.data.readers.bin import Bin, read_bin
+from coalface.data.readers.file_names import FileNames
 from coalface.data.readers.folders import Folder, read_file, read_folder
 from coalface.data.readers.layouts import LAYOUTS, read_layout, recognise
 from coalface.data.readers.pack import Packed, check_pixels
@@ -218,6 +219,8 @@ def _absent(path: Path) -> str:
 
 def check_names(names: Sequence[str], where: str | Path) -> None:
     """Raise DataError for a name that is no plain name of a folder, or of folders within each other."""
+    if isinstance(names, FileNames) and names.surely_plain(_LONGEST):
+        return
     for number, name in enumerate(names, start=1):
         for broken in filter(None, map(_broken_rule, name.split("/"))):
             raise DataError(
@@ -226,10 +229,13 @@ def check_names(names: Sequence[str], where: str | Path) -> None:
             )
 
 
+_LONGEST = 240
+
+
 @functools.lru_cache(maxsize=1024)
 def _broken_rule(name: str) -> str:
     """What is wrong with the name of a folder, which leaves room for an ending; empty where it is plain."""
-    return broken_rule(name, 240, given=False)
+    return broken_rule(name, _LONGEST, given=False)
 
 
 def _oddly_named(files: Sequence[str], places: Sequence[Path]) -> Iterator[tuple[Path, str]]:

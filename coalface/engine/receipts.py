@@ -31,17 +31,16 @@ class Receipts:
     def restore(self, checkpoint_head: Mapping[str, Any] | None) -> None:
         """Follow the chain, on which a checkpoint had the head `kept`. Raises ValueError where it does not hold."""
         at = ledger.Head(**checkpoint_head) if checkpoint_head else ledger.Head()
-        holds = not at.lines
-        for head, line in ledger.lines(self.path) if self.path.exists() else ():
-            self.head = head
-            holds |= head == at
-            if head.lines > at.lines:
-                self._repeated.add(json.dumps({n: value for n, value in line.items() if n not in ("line", "chain")}))
-        if not holds:
+        if self.path.exists():
+            self.head = ledger.follow(self.path, most=at.lines)
+        if self.head != at:
             raise ValueError(
                 f"{self.path} does not hold the {at.lines} lines that it had at the last checkpoint: lines were "
                 "changed or removed. Restore the file, or start a new run."
             )
+        for head, line in ledger.lines(self.path, at) if self.path.exists() else ():
+            self.head = head
+            self._repeated.add(json.dumps({n: value for n, value in line.items() if n not in ("line", "chain")}))
 
     def write(self, accepted: Iterable[Mapping[str, Any]]) -> None:
         """Append what `receipt` gave, but for what is listed since the last checkpoint."""

@@ -232,7 +232,8 @@ class Server(ServerFederation):
         """Raise RunFailed where what a party keeps does not hold; with `on_error=exclude` it is left out from here,
         unless nobody is left.
         """
-        faults = self.check_ledgers()
+        looked = self._held == self.at.accepted  # for the checkpoint, an instant ago
+        faults = self._client_batches.check() if looked else self.check_ledgers()
         faults |= {party: why for party, why in self._first_faults.items() if party in faults}
         if self.round_policy.on_error == "exclude" and len(faults) < len(self.at.party_stats):
             self._left_out |= faults

@@ -22,7 +22,7 @@ from coalface.evaluation import membership
 from coalface.experiments import model_folder, plan, provenance, status, summary
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.prepare import PreparedRun
-from coalface.experiments.report import page, runs
+from coalface.experiments.report import runs
 
 
 class Carrier(Protocol):
@@ -118,6 +118,8 @@ def finish(out: Path, whole: dict[str, Any], callback: Callback, *, report: bool
     write_text(out / "summary.json", strict_json(whole, indent=1) + "\n")
     runs.keep_digests(out)
     if report:
+        from coalface.experiments.report import page  # charts and templates: no round waits for their import
+
         page.build(out)
     callback.finish(summary.headlines(whole), out)
 

@@ -217,7 +217,7 @@ def _imported(source: bytes, package: str) -> frozenset[str]:
     """What a module of a package may import: of `from a import b` both a and a.b, which may be a module or not."""
     modules = set[str]()
     with contextlib.suppress(SyntaxError, ValueError):  # of a file that was broken since: its digest tells it
-        for node in ast.walk(ast.parse(source)):
+        for node in _statements(ast.parse(source)):
             if isinstance(node, ast.Import):
                 modules.update(alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -225,6 +225,14 @@ def _imported(source: bytes, package: str) -> frozenset[str]:
                     base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
                     modules.update((base, *(f"{base}.{alias.name}" for alias in node.names)))
     return frozenset(modules)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All statements of a source, in whatever others they stand; `ast.walk` goes through expressions as well."""
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for statement in getattr(node, block, ()):
+            yield statement
+            yield from _statements(statement)
 
 
 def check_code(out: Path, begun: Begun, recipe: Recipe) -> None:

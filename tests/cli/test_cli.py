@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import typer
 from commands import outputs, refused, said
 
 from coalface.cli import main
+from coalface.cli.console import importing
 from coalface.data.readers.pack import read_pack
 from coalface.engine.processes import wait_for_workers
 from coalface.experiments import run as experiment
@@ -349,3 +351,11 @@ def test_an_evaluation_computes_the_figures_that_the_run_names(tmp_path: Path, m
     monkeypatch.delitem(sys.modules, "gap_of_scores")
     printed, notes = outputs("evaluate", out, "--on", faces, "--quiet", "--json")
     assert "gap" not in json.loads(printed) and "gap_of_scores:Gap" in notes
+
+
+def test_garbage_is_collected_again_after_an_import_that_fails() -> None:
+    with pytest.raises(ImportError), importing():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled() and gc.get_freeze_count()
+    gc.unfreeze()

@@ -14,6 +14,7 @@ import tinyruns
 from tinyruns import Silent, tiny
 
 import coalface
+from coalface.core import registry
 from coalface.core.errors import RecipeError
 from coalface.engine import server
 from coalface.experiments import preflight
@@ -139,7 +140,8 @@ def test_a_pre_training_is_not_tracked(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_missing_package_is_told_before_anything_is_written(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, TRACKERS[name].module, None)
+    tracker = registry.load(TRACKERS[name])
+    monkeypatch.setitem(sys.modules, tracker.module, None)
     recipe = tiny(engine={"trackers": name})
     for act in (lambda: experiment.run(recipe, tmp_path / "run", Silent()), lambda: preflight.check(recipe)):
         with pytest.raises(RecipeError, match=rf"pip install 'coalface\[{name}\]'") as error:
@@ -147,7 +149,7 @@ def test_a_missing_package_is_told_before_anything_is_written(
         assert error.value.where == "engine.trackers"
     assert not (tmp_path / "run").exists()
     with pytest.raises(ImportError):
-        TRACKERS[name]()
+        tracker()
 
 
 @pytest.mark.filterwarnings("ignore")  # of the packages

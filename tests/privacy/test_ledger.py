@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -152,6 +153,24 @@ def test_a_chain_is_followed_to_where_it_is_torn(tmp_path: Path, torn: str) -> N
     if torn:
         with pytest.raises(ValueError, match="l.jsonl, line 4: the hash chain breaks here"):
             ledger.verify(path)
+
+
+@pytest.mark.parametrize("changed", [None, 4])
+def test_a_chain_is_followed_so_far_as_is_asked(tmp_path: Path, changed: int | None) -> None:
+    path = tmp_path / "l.jsonl"
+    lines = written(path)
+    heads = [ledger.Head(), *(head for head, _ in ledger.lines(path))]
+    if changed is not None:
+        path.write_text("".join(lines).replace('"line": 4', '"line": 5', 1), encoding="utf-8")
+    for most, head in enumerate(heads):
+        if changed is None or most <= changed:
+            assert ledger.follow(path, most=most) == head
+            assert [later for later, _ in itertools.islice(ledger.lines(path, head), (changed or 12) - most)] == heads[
+                most + 1 : (changed or 12) + 1
+            ]
+        else:
+            with pytest.raises(ValueError, match="l.jsonl, line 5: the hash chain breaks here"):
+                ledger.follow(path, most=most)
 
 
 def test_a_head_is_held_against_the_line_that_it_speaks_of(tmp_path: Path) -> None:

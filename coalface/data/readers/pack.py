@@ -36,6 +36,7 @@ from coalface.core.errors import DataError
 from coalface.core.text import shown
 from coalface.data.cache import SOUND, default_cache, hold, open_cache, use
 from coalface.data.faceset import FaceSet
+from coalface.data.readers.file_names import read_names
 from coalface.data.source import Source
 
 FORMAT = "coalface-pack"
@@ -278,8 +279,10 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return dict(meta)
 
 
-def _read_index(file: Path, count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _read_index(file: Path, count: int) -> tuple[tuple[str, ...], Sequence[str]]:
     """The names of the identities, and the file of each of `count` images."""
+    if (read := read_names(file, count)) is not None:
+        return read
     index = _read_json(file)
     names, files = (index.get("names"), index.get("files")) if isinstance(index, dict) else (None, None)
     if not (_is_list_of(names, str) and _is_list_of(files, str)) or len(files) != count:
@@ -294,10 +297,10 @@ _NPY = re.compile(
 
 def _read_labels(file: Path, count: int, identities: int) -> NDArray[np.int64]:
     """(count,) the labels. `numpy.load` would set aside whatever the header claims, and fail in many ways."""
-    raw = file.read_bytes()
-    match = _NPY.match(raw)
-    if match and int(match[2]) == count and len(raw) == match.end() + 8 * count:
-        labels = np.frombuffer(raw, "<i8", count, match.end()).astype(np.int64)
+    with open(file, "rb") as opened:
+        match = _NPY.match(opened.read(1024))
+    if match and int(match[2]) == count and file.stat().st_size == match.end() + 8 * count:
+        labels = np.fromfile(file, "<i8", count, offset=match.end()).astype(np.int64, copy=False)
         if labels.min() >= 0 and labels.max() < identities:
             return labels
     raise _damaged(file, f"it does not hold {count:,} labels from 0 to {identities - 1:,}")

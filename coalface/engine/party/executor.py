@@ -210,9 +210,12 @@ class PartyExecutor:
         """
         if accepted is None and not self.folder.exists():
             return
-        self._look({f"{accepted}.commit"}, doubt=True, whole=whole)
+        commits, head = self._look({f"{accepted}.commit"}, doubt=True, whole=whole)
         if accepted is not None:
-            ledger.check_holds(self.ledger, Commit.whole(self.folder / f"{accepted}.commit", self.context.vault).head)
+            file = f"{accepted}.commit"
+            commit = commits.get(file) or Commit.whole(self.folder / file, self.context.vault)
+            if commit.head != head:  # of which a look has just found that the ledger has it
+                ledger.check_holds(self.ledger, commit.head)
         if whole and self.ledger.exists():
             ledger.verify(self.ledger)
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from coalface.core.errors import RecipeError
-from coalface.experiments.callbacks.mlflow import MLflow
-from coalface.experiments.callbacks.tensorboard import TensorBoard
-from coalface.experiments.callbacks.tracker import Tracker
-from coalface.experiments.callbacks.wandb import WandB
-from coalface.experiments.recipe.schema import Recipe
+from typing import TYPE_CHECKING
 
-TRACKERS = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
+from coalface.core import registry
+from coalface.core.errors import RecipeError
+
+if TYPE_CHECKING:
+    from coalface.experiments.callbacks.tracker import Tracker
+    from coalface.experiments.recipe.schema import Recipe
+
+_HERE = "coalface.experiments.callbacks"
+TRACKERS = {
+    "tensorboard": f"{_HERE}.tensorboard:TensorBoard",
+    "mlflow": f"{_HERE}.mlflow:MLflow",
+    "wandb": f"{_HERE}.wandb:WandB",
+}
 
 
 def trackers_of(recipe: Recipe) -> list[Tracker]:
     """The trackers that a recipe names. Raises RecipeError where the package of one is not installed."""
     try:
-        return [TRACKERS[name]() for name in recipe.engine.trackers]
+        return [registry.load(TRACKERS[name])() for name in recipe.engine.trackers]
     except ImportError as error:
         raise RecipeError(f"{error}, or leave it out", where="engine.trackers") from None

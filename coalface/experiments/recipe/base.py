@@ -18,7 +18,9 @@ from coalface.core.registry import Registry, subclass_of
 class Section(BaseModel):
     """A part of a recipe: unknown keys are refused, and nothing changes once it is made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True, defer_build=True
+    )
 
     if not TYPE_CHECKING:
 

@@ -81,8 +81,8 @@ class Named(Settings):
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the mapping: one for each name."""
         several = []
-        for name, cls in self.registry.own.items():
-            one = object_schema(cls)
+        for name in self.registry.own:
+            one = object_schema(self.registry[name])
             one["properties"] = {"name": {"const": name}, **one["properties"]}
             several.append(one | ({} if name == self.usual else {"required": ["name"]}))
         return {"anyOf": several}
@@ -137,7 +137,7 @@ class ByName(Settings):
 
     def schema(self) -> dict[str, Any]:
         """The JSON schema: the settings of each name."""
-        below = {name: object_schema(cls, self.shared) for name, cls in self.registry.own.items()}
+        below = {name: object_schema(self.registry[name], self.shared) for name in self.registry.own}
         return {"type": "object", "additionalProperties": False, "properties": below}
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

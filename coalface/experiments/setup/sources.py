@@ -15,7 +15,6 @@ from coalface.data.joined import Joined
 from coalface.data.readers.pack import Packed, cached_pack
 from coalface.data.source import Source
 from coalface.data.stores import Store, check_names, open_store
-from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments.recipe import sections
 from coalface.experiments.recipe.schema import Recipe
 
@@ -35,8 +34,8 @@ def open_source(recipe: Recipe, source: sections.Source, packing: Packing | None
         faces = pixels(recipe, store, packing)
         if isinstance(store, Store):
             return replace(faces, domains=store.domains)
-        if isinstance(store, Joined) or (isinstance(store, SyntheticFaces) and len(store.domains) > 1):
-            return replace(faces, domains=store.domain_numbers)
+        if isinstance(source, sections.JoinedParts) or (isinstance(source, sections.Synthetic) and source.domains[1:]):
+            return replace(faces, domains=store.domain_numbers)  # type: ignore[attr-defined]
         return faces
     faces = _pack(recipe, source, verify=packing is not unseen).faces
     if faces.shape != (size, size, 1 if grey else 3):
@@ -82,6 +81,8 @@ def open_listing(recipe: Recipe, source: sections.Source) -> Source:
         case sections.JoinedParts():
             return Joined({name: open_listing(recipe, part) for name, part in source.parts.items()})
         case sections.Synthetic():
+            from coalface.data.synthetic.generator import SyntheticFaces
+
             size, grey = recipe.data.size, recipe.data.grey
             people = source.identities, source.images, source.seed
             return SyntheticFaces(*people, size=size, grey=grey, domains=source.domains, first=source.first)
