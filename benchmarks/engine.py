@@ -1,4 +1,4 @@
-"""What the engine costs: time against a bare training loop, the price of a commit, and memory over many parties.
+"""What the engine costs: time against a bare training loop, and memory over many parties.
 
     python benchmarks/engine.py                  # all but the 10,000 parties: a few minutes on two free cores
     python benchmarks/engine.py --memory         # a round of means of 10,000 parties against one window
@@ -37,7 +37,6 @@ from coalface.data import partition
 from coalface.data.augment import Augment, to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.engine.local import InProcess, Workers
-from coalface.engine.party import executor
 from coalface.engine.party.setup import FederatedData, Setup, keep_freed_memory
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
@@ -164,12 +163,16 @@ class Measured:
 
 
 def measure(name: str, parties: int, identities: int, images: int, *, workers: int, threads: int, rounds: int,
-            batch: int = 30, per_party: bool = False) -> Measured:  # fmt: skip
-    """Rounds of the engine and of the bare loops in turn; a bare loop has as many threads as the engine in all."""
+            batch: int = 30, bare_batch: int | None = None, per_party: bool = False) -> Measured:  # fmt: skip
+    """Rounds of the engine and of the bare loops in turn.
+
+    A bare loop has as many threads as the engine in all; in batches of `bare_batch`, if given, it has one.
+    """
+    bare_threads = workers * threads if bare_batch is None else 1
     build_world = functools.partial(make_world, name, parties, identities, images)
     world = build_world()
     method = FedAvg(rounds=rounds + 1, local=LocalTraining(batch_size=batch, lr=0.01), loss=LOSS)
-    loop = functools.partial(OwnProcess, make_loop, build_world, batch, per_party, workers * threads)
+    loop = functools.partial(OwnProcess, make_loop, build_world, bare_batch or batch, per_party, bare_threads)
     bare, tuned = loop(False), loop(True)
     turns: list[tuple[float, float, float]] = []
 
@@ -200,52 +203,6 @@ def small_batches(name: str, threads: int) -> tuple[float, float]:
     five(), thirty()
     pairs = [(five(), thirty()) for _ in range(5)]
     return statistics.median(a / b for a, b in pairs), 1000 / statistics.median(a for a, _ in pairs)
-
-
-def desk_cost(clients: int, *, save_replies: bool) -> tuple[float, float]:
-    """Milliseconds per client at the executor before the step and after it, the flush of the checkpoint included.
-
-    Before: finding and reading the private state, and building the `Party`. After: encoding, hashing, the ledger, the
-    commit.
-    """
-    world = make_world("cnn-small", clients, 1, 1)
-    method = FedAvg(rounds=6, local=LocalTraining(batch_size=5, lr=0.01), loss=LOSS)
-    marks: list[float] = []
-
-    def marked(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*arguments: Any, **keywords: Any) -> Any:
-            marks.append(time.perf_counter())
-            try:
-                return function(*arguments, **keywords)
-            finally:
-                marks.append(time.perf_counter())
-
-        return call
-
-    spent: list[tuple[float, float]] = []
-
-    def report(record: dict[str, Any]) -> None:
-        began, stepped, returned, committed = (np.array(marks[i::4]) for i in range(4))
-        before, after = np.sum(stepped - began), np.sum(committed - returned) + record["checkpoint_seconds"]
-        spent.append((1e3 * float(before) / clients, 1e3 * float(after) / clients))
-        marks.clear()
-
-    plain_answer, train = executor.PartyExecutor.answer, method.own_steps["train"]
-    plain_step = train.function
-    executor.PartyExecutor.answer = marked(plain_answer)  # type: ignore[method-assign]
-    object.__setattr__(train, "function", marked(plain_step))
-    try:
-        with tempfile.TemporaryDirectory() as place:
-            setup = Setup(method, lambda: world, Numerics(threads=1), 0, Path(place), save_replies=save_replies)
-            server = Server(method, RoundPolicy(run="benchmark"), setup.numerics, InProcess(setup, world), Path(place),
-                            backbone=world.backbone, report=report)  # fmt: skip
-            server.run()
-    finally:
-        executor.PartyExecutor.answer = plain_answer  # type: ignore[method-assign]
-        object.__setattr__(train, "function", plain_step)
-    later = np.array(spent[2:])  # the first rounds write files that later ones write over
-    return float(np.median(later[:, 0])), float(np.median(later[:, 1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,12 +298,11 @@ def main() -> int:
         row(f"{name}: 200 clients × 5 images, 1 process, 1 thread", many(workers=1, threads=1))
         row(f"{name}: 200 clients × 5 images, 1 process, 2 threads", many(workers=1, threads=2))
         row(f"{name}: 200 clients × 5 images, 2 workers, 1 thread each", many(workers=2, threads=1))
+        fives = functools.partial(many, bare_batch=5, threads=1)
+        row(f"{name}: 200 × 5 against batches of 5, 1 thread", fives(workers=1))
+        row(f"{name}: 2 workers against batches of 5, 1 thread", fives(workers=2))
         thirty = functools.partial(measure, name, 100, 1, 30, rounds=options.rounds)
         row(f"{name}: 100 clients × 30 images, 1 process, 1 thread", thirty(workers=1, threads=1))
-    for saved in (True, False):
-        before, after = desk_cost(200, save_replies=saved)
-        print(f"a client's desk, replies {'saved' if saved else 'not saved'}: {before:.2f} ms before its step, "
-              f"{after:.2f} ms for the commit after it")  # fmt: skip
     return 0
 
 

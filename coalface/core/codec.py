@@ -17,7 +17,7 @@ import json
 import math
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +41,7 @@ Change = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 _second = concurrent.futures.ThreadPoolExecutor(1, "hashing")
 _WORTH_A_THREAD = 1 << 18
+_LARGE = 1 << 14  # bytes of a piece that the thread takes: for less it would wait longer for the interpreter's lock
 
 
 class Refused(ValueError):
@@ -115,7 +116,8 @@ class Encoded:
     data: bytearray | memoryview
     entries: tuple[Entry, ...] = ()
     """Not known of bytes that were received."""
-    _hashing: Hashing | None = dataclasses.field(default=None, repr=False)
+    hashes: Hashing | tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
+    """The `sums` where they are known, or under way."""
     _read: dict[type, Any] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @functools.cached_property
@@ -126,13 +128,21 @@ class Encoded:
     @functools.cached_property
     def sums(self) -> tuple[str, ...]:
         """SHA-256 of the header and of every tensor, of bytes that are known to be an encoding."""
-        if self._hashing is not None:
-            return self._hashing.result()
+        return self.hashes if isinstance(self.hashes, tuple) else (self.hashes or Hashing(self.pieces())).result()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Encoded, (bytearray(self.data),)
+
+    def pieces(self) -> list[memoryview]:
+        """The header and every tensor, of bytes that are known to be an encoding."""
         view = memoryview(self.data)
-        start = 8 + int.from_bytes(view[:8], "little")
-        header = json.loads(bytes(view[8:start]))
-        ends = [start, *(start + entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__")]
-        return Hashing([view[begin:end] for begin, end in itertools.pairwise([0, *ends])]).result()
+        if self.entries:
+            ends = list(itertools.accumulate(entry.bytes for entry in self.entries))
+        else:
+            start = 8 + int.from_bytes(view[:8], "little")
+            tensors = json.loads(bytes(view[8:start]))
+            ends = [start, *(start + t["data_offsets"][1] for name, t in tensors.items() if name != "__metadata__")]
+        return [view[begin:end] for begin, end in itertools.pairwise([0, *ends])]
 
     def message(self, cls: type[T]) -> T:
         """Decoded as `cls`, once: what goes to many parties is read once in a process. Nobody may write to it."""
@@ -147,8 +157,9 @@ class Hashing:
     def __init__(self, pieces: Sequence[bytearray | memoryview]) -> None:
         self._pieces = pieces
         self._sums = [""] * len(pieces)
-        self._left = sorted(range(len(pieces)), key=lambda i: len(pieces[i]))  # the largest is taken first
-        worth = sum(map(len, pieces)) > _WORTH_A_THREAD
+        large = [i for i, piece in enumerate(pieces) if len(piece) >= _LARGE]
+        self._left = sorted(large, key=lambda i: len(pieces[i]))  # the largest is taken first
+        worth = sum(len(pieces[i]) for i in large) > _WORTH_A_THREAD
         self._other = _second.submit(self._share) if worth else None
 
     def _share(self) -> None:
@@ -158,7 +169,10 @@ class Hashing:
                 self._sums[i] = hashlib.sha256(self._pieces[i]).hexdigest()
 
     def result(self) -> tuple[str, ...]:
-        """The hashes in the order of the entries."""
+        """The hashes in the order of the pieces."""
+        for i, piece in enumerate(self._pieces):
+            if len(piece) < _LARGE:
+                self._sums[i] = hashlib.sha256(piece).hexdigest()
         self._share()
         if self._other is not None and not self._other.cancel():
             self._other.result()
@@ -168,7 +182,7 @@ class Hashing:
 def encode(message: Any, *, hashed: bool = False, change: Change | None = None) -> Encoded:
     """The bytes of a message. Raises WireError for anything that was not declared with @message.
 
-    With `hashed` the hashing begins beside it; the message's tensors stay as they are until `sums` has been read.
+    With `hashed` the hashing of the bytes begins at once, beside whatever comes until `sums` is read.
     """
     kind = kind_of(type(message))
     if kind != "message":
@@ -202,55 +216,75 @@ def decode(data: bytearray | memoryview, cls: type[T], *, change: Change | None 
 
 def size(message: Any) -> int:
     """Bytes of a message on the wire."""
-    start, tensors = _layout(message)
-    return len(start) + sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+    start, _, table = _layout(message)
+    return len(start) + table.size
 
 
 def pack(value: Any, *, hashed: bool = False, change: Change | None = None) -> Encoded:
     """The bytes of any declared value, private and server state included (for files, never for the wire)."""
-    start, ordered = _layout(value, change)
-    parts = [raw(tensor) for _, tensor in ordered]
-    entries = [
-        Entry(name, "tensor", tuple(tensor.shape), NAMES[tensor.dtype], len(part))
-        for (name, tensor), part in zip(ordered, parts, strict=True)
-    ]
+    start, tensors, table = _layout(value, change)
     first = Entry("header", "header", (), "JSON", len(start))
-    pieces: list[bytearray | memoryview] = [start, *parts]
-    hashing = Hashing(pieces) if hashed else None  # of the tensors themselves, while they are copied
-    data = bytearray(sum(map(len, pieces)))
-    flat = [torch.frombuffer(piece, dtype=torch.uint8) for piece in pieces if len(piece)]
-    torch.cat(flat, out=torch.frombuffer(data, dtype=torch.uint8))  # lets the hashing go on, as joining bytes does not
-    return Encoded(data, (first, *entries), hashing)
+    memory = torch.empty(len(start) + table.size, dtype=torch.uint8)
+    data, body = memory.numpy().data, memory[len(start) :]
+    data[: len(start)] = start
+    for dtype, names, begin, end in table.runs:
+        flat = [tensors[name].detach().cpu().reshape(-1) for name in names]
+        torch.cat(flat, out=body[begin:end].view(dtype))
+    encoded = Encoded(data, (first, *table.entries))
+    return replace(encoded, hashes=Hashing(encoded.pieces())) if hashed else encoded
 
 
-def _layout(value: Any, change: Change | None = None) -> tuple[bytearray, list[tuple[str, Tensor]]]:
-    """The header of an encoding, and its tensors by name in the order in which they follow."""
+@dataclass(frozen=True)
+class _Table:
+    """Where the tensors of an encoding lie, by their names, types and shapes."""
+
+    text: str
+    """What the header says of them."""
+    entries: tuple[Entry, ...]
+    runs: tuple[tuple[torch.dtype, tuple[str, ...], int, int], ...]
+    """(type, names, begin, end) of those of one type, which follow each other."""
+    size: int
+
+
+@functools.lru_cache(32)  # the same tensors leave in every round
+def _table(forms: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> _Table:
+    ordered = sorted(forms, key=lambda form: -form[1].itemsize)  # keeps every tensor aligned
+    entries, listed, runs, offset = [], {}, list[Any](), 0
+    for name, dtype, shape in ordered:
+        if dtype not in NAMES:
+            raise WireError(f"{name}: {dtype} has no encoding; use one of {list(DTYPES)}.")
+        end = offset + shape.numel() * dtype.itemsize
+        listed[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        entries.append(Entry(name, "tensor", tuple(shape), NAMES[dtype], end - offset))
+        if runs and runs[-1][0] == dtype:
+            runs[-1] = (dtype, [*runs[-1][1], name], runs[-1][2], end)
+        else:
+            runs.append((dtype, [name], offset, end))
+        offset = end
+    text = json.dumps(listed, separators=(",", ":"))[1:-1]
+    return _Table(text, tuple(entries), tuple((d, tuple(n), b, e) for d, n, b, e in runs), offset)
+
+
+def _layout(value: Any, change: Change | None = None) -> tuple[bytes, dict[str, Tensor], _Table]:
+    """The header of an encoding, its tensors by name, and how they follow it."""
     tensors: dict[str, Tensor] = {}
     try:
         skeleton = _flatten(value, type(value), "", tensors)
+        if change is not None:
+            tensors = change(tensors)
+        table = _table(tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()))
     except WireError as error:
         raise WireError(f"{type(value).__name__}.{error}") from None
-    if change is not None:
-        tensors = change(tensors)
-    ordered = sorted(tensors.items(), key=lambda item: -item[1].element_size())  # keeps every tensor aligned
-    head: dict[str, Any] = {"__metadata__": {"coalface": json.dumps(skeleton, separators=(",", ":"))}}
-    offset = 0
-    for name, tensor in ordered:
-        if tensor.dtype not in NAMES:
-            raise WireError(
-                f"{type(value).__name__}.{name}: {tensor.dtype} has no encoding; use one of {list(DTYPES)}."
-            )
-        end = offset + tensor.numel() * tensor.element_size()
-        head[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text, most = json.dumps(head, separators=(",", ":")).encode(), most_tensors(type(value))
-    if len(ordered) > most or len(text) > most * TENSOR_HEADER:
+    plain = json.dumps(json.dumps(skeleton, separators=(",", ":")))
+    text = f'{{"__metadata__":{{"coalface":{plain}}}{"," if tensors else ""}{table.text}}}'.encode()
+    most = most_tensors(type(value))
+    if len(tensors) > most or len(text) > most * TENSOR_HEADER:
         raise WireError(
-            f"{type(value).__name__} holds {len(ordered):,} tensors and a header of {len(text):,} bytes: at most "
+            f"{type(value).__name__} holds {len(tensors):,} tensors and a header of {len(text):,} bytes: at most "
             f"{most:,} and {most * TENSOR_HEADER:,} are read back. Stack tensors that are alike."
         )
     text += b" " * (-len(text) % 8)
-    return bytearray(len(text).to_bytes(8, "little") + text), ordered
+    return len(text).to_bytes(8, "little") + text, tensors, table
 
 
 def raw(tensor: Tensor) -> memoryview:
@@ -261,27 +295,43 @@ def raw(tensor: Tensor) -> memoryview:
     return (flat.view(torch.uint8) if tensor.dtype == torch.bfloat16 else flat).numpy().data.cast("B")
 
 
+_PLAIN: dict[type, Any] = {int: int, float: (float, int), bool: bool, str: str}
+"""A plain type -> what may stand for it."""
+
+
+@functools.cache
+def _plan(annotation: Any) -> tuple[Any, bool, Any, Any]:
+    """(the annotation without None, whether None is allowed, what kind it is, what it holds)."""
+    inner, optional = without_none(annotation)
+    origin, args = typing.get_origin(inner), typing.get_args(inner)
+    if inner is Tensor or inner in _PLAIN:
+        return inner, optional, inner, None
+    if origin is dict:
+        return inner, optional, dict, args[1]
+    if origin is tuple:
+        return inner, optional, tuple, args[0]
+    return inner, optional, "fields" if kind_of(inner) or inner is Ticket else None, None
+
+
 def _flatten(value: Any, annotation: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     """The plain values of a declared value, with `true` in place of each tensor, which goes into `tensors`."""
-    inner, optional = without_none(annotation)
+    inner, optional, kind, item = _plan(annotation)
     if value is None and optional:
         return None
-    origin, args = typing.get_origin(inner), typing.get_args(inner)
-    if inner is Tensor:
+    if kind is Tensor:
         if isinstance(value, Tensor):
             if path in tensors:
                 raise WireError(f"{path} names two tensors; rename a key so that it has no '/'.")
             tensors[path] = value
             return True
-    elif inner in (int, float, bool, str):
-        fitting = (float, int) if inner is float else inner
-        if isinstance(value, fitting) and (inner is bool or not isinstance(value, bool)):
+    elif kind in _PLAIN:
+        if isinstance(value, _PLAIN[kind]) and (kind is bool or not isinstance(value, bool)):
             return value
-    elif origin is dict and isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        return {k: _flatten(v, args[1], f"{path}/{k}" if path else k, tensors) for k, v in value.items()}
-    elif origin is tuple and isinstance(value, tuple | list):
-        return [_flatten(v, args[0], f"{path}/{i}", tensors) for i, v in enumerate(value)]
-    elif (kind_of(inner) or inner is Ticket) and isinstance(value, inner):
+    elif kind is dict and isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {k: _flatten(v, item, f"{path}/{k}" if path else k, tensors) for k, v in value.items()}
+    elif kind is tuple and isinstance(value, tuple | list):
+        return [_flatten(v, item, f"{path}/{i}", tensors) for i, v in enumerate(value)]
+    elif kind == "fields" and isinstance(value, inner):
         return {
             n: _flatten(getattr(value, n), a, f"{path}/{n}" if path else n, tensors) for n, a in hints(inner).items()
         }
@@ -292,21 +342,20 @@ def _flatten(value: Any, annotation: Any, path: str, tensors: dict[str, Tensor])
 
 
 def _restore(skeleton: Any, annotation: Any, path: str, tensors: dict[str, Tensor]) -> Any:
-    inner, optional = without_none(annotation)
+    inner, optional, kind, item = _plan(annotation)
     if skeleton is None and optional:
         return None
-    origin, args = typing.get_origin(inner), typing.get_args(inner)
-    if inner is Tensor:
+    if kind is Tensor:
         if skeleton is True and path in tensors:
             return tensors.pop(path)
-    elif inner in (int, float, bool, str):
-        if type(skeleton) is inner or (inner is float and type(skeleton) is int and abs(skeleton) < 1 << 1000):
-            return inner(skeleton)
-    elif origin is dict and isinstance(skeleton, dict):
-        return {k: _restore(v, args[1], f"{path}/{k}" if path else k, tensors) for k, v in skeleton.items()}
-    elif origin is tuple and isinstance(skeleton, list):
-        return tuple(_restore(v, args[0], f"{path}/{i}", tensors) for i, v in enumerate(skeleton))
-    elif (kind_of(inner) or inner is Ticket) and isinstance(skeleton, dict) and set(skeleton) == set(hints(inner)):
+    elif kind in _PLAIN:
+        if type(skeleton) is kind or (kind is float and type(skeleton) is int and abs(skeleton) < 1 << 1000):
+            return kind(skeleton)
+    elif kind is dict and isinstance(skeleton, dict):
+        return {k: _restore(v, item, f"{path}/{k}" if path else k, tensors) for k, v in skeleton.items()}
+    elif kind is tuple and isinstance(skeleton, list):
+        return tuple(_restore(v, item, f"{path}/{i}", tensors) for i, v in enumerate(skeleton))
+    elif kind == "fields" and isinstance(skeleton, dict) and set(skeleton) == set(hints(inner)):
         return inner(
             **{n: _restore(skeleton[n], a, f"{path}/{n}" if path else n, tensors) for n, a in hints(inner).items()}
         )
@@ -322,6 +371,20 @@ def by_path(field: str, value: Any) -> dict[str, Tensor]:
     return {field: value} if isinstance(value, Tensor) else {}
 
 
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """The numbers of tensors of one type, one after the other: where they lie so already, as in an encoding, a view."""
+    first, size = tensors[0], tensors[0].element_size()
+    start = end = first.data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != end or not tensor.is_contiguous():
+            return torch.cat([tensor.reshape(-1) for tensor in tensors])
+        end += size * tensor.numel()
+    storage, count = first.untyped_storage(), (end - start) // size
+    if end > storage.data_ptr() + storage.nbytes():  # beside each other by chance
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return first.as_strided((count,), (1,))
+
+
 def copied(value: Any) -> Any:
     """A field's value in memory of its own."""
     if isinstance(value, Tensor):
@@ -329,10 +392,11 @@ def copied(value: Any) -> Any:
     return {name: tensor.clone() for name, tensor in value.items()} if isinstance(value, dict) else value
 
 
-def validate(reply: Any, like: Forms, but: frozenset[str] = frozenset()) -> None:
+def validate(reply: Any, like: Forms, but: frozenset[str] = frozenset(), *, finite: bool = True) -> None:
     """Raise Refused unless a reply looks `like` what it must: names, shapes, dtypes, and finite values.
 
-    The reason can stand in a report. The fields in `but` have been checked already.
+    The reason can stand in a report. The fields in `but` have been checked already; where `finite` is false the caller
+    looks at the values of tensors.
     """
     for field, value in vars(reply).items():
         if isinstance(value, float) and not abs(value) <= _SINGLE or isinstance(value, int) and abs(value) > LARGEST:
@@ -351,19 +415,27 @@ def validate(reply: Any, like: Forms, but: frozenset[str] = frozenset()) -> None
             if tensor.shape != models[path].shape or tensor.dtype != models[path].dtype:
                 came, declared = (f"{NAMES[t.dtype]} {tuple(t.shape)}" for t in (tensor, models[path]))
                 raise Refused(f"{path} is {came}, not {declared}")
-            if not _is_finite(tensor):
-                raise Refused(f"{path} holds values that are not finite")
+        if finite:
+            check_finite(tensors)
+
+
+def check_finite(tensors: dict[str, Tensor]) -> None:
+    """Raise Refused for a tensor, by its name in an encoding, that holds something that is not finite."""
+    if (name := _first_not_finite(tensors)) is not None:
+        raise Refused(f"{name} holds values that are not finite")
 
 
 def not_finite(value: Any) -> str | None:
     """The name of a tensor of a declared value that holds something that is not finite; None where none does."""
     tensors: dict[str, Tensor] = {}
     _flatten(value, type(value), "", tensors)
-    return next((name for name, tensor in tensors.items() if not _is_finite(tensor)), None)
+    return _first_not_finite(tensors)
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def _first_not_finite(tensors: dict[str, Tensor]) -> str | None:
     """A finite sum proves finite values; only a suspicious sum pays for the exact look."""
-    if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
-        return True
-    return bool(torch.isfinite(tensor).all())
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    for _, alike in itertools.groupby(floats.values(), lambda tensor: (tensor.dtype, tensor.device)):
+        if not math.isfinite(joined(list(alike)).sum().item()):
+            return next((name for name, tensor in floats.items() if not torch.isfinite(tensor).all()), None)
+    return None

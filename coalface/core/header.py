@@ -11,6 +11,7 @@ import json
 import math
 import re
 import typing
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,6 +46,9 @@ TENSOR_HEADER = 512
 """The most bytes that a tensor takes of a header."""
 _VALUES = 12 * TENSORS + LONGEST
 """The most values that its JSON holds: its type, its shape, where it lies and its mention, for each tensor."""
+_REMEMBERED = 1 << 16
+"""The longest header of which what it says of its tensors is remembered."""
+_EMPTY = torch.empty(0)
 _DIMENSIONS = 64
 _SIMPLE = r"[ !#-\[\]-~]*+"  # what needs no escape: the bytes are ASCII
 _NAME = rf'"{_SIMPLE}(?:\\[ -~]{_SIMPLE})*+"'
@@ -118,28 +122,56 @@ def read_tensors(data: bytearray | memoryview, cls: type, longest: int | None = 
             skeleton = json.loads(plain)
         else:
             raise WireError(f"{label}: the bytes do not hold its fields; sender and receiver must run one version.")
+        listed_text = bytes(view[end : 8 + length])
+        runs, body = (_runs if length <= _REMEMBERED else _runs.__wrapped__)(listed_text, label)
+        if 8 + length + body != len(view):
+            raise WireError(f"{label}: {len(view)} bytes, but its header speaks of {8 + length + body}.")
         tensors: dict[str, Tensor] = {}
-        expected = 0
-        for entry in _TENSOR.finditer(view, end, 8 + length):
-            name, (dtype, shape) = json.loads(entry[1]), (DTYPES[entry[2].decode()], _numbers(entry[3]))
-            begin, end = _numbers(entry[4])
-            count = math.prod(shape)
-            if name in tensors or begin != expected or end - begin != count * dtype.itemsize:
-                raise WireError(f"{label}: tensor {name!r} does not lie where its header says, or is there twice.")
-            offset, expected = 8 + length + begin, end
+        for run in runs:
+            count, offset = sum(run.counts), 8 + length + run.begin
             flat = (
-                torch.frombuffer(view, dtype=dtype, count=count, offset=offset)
-                if count
-                else torch.empty(0, dtype=dtype)
+                torch.frombuffer(view, dtype=run.dtype, count=count, offset=offset) if count else _EMPTY.to(run.dtype)
             )
-            tensors[name] = flat.view(shape)
-        if 8 + length + expected != len(view):
-            raise WireError(f"{label}: {len(view)} bytes, but its header speaks of {8 + length + expected}.")
+            parts = zip(run.names, flat.split_with_sizes(run.counts), run.shapes, strict=True)
+            tensors.update((name, part.view(shape)) for name, part, shape in parts)
     except WireError:
         raise
     except Exception as error:  # of bytes from elsewhere, any
         raise WireError(f"{label}: the bytes are not an encoding ({type(error).__name__}: {error}).") from error
     return tensors, skeleton
+
+
+@dataclass
+class _Run:
+    """Tensors of one type that follow each other."""
+
+    dtype: torch.dtype
+    begin: int
+    names: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+
+@functools.lru_cache(32)  # the same tensors come in every round
+def _runs(text: bytes, label: str) -> tuple[list[_Run], int]:
+    """What the header says of tensors, and the bytes of them all. Raises WireError where these are not in a row."""
+    runs: list[_Run] = []
+    names: set[str] = set()
+    expected = 0
+    for entry in _TENSOR.finditer(text):
+        name, dtype, shape = json.loads(entry[1]), DTYPES[entry[2].decode()], _numbers(entry[3])
+        begin, end = _numbers(entry[4])
+        count = math.prod(shape)
+        if name in names or begin != expected or end - begin != count * dtype.itemsize:
+            raise WireError(f"{label}: tensor {name!r} does not lie where its header says, or is there twice.")
+        if not runs or runs[-1].dtype != dtype:
+            runs.append(_Run(dtype, begin))
+        runs[-1].names.append(name)
+        runs[-1].shapes.append(shape)
+        runs[-1].counts.append(count)
+        names.add(name)
+        expected = end
+    return runs, expected
 
 
 def _numbers(text: bytes) -> list[int]:

@@ -7,6 +7,7 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import shutil
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
@@ -19,7 +20,7 @@ from coalface.core.method import Tensors, Ticket
 from coalface.engine import processes
 from coalface.engine.client_batch import ClientBatch, cut
 from coalface.engine.party.commits import read_span
-from coalface.engine.party.executor import PartyExecutor, Request, StepFailed, run_batch
+from coalface.engine.party.executor import ExecutorContext, PartyExecutor, Request, StepFailed, run_batch
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.party.sharding import ProcessGroups
 from coalface.engine.transport import Reply, RunFailed
@@ -32,6 +33,38 @@ _NOT_BEGUN = (
     "a worker process ended before it could begin. What it printed says why; if it printed nothing it was killed, most "
     f"likely for lack of memory: use fewer workers. {processes.ADVICE}."
 )
+
+
+def _answered(
+    context: ExecutorContext, requests: Iterable[Request]
+) -> Iterator[tuple[Request, Reply, tuple[int, str] | None]]:
+    """Each request with its reply and the head of its party's ledger, in order.
+
+    One party's reply is hashed while the next one trains, and is then committed and given out.
+    """
+    waiting: Callable[[], tuple[Request, Reply, tuple[int, str] | None]] | None = None
+    for request in requests:
+        begun = _begin(PartyExecutor(context, request.party), request)
+        if waiting is not None:
+            yield waiting()
+        waiting = begun
+    if waiting is not None:
+        yield waiting()
+
+
+def _begin(executor: PartyExecutor, request: Request) -> Callable[[], tuple[Request, Reply, tuple[int, str] | None]]:
+    """Run the step; what is returned commits it."""
+    try:
+        reply, commit = executor.begin(request)
+    except StepFailed as error:
+        failed = request, error, executor.head
+        return lambda: failed
+
+    def end() -> tuple[Request, Reply, tuple[int, str] | None]:
+        commit()
+        return request, reply, executor.head
+
+    return end
 
 
 class InProcess:
@@ -52,14 +85,9 @@ class InProcess:
         self._context = dataclasses.replace(setup.context(world), group=self._groups.of)
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-        for request in requests:
-            executor = PartyExecutor(self._context, request.party)
-            try:
-                reply: Reply = executor.answer(request)
-            except StepFailed as error:
-                reply = error
-            if executor.head is not None:
-                self.heads[request.party] = executor.head
+        for request, reply, head in _answered(self._context, requests):
+            if head is not None:
+                self.heads[request.party] = head
             yield request, reply
 
     def batched(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | ClientBatch]:
@@ -99,6 +127,10 @@ class InProcess:
         self._groups.close()
 
 
+_UnderWay = tuple[list[Request], concurrent.futures.Future[Any]]
+"""Requests that went to a worker together, and what will give their replies."""
+
+
 class Workers(InProcess):
     """Runs steps in worker processes; at most `max_in_flight` requests are under way or wait to be aggregated.
 
@@ -110,11 +142,11 @@ class Workers(InProcess):
 
     def __init__(self, setup: Setup, world: FederatedData, workers: int, max_in_flight: int) -> None:
         super().__init__(setup, world)
-        self._max_in_flight = max_in_flight
+        self._workers, self._max_in_flight = workers, max_in_flight
         self._mail = setup.folder / "mail"
         shutil.rmtree(self._mail, ignore_errors=True)  # of a run that was killed
         self._mail.mkdir(parents=True)
-        self._posted: dict[Ticket, list[concurrent.futures.Future[Any]]] = {}
+        self._posted: dict[Ticket, list[_UnderWay]] = {}
         self._under_way: set[concurrent.futures.Future[Any]] = set()
         context = multiprocessing.get_context("spawn")
         self._begun = context.Event()
@@ -128,25 +160,44 @@ class Workers(InProcess):
         self._own = {party: pool(1) for party, size in setup.numerics.processes_per_party.items() if size > 1}
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-        ahead: collections.deque[tuple[Request, concurrent.futures.Future[Any]]] = collections.deque()
+        ahead: collections.deque[_UnderWay] = collections.deque()
         last = None
-        for request in requests:
-            last = request
-            ahead.append((request, self._submit(request)))
-            if len(ahead) >= self._max_in_flight:
-                yield self._result(*ahead.popleft())
+        for block in self._blocks(requests):
+            last = block[0]
+            while sum(len(some) for some, _ in ahead) + len(block) > self._max_in_flight:
+                yield from self._results(*ahead.popleft())
+            ahead.append((block, self._submit(block)))
         while ahead:
-            yield self._result(*ahead.popleft())
+            yield from self._results(*ahead.popleft())
         if last is not None:  # by now every worker that needs the letter has read it
             self._letter(last).unlink(missing_ok=True)
 
+    def _blocks(self, requests: Iterable[Request]) -> Iterator[list[Request]]:
+        """Requests that go to a worker together, which spares their sending: more of them the longer the call is.
+
+        The last worker is never busy for longer than a sixteenth of what it has done by then.
+        """
+        block: list[Request] = []
+        for place, request in enumerate(requests):
+            alone = request.party in self._own
+            if block and alone:
+                yield block
+                block = []
+            block.append(request)
+            if alone or len(block) >= min(self._max_in_flight // 2, place // 16) // self._workers:
+                yield block
+                block = []
+        if block:
+            yield block
+
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
-        self._posted[ticket] = [self._submit(request, self._beside) for request in requests]
+        self._posted[ticket] = [([request], self._submit([request], self._beside)) for request in requests]
 
     def collect(self, ticket: Ticket, requests: Sequence[Request]) -> Iterator[tuple[Request, Reply]]:
-        futures = self._posted.pop(ticket, None) or [self._submit(request, self._beside) for request in requests]
-        for request, future in zip(requests, futures, strict=True):
-            yield self._result(request, future)
+        if ticket not in self._posted:
+            self.post(ticket, requests)
+        for under_way in self._posted.pop(ticket):
+            yield from self._results(*under_way)
         if requests:
             self._letter(requests[0]).unlink(missing_ok=True)
 
@@ -166,32 +217,34 @@ class Workers(InProcess):
         return self._mail / f"{request.ordinal}-{request.call}"
 
     def _submit(
-        self, request: Request, pool: concurrent.futures.ProcessPoolExecutor | None = None
+        self, block: list[Request], pool: concurrent.futures.ProcessPoolExecutor | None = None
     ) -> concurrent.futures.Future[Any]:
+        """Requests of one call, of several parties if these have no worker of their own."""
         letter = None
-        if request.common is not None:
-            letter = self._letter(request)
+        if (common := block[0].common) is not None:
+            letter = self._letter(block[0])
             if not letter.exists():
                 with writing(letter):
-                    letter.write_bytes(request.common.data)
-            request = dataclasses.replace(request, common=None)
+                    letter.write_bytes(common.data)
+        bare = [dataclasses.replace(request, common=None) for request in block]
         try:
             with processes.starting():
-                future = self._own.get(request.party, pool or self._pool).submit(_serve, request, letter, self._mail)
+                future = self._own.get(block[0].party, pool or self._pool).submit(_serve, bare, letter, self._mail)
         except concurrent.futures.BrokenExecutor as error:
             raise self._died() from error
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
         return future
 
-    def _result(self, request: Request, future: concurrent.futures.Future[Any]) -> tuple[Request, Reply]:
+    def _results(self, block: list[Request], future: concurrent.futures.Future[Any]) -> Iterator[tuple[Request, Reply]]:
         try:
-            reply, self.heads[request.party] = future.result()
-            return request, reply
-        except StepFailed as error:
-            return request, error
+            replies = future.result()
         except concurrent.futures.BrokenExecutor as error:
             raise self._died() from error
+        for request, (reply, head) in zip(block, replies, strict=True):
+            if head is not None:
+                self.heads[request.party] = head
+            yield request, reply
 
     def _died(self) -> RunFailed:
         return RunFailed(_WORKER_DIED if self._begun.is_set() else _NOT_BEGUN)
@@ -218,28 +271,33 @@ class _Parcel:
     A model goes through a file in a fraction of the processor time that the pool's pipe takes for it.
     """
 
-    def __init__(self, path: Path, data: bytearray | memoryview) -> None:
+    def __init__(self, path: Path, reply: codec.Encoded) -> None:
         with writing(path):
-            path.write_bytes(data)
-        self._path = path
+            path.write_bytes(reply.data)
+        self._path, self._sums = path, reply.sums
 
-    def __reduce__(self) -> tuple[Callable[[Path], codec.Encoded], tuple[Path]]:
-        return _unpack_parcel, (self._path,)
+    def __reduce__(self) -> tuple[Callable[..., codec.Encoded], tuple[Path, tuple[str, ...]]]:
+        return _unpack_parcel, (self._path, self._sums)
 
 
-def _unpack_parcel(path: Path) -> codec.Encoded:
+def _unpack_parcel(path: Path, sums: tuple[str, ...]) -> codec.Encoded:
     data = read_span(path, 0, path.stat().st_size)
     path.unlink()
-    return codec.Encoded(data)
+    return codec.Encoded(data, hashes=sums)
 
 
-def _serve(request: Request, letter: Path | None, mail: Path) -> tuple[_Parcel, tuple[int, str] | None]:
+def _serve(requests: list[Request], letter: Path | None, mail: Path) -> list[tuple[Any, tuple[int, str] | None]]:
     if (error := _here.get("failed")) is not None:
         raise processes.not_begun(error, "a worker process") from error
     if letter is not None:
         if _here.get("letter") != letter:
             _here.update(letter=letter, common=codec.Encoded(bytearray(letter.read_bytes())))
-        request = dataclasses.replace(request, common=_here["common"])
-    executor = PartyExecutor(_here["context"], request.party)
-    reply = executor.answer(request)
-    return _Parcel(mail / f"{request.party}-{request.id}", reply.data), executor.head
+        requests = [dataclasses.replace(request, common=_here["common"]) for request in requests]
+    replies: list[tuple[Any, tuple[int, str] | None]] = []
+    for request, reply, head in _answered(_here["context"], requests):
+        if isinstance(reply, StepFailed):
+            reply.add_note("".join(traceback.format_exception(reply)))  # a cause is not sent
+            replies.append((reply, head))
+        else:
+            replies.append((_Parcel(mail / f"{request.party}-{request.id}", reply), head))
+    return replies

@@ -107,7 +107,7 @@ class ReplyAggregator:
         like = self._like(party)
         try:
             message = self._read(request, reply, attempt, like)
-            self._check(party, message, like)
+            self._check(party, message, like, finite=False)
             message = self.bounds.admit(party, message, like)
         except (codec.Refused, codec.WireError, StepFailed) as error:
             self.failed[party] = str(error) if isinstance(error, StepFailed) else told(error)
@@ -141,9 +141,11 @@ class ReplyAggregator:
         message = codec.decode(reply.data, self._class, change=change, like=like)
         return faults.corrupted(message, fault) if (fault := faults.corrupt.get(request.party)) else message
 
-    def _check(self, party: str, message: Any, like: codec.Forms, but: frozenset[str] = frozenset()) -> None:
-        """Raise Refused unless a reply may be summed; the fields in `but` have been checked already."""
-        codec.validate(message, like, but)
+    def _check(
+        self, party: str, message: Any, like: codec.Forms, but: frozenset[str] = frozenset(), *, finite: bool = True
+    ) -> None:
+        """Raise Refused unless a reply may be summed; `but` and `finite` as for `codec.validate`."""
+        codec.validate(message, like, but, finite=finite)
         most = self.images[party]
         for name in self._weights:
             if isinstance(weight := getattr(message, name, None), int | float) and not 0 < weight <= most:

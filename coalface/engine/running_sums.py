@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coalface.core.codec import by_path
+from coalface.core.codec import by_path, joined
 from coalface.core.method import Mean, Tensors
 
 
@@ -46,8 +46,9 @@ class RunningMean:
             raise ValueError(f"Mean({mean.field!r}): weights must be finite and not negative; got {bad}.")
         self._block = block
         self._current = 0
-        self._partial: Tensors = {}
-        self._total: Tensors = {}
+        self._partial: Tensor | None = None
+        """The numbers of all tensors of the field, one after the other."""
+        self._total: Tensor | None = None
         self._looks: dict[str, tuple[torch.Size, torch.dtype]] | None = None
         self._weight = sum(self._server_weight(p) for p in everyone) if mean.over == "all" else 0.0
 
@@ -87,21 +88,24 @@ class RunningMean:
                 f"Mean({field!r}): {party} was sent other tensors (names, shapes or dtypes) than the parties "
                 "before it, and so sent back others. Ask for them in calls of their own, or do not average them."
             )
-        for name, tensor in tensors.items():
-            if name not in self._partial:
-                self._partial[name] = torch.zeros(tensor.shape, dtype=torch.float64, device=tensor.device)
-            change = tensor if start is None else tensor.double() - start[name].double()
-            self._partial[name].add_(change, alpha=weight)
+        if tensors:
+            change = _flat(tensors.values())
+            if start is not None:
+                change = change.double() - _flat(start[name] for name in tensors).double()
+            if self._partial is None:
+                self._partial = torch.zeros_like(change, dtype=torch.float64)
+            self._partial.add_(change, alpha=weight)
         if self.mean.over == "arrived":
             self._weight += weight
 
     def _close(self) -> None:
-        for name, partial in self._partial.items():
-            if name in self._total:
-                self._total[name].add_(partial)
-            else:
-                self._total[name] = partial.clone()
-            partial.zero_()
+        if self._partial is None:
+            return
+        if self._total is None:
+            self._total = self._partial.clone()
+        else:
+            self._total.add_(self._partial)
+        self._partial.zero_()
 
     def result(self) -> Tensor | Tensors:
         """The mean, in the dtype of the replies. Raises ValueError where the weights add up to nothing."""
@@ -112,5 +116,19 @@ class RunningMean:
             )
         looks = self._looks or {}
         field = self.mean.field
-        mean = {path: (total / self._weight).to(looks[path][1]) for path, total in self._total.items()}
+        means = (
+            [] if self._total is None else (self._total / self._weight).split([s.numel() for s, _ in looks.values()])
+        )
+        mean = {
+            path: flat.view(shape).to(dtype, copy=True)
+            for (path, (shape, dtype)), flat in zip(looks.items(), means, strict=True)
+        }
         return mean[field] if list(mean) == [field] else {path[len(field) + 1 :]: mean[path] for path in mean}
+
+
+def _flat(tensors: Iterable[Tensor]) -> Tensor:
+    """Their numbers, one after the other; of several types in float64."""
+    alike = list(tensors)
+    if len({tensor.dtype for tensor in alike}) > 1:
+        alike = [tensor.double() for tensor in alike]
+    return joined(alike)

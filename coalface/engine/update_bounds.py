@@ -30,6 +30,8 @@ VARIANCE = "running_var"
 LARGEST = math.sqrt(torch.finfo(torch.float32).max)
 """A norm beyond which float32 cannot hold the square: no model that a party can compute with."""
 
+_BLOCK = 1 << 18
+
 Norms = dict[str, dict[str, float]]
 """Party -> part of its reply -> the norm of its floats, as a difference to what was sent under that name, if any."""
 Limits = dict[str, dict[str, float]]
@@ -65,8 +67,9 @@ class UpdateBounds:
     def admit(self, party: str, message: Any, like: codec.Forms) -> Any:
         """Measure a reply that looks `like` what it must, and bring it within its limits.
 
-        Raises Refused where float32 could not compute with it, or where it is another reply than the first time: a
-        party that could send one reply to be measured and another one to be summed would pass any bound.
+        Raises Refused where its numbers are not finite, or float32 could not compute with them, or where it is another
+        reply than the first time: a party that could send one reply to be measured and another one to be summed would
+        pass any bound.
         """
         norms: dict[str, float] = {}
         changes: dict[str, Any] = {}
@@ -78,6 +81,7 @@ class UpdateBounds:
                 before = start.get(part, {})
                 norms[part] = norm = _norm(tensors, before)
                 if not norm < LARGEST:
+                    codec.check_finite(codec.by_path(name, value))
                     raise codec.Refused(f"{part} has numbers so large that float32 cannot compute with them")
                 if part != name:
                     _check_variances(tensors)
@@ -142,7 +146,18 @@ def _check_variances(tensors: Tensors) -> None:
 
 
 def _norm(tensors: Tensors, before: Tensors) -> float:
-    """The Euclidean norm of tensors, or of their differences to what was sent: squares in float64."""
+    """The Euclidean norm of tensors, or of their differences to what was sent.
+
+    Squares are summed in float32, up to `_BLOCK` at a time, where they fit it, else in float64.
+    """
+    starts = [before[name] for name in tensors if name in before]
+    if {t.dtype for t in tensors.values()} == {torch.float32} and len(starts) in (0, len(tensors)):
+        change = codec.joined(list(tensors.values()))
+        if starts:
+            change = change - codec.joined(starts).to(change)
+        norm = math.hypot(*(torch.linalg.vector_norm(block).item() for block in change.split(_BLOCK)))
+        if 1e-9 < norm < 1e15:
+            return norm
     changes = (t - before[n].to(t.device) if n in before else t for n, t in tensors.items())
     return math.hypot(*(torch.linalg.vector_norm(change, dtype=torch.float64).item() for change in changes))
 

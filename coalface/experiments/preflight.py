@@ -188,7 +188,7 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
     message = sum(s.bytes or 0 for s in trains if s.direction == "up")
     aggregated = sum(s.values for s in trains if s.direction == "up" and s.kind.endswith("aggregated"))
     sums, candidates = _candidates(recipe, planned, asked)
-    in_flight = min(asked, 1 if engine.workers == 1 else engine.max_in_flight or 4 * engine.workers)
+    in_flight = min(asked, 2 if engine.workers == 1 else engine.max_in_flight or 4 * engine.workers)
     training = f"{size(need.training)} for weights, gradients and momentum, about {size(need.activations)} for the "
     training += f"activations of a batch of {need.batch}"
     versions = min(planned.rounds, engine.keep_checkpoints * engine.checkpoint_every + 1)

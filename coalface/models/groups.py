@@ -123,10 +123,10 @@ def _copies(slots: list[_Slot]) -> dict[str, Tensor]:
 
 
 def _check(slots: list[_Slot], tensors: Mapping[str, Tensor], group: str, policy: str) -> None:
+    if len(tensors) == len(slots) and all(_fits(slot.tensor(), tensors.get(slot.name)) for slot in slots):
+        return
     expected = {slot.name: _form(slot.tensor()) for slot in slots}
     forms = {name: _form(tensor) for name, tensor in tensors.items()}
-    if forms == expected:
-        return
     wrong = [name for name in {**expected, **forms} if forms.get(name) != expected.get(name)]
     faults = [f"{name} is {forms.get(name, 'missing')}, not {expected.get(name, 'expected')}" for name in wrong[:5]]
     raise ValueError(
@@ -134,6 +134,10 @@ def _check(slots: list[_Slot], tensors: Mapping[str, Tensor], group: str, policy
         f"{f' and {len(wrong) - 5} more' if len(wrong) > 5 else ''}. Load what `{group}()` of the same backbone and "
         "policy gave"
     )
+
+
+def _fits(tensor: Tensor, given: Tensor | None) -> bool:
+    return given is not None and given.shape == tensor.shape and given.dtype == tensor.dtype
 
 
 def _form(tensor: Tensor) -> str:

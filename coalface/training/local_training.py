@@ -149,7 +149,9 @@ def train(
     of the images with the labels of them all. Raises FloatingPointError when the loss is not finite, and ValueError as
     `classifier_for`.
     """
-    module = party.backbone.module.train()
+    module = party.backbone.module
+    if not module.training:  # to say it again to every layer takes as long as a small batch's loss
+        module.train()
     theta: Tensors = {name: p for name, p in module.named_parameters() if p.requires_grad}
     speeds = sgd.start(theta, velocity or {})
     total, images = torch.zeros((), dtype=torch.float64, device=party.device), 0

@@ -139,7 +139,7 @@ def test_single_fields_of_saved_replies_do_not_change_with_their_file(
 # --- memory: one request ahead ----------------------------------------------------------------------------------------
 
 
-def test_the_next_request_is_made_after_the_last_reply_was_summed(tmp_path: Path) -> None:
+def test_one_request_is_made_ahead_of_the_reply_that_is_summed(tmp_path: Path) -> None:
     order: list[str] = []
 
     class Watching(InProcess):
@@ -154,4 +154,4 @@ def test_the_next_request_is_made_after_the_last_reply_was_summed(tmp_path: Path
                 order.append(f"summed {request.party}")
 
     run(Moves(rounds=1), tmp_path, transport=Watching)
-    assert order == [f"{what} silo-{i}" for i in range(3) for what in ("made", "summed")]
+    assert order == ["made silo-0", "made silo-1", "summed silo-0", "made silo-2", "summed silo-1", "summed silo-2"]

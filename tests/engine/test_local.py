@@ -54,10 +54,10 @@ class Counting(Workers):
     most = 0
     under_way = 0
 
-    def _submit(self, request: Request) -> Any:
-        Counting.under_way += 1
+    def _submit(self, block: list[Request], pool: Any = None) -> Any:
+        Counting.under_way += len(block)
         Counting.most = max(Counting.most, Counting.under_way)
-        return super()._submit(request)
+        return super()._submit(block, pool)
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         for request, reply in super().exchange(requests):
@@ -101,6 +101,22 @@ def test_spawned_workers_give_the_bits_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick_workers")
+def test_parties_that_go_to_a_worker_together_give_the_bits_of_one_process(tmp_path: Path) -> None:
+    sizes: set[int] = set()
+
+    class Blocks(Workers):
+        def _submit(self, block: list[Request], pool: Any = None) -> Any:
+            sizes.add(len(block))
+            return super()._submit(block, pool)
+
+    build = Tiny(parties=40)
+    alone = run(Moves(rounds=2), tmp_path / "alone", build).bytes()
+    many = run(Moves(rounds=2), tmp_path / "many", build, transport=lambda setup, world: Blocks(setup, world, 1, 6))
+    assert many.bytes() == alone
+    assert sizes == {1, 2}
+
+
+@pytest.mark.usefixtures("quick_workers")
 def test_the_message_for_all_stays_until_the_last_reply_and_no_longer(tmp_path: Path) -> None:
     left: list[list[int]] = []
 
@@ -135,9 +151,9 @@ def test_a_worker_that_died_before_the_next_request_gives_the_same_advice(tmp_pa
     class Late(Workers):
         """Hands the next request in when the pool has seen that the worker is gone."""
 
-        def _submit(self, request: Request) -> Any:
-            future = super()._submit(request)
-            if request.round == 2:
+        def _submit(self, block: list[Request], pool: Any = None) -> Any:
+            future = super()._submit(block, pool)
+            if block[0].round == 2:
                 while not future.done():
                     time.sleep(0.01)
             return future

@@ -22,6 +22,7 @@ from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.executor import Request
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.transport import Member, Reply
+from coalface.engine.update_bounds import UpdateBounds
 from coalface.experiments.conformance.tiny_federation import Ran, Stop, Tiny, run, stopping
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
@@ -268,3 +269,15 @@ def test_the_measure_is_the_lower_of_two_middle_updates(tmp_path: Path) -> None:
     rules: dict[str, Any] = {"equal_steps": True, "max_update_norm": 7.0}
     run(Moves(rounds=1), tmp_path, four, transport=hostile(times(24 / 2)), **rules)
     assert list(metrics(tmp_path)[0]["failed"]) == ["silo-1"]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-9, 1.0, 1e12, 1e16])
+def test_a_norm_is_that_of_float64_however_small_or_large_the_numbers_are(scale: float) -> None:
+    before = {"a": torch.randn(400, 700, generator=torch.Generator().manual_seed(1)), "b": torch.ones(3)}
+    moved = {name: torch.randn(tensor.shape) * scale for name, tensor in before.items()}
+    like = codec.forms(Values, [Values(values=before)])
+    bounds = UpdateBounds(Values, like, ["values"], running_statistics=frozenset(), lengths={"silo-0": 1.0})
+    after = {name: tensor + moved[name] for name, tensor in before.items()}
+    bounds.admit("silo-0", Values(values=after), like)
+    squares = sum(((after[name] - before[name]).double() ** 2).sum().item() for name in before)
+    assert bounds.norms["silo-0"]["values"] == pytest.approx(squares**0.5, rel=1e-5, abs=0)

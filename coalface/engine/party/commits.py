@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # cryptography, which it needs, comes with Flower alone
 REPLY, LINES, DATA = "(reply)", "(ledger)", "(data)"
 """In a commit, beside the private states, which have the names of their classes; `DATA`: what they were made from."""
 _MAPPED = 1 << 22  # what is larger than 4 MiB is mapped, so that a step reads only the tensors that it uses
+_START = 1 << 14  # bytes that are read to open a commit: small private states are among them
 _MARK = 16  # bytes after the header of an encrypted commit, by which it is known to be as it was written
 _DIGEST = 32  # bytes of SHA-256 after the header of any other
 
@@ -62,6 +63,8 @@ class Commit:
     """The party's, where it has one."""
     cipher: Cipher | None = None
     """Opens what the spans say, where they are encrypted."""
+    start: bytes = b""
+    """The first bytes of the file."""
 
     @classmethod
     def open(cls, path: Path, vault: Vault | None = None) -> Commit:
@@ -71,22 +74,24 @@ class Commit:
         it was written with another vault, with one or without, or was changed since; with what to do.
         """
         try:
-            with open(path, "rb") as file:
+            with open(path, "rb", buffering=0) as file:
                 total = os.fstat(file.fileno()).st_size
-                length = int.from_bytes(file.read(8), "little")
+                start = file.read(_START)
+                length = int.from_bytes(start[:8], "little")
                 if not 0 < length <= total - 8:
                     raise ValueError(f"{total} bytes hold no header of {length}")
-                text = file.read(length)
+                start += file.read(max(0, 8 + length + _DIGEST - len(start)))
+                text = start[8 : 8 + length]
                 head = json.loads(text)
                 if unknown := head.keys() - {"base", "ledger", "spans", "shards", "receipts", "sha256", "sealed"}:
                     raise ValueError(f"its header says {min(unknown)!r}")
                 sealed = head.get("sealed")
                 sums = head.get("sha256", {})
-                mark = file.read(_MARK if sealed is not None else _DIGEST if "sha256" in head else 0)
+                mark = start[8 + length :][: _MARK if sealed is not None else _DIGEST if "sha256" in head else 0]
             if sealed is None and "sha256" in head and mark != hashlib.sha256(text).digest():
                 raise ValueError("its header is not the one that was written")
-            spans = {name: (8 + length + start, size) for name, (start, size) in head["spans"].items()}
-            if (end := max((start + size for start, size in spans.values()), default=8 + length + len(mark))) != total:
+            spans = {name: (8 + length + begin, size) for name, (begin, size) in head["spans"].items()}
+            if (end := max((begin + size for begin, size in spans.values()), default=8 + length + len(mark))) != total:
                 raise ValueError(f"it was written with {end} bytes and has {total}")
             after, shards = ledger.Head(**head["ledger"]), tuple(head.get("shards", ()))
             receipts = tuple(head["receipts"]) if "receipts" in head else None
@@ -106,7 +111,7 @@ class Commit:
             with _unlocking(path):
                 cipher = vault.cipher(path.name, text)
                 cipher.check(mark)
-        return cls(path, head.get("base"), after, spans, shards, receipts, sums, vault, cipher)
+        return cls(path, head.get("base"), after, spans, shards, receipts, sums, vault, cipher, start)
 
     @staticmethod
     def receipts_in(path: Path) -> tuple[int, str] | None:
@@ -165,7 +170,9 @@ class Commit:
         """
         if name not in self.spans or self.path is None:
             return None
-        stored = read_span(self.path, *self.spans[name])
+        begin, size = self.spans[name]
+        near = begin + size <= len(self.start)
+        stored = bytearray(self.start[begin : begin + size]) if near else read_span(self.path, begin, size)
         if self.cipher is not None:
             with _unlocking(self.path):
                 return self.cipher.open(stored, self.spans[name][0])

@@ -6,6 +6,7 @@ until a later message names it as the party's last accepted one; what was refuse
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -51,7 +52,7 @@ class Request:
     receipts: tuple[int, str] | None = None
     """Lines and last hash of the server's chain of accepted replies, which the party keeps with its commit."""
 
-    @property
+    @functools.cached_property
     def id(self) -> str:
         """Names the request by (run, stage, round, call, step, content): the same request again has the same id."""
         content = [m.digest if m else None for m in (self.common, self.each)]
@@ -128,19 +129,28 @@ class PartyExecutor:
 
         Raises StepFailed, from its cause, and then leaves the party as it was.
         """
+        reply, commit = self.begin(request)
+        commit()
+        return reply
+
+    def begin(self, request: Request) -> tuple[codec.Encoded, Callable[[], None]]:
+        """As `answer`, but the reply may only leave once the function beside it has written the commit.
+
+        So the reply is hashed by a thread of its own while this one runs the step of another party.
+        """
         ordinal, checkpointed = request.horizon
         needed = {f"{name}.commit" for name in (request.base, checkpointed)}
-        commits, head = self._look(needed)
         place = self.folder / f"{request.id}.commit"
+        commits, head = self._glance(f"{request.base}.commit", needed, place.name) or self._look(needed)
         saved = commits.get(place.name)
         # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
         if saved is not None and saved.base == request.base:
             self.head = saved.head.lines, saved.head.chain
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (reply := saved.read(REPLY)) is not None:
-                    return codec.Encoded(reply)
+                    return codec.Encoded(reply), lambda: None
             repeated: codec.Encoded = self._run(request, self._base(request.base, commits))[0]
-            return repeated
+            return repeated, lambda: None
         base = self._base(request.base, commits)
         encoded, private_state = self._run(request, base)
         parts = self._parts(base, private_state)
@@ -148,21 +158,25 @@ class PartyExecutor:
             parts[DATA] = base.read(DATA) or data_identity(self.context.party(request))
         if self.context.save_replies:
             parts[REPLY] = encoded.data
-        about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
-        about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
         over = self._prune(commits, ordinal, needed)
-        lines = ledger.lines_for(encoded.entries, encoded.sums, about, head)
-        parts[LINES] = "\n".join(lines).encode()
-        after, flush, shards = head.after(lines), self.context.flush, self._shards_of(request, over)
-        self.head = after.lines, after.chain
-        vault, heard = self.context.vault, request.receipts
-        write_commit(
-            place, request.base, after, parts, over=over, flush=flush, shards=shards, vault=vault, receipts=heard
-        )
-        ledger.append(self.ledger, lines, head, flush=flush)
-        if flush and not head.size:
-            flush_folder(self.ledger.parent)
-        return encoded
+        shards = self._shards_of(request, over)
+
+        def commit() -> None:
+            about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
+            about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
+            lines = ledger.lines_for(encoded.entries, encoded.sums, about, head)
+            parts[LINES] = "\n".join(lines).encode()
+            after, flush = head.after(lines), self.context.flush
+            self.head = after.lines, after.chain
+            vault, heard = self.context.vault, request.receipts
+            write_commit(
+                place, request.base, after, parts, over=over, flush=flush, shards=shards, vault=vault, receipts=heard
+            )
+            ledger.append(self.ledger, lines, head, flush=flush)
+            if flush and not head.size:
+                flush_folder(self.ledger.parent)
+
+        return encoded, commit
 
     def share(self, request: Request) -> tuple[tuple[str, ...], Callable[[bool], str]]:
         """In another process of the party: run the step on this process's part of the private state.
@@ -302,6 +316,22 @@ class PartyExecutor:
             stored = (base or self._base(request.base)).read(declaration.own.__name__)
             arguments["own"] = codec.decode(stored, declaration.own) if stored is not None else None
         return arguments
+
+    def _glance(self, base: str, needed: Collection[str], place: str) -> tuple[dict[str, Commit], ledger.Head] | None:
+        """What `_look` gives where nothing is pending: the last commit is the base, and the ledger ends with it.
+
+        None where it is otherwise. The commits that are not needed are named and not opened.
+        """
+        try:
+            names = sorted(name for name in os.listdir(self.folder) if name.endswith(".commit"))
+            if not names or names[-1] != base or place in names:
+                return None
+            vault = self.context.vault
+            commits = {n: Commit.whole(self.folder / n, vault) if n in needed else Commit() for n in names}
+            head = commits[base].head
+            return (commits, head) if os.stat(self.ledger).st_size == head.size else None
+        except FileNotFoundError:
+            return None
 
     def _look(
         self, needed: Collection[str], *, doubt: bool = False, whole: bool = False

@@ -1,0 +1,186 @@
+"""What a client costs beside its training, by stage, in microseconds: everything but forward, backward and SGD's step.
+
+    python benchmarks/overhead.py                    # 200 clients of 5 images, cnn-small, one thread: three cases
+    python benchmarks/overhead.py --clock wall       # by the clock, for a quiet machine
+
+Without `--clock wall` it is the processor time of the engine's thread, which others on the machine move less; hashes
+that another thread makes meanwhile are in `whole process` alone. Medians of the rounds after the second: the first
+write files that later ones write over. A stage is what its functions take themselves, without those that they call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import functools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine import LOSS, make_world
+
+from coalface.core import codec
+from coalface.core.method import Party, step
+from coalface.engine import federation
+from coalface.engine.local import InProcess
+from coalface.engine.party import executor
+from coalface.engine.party.setup import Setup
+from coalface.engine.replies import ReplyAggregator
+from coalface.engine.rounds import RoundPolicy
+from coalface.engine.run_state import Numerics
+from coalface.engine.running_sums import RunningMean
+from coalface.engine.server import Server
+from coalface.engine.update_bounds import UpdateBounds
+from coalface.methods import fedavg
+from coalface.methods.fedavg import FedAvg, Global, Update
+from coalface.models import Backbone
+from coalface.privacy import ledger
+from coalface.training import local_training
+from coalface.training.classifier import DenseClassifier
+from coalface.training.compute import Compute
+from coalface.training.local_work import LocalTraining
+from coalface.training.sgd import SGD
+
+TRAINING = "forward, backward, step"
+STAGES: list[tuple[Any, str, str]] = [
+    (Compute, "embed", TRAINING),
+    (DenseClassifier, "gradients", TRAINING),
+    (SGD, "step", TRAINING),
+    (executor.Request, "id", "request"),
+    (executor.PartyExecutor, "_glance", "commits looked through"),
+    (executor.PartyExecutor, "_look", "commits looked through"),
+    (executor.PartyExecutor, "arguments", "private state read"),
+    (executor.PartyExecutor, "_parts", "private state encoded"),
+    (executor, "data_identity", "whose images"),
+    (executor.PartyExecutor, "begin", "executor, the rest"),
+    (executor.PartyExecutor, "_run", "executor, the rest"),
+    (Backbone, "load", "weights in"),
+    (Backbone, "shared", "weights out"),
+    (Backbone, "kept", "weights out"),
+    (LocalTraining, "batches", "images"),
+    (Compute, "batch", "images"),
+    (SGD, "start", "momentum of zeros"),
+    (local_training, "fresh_head", "class embeddings drawn"),
+    (local_training, "learn", "local training, the rest"),
+    (fedavg, "learn", "local training, the rest"),
+    (codec, "encode", "encoding"),
+    (codec.Encoded, "sums", "hashes"),
+    (ledger, "lines_for", "ledger"),
+    (ledger, "append", "ledger"),
+    (executor, "write_commit", "commit"),
+    (ReplyAggregator, "_read", "decoding"),
+    (codec, "validate", "validation"),
+    (UpdateBounds, "admit", "bounds"),
+    (RunningMean, "add", "sums"),
+    (ReplyAggregator, "take", "server, the rest"),
+    (federation, "receipt", "server, the rest"),
+    (Server, "_one_round", "server, the rest"),
+    (Server, "_checkpoint", "checkpoint"),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stateless(FedAvg):
+    """FedAvg whose clients keep nothing: their class embeddings are drawn anew in every round."""
+
+    @step(role="trainer")
+    def train(self, party: Party, common: Global) -> Update:
+        loss, _ = local_training.learn(party, common.backbone, None, self.local, self.loss, momentum=self.momentum)
+        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss)
+
+
+class Stopwatch:
+    """Nanoseconds by stage; the innermost stage that is under way has them."""
+
+    def __init__(self, clock: Callable[[], int]) -> None:
+        self.spent: collections.Counter[str] = collections.Counter()
+        self._clock, self._under_way, self._since = clock, [""], clock()
+
+    def _turn(self) -> None:
+        now = self._clock()
+        self.spent[self._under_way[-1]] += now - self._since
+        self._since = now
+
+    def watched(self, function: Callable[..., Any], stage: str) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            self._turn()
+            self._under_way.append(stage)
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                self._turn()
+                self._under_way.pop()
+
+        return call
+
+    def watch(self, owner: Any, name: str, stage: str) -> None:
+        function = vars(owner)[name]
+        if isinstance(function, functools.cached_property):
+            replaced: Any = functools.cached_property(self.watched(function.func, stage))
+            replaced.__set_name__(owner, name)
+        elif isinstance(function, property):
+            assert function.fget is not None
+            replaced = property(self.watched(function.fget, stage))
+        else:
+            replaced = self.watched(function, stage)
+        setattr(owner, name, replaced)
+
+
+def measure(watch: Stopwatch, clients: int, images: int, rounds: int, *, save: bool, private: bool) -> dict[str, float]:
+    """Microseconds a client by stage, with those of the whole process and of the round."""
+    world = make_world("cnn-small", clients, 1, images)
+    method = (FedAvg if private else Stateless)(
+        rounds=rounds, local=LocalTraining(batch_size=images, lr=0.01), loss=LOSS
+    )
+    turns: list[dict[str, float]] = []
+    before = time.process_time()
+
+    def report(record: dict[str, Any]) -> None:
+        nonlocal before
+        now = time.process_time()
+        spent = {stage: ns / 1e3 for stage, ns in watch.spent.items() if stage}
+        turns.append({**spent, "whole process": 1e6 * (now - before), "round": 1e6 * record["seconds"]})
+        before = now
+        watch.spent.clear()
+
+    with tempfile.TemporaryDirectory() as place:
+        setup = Setup(method, lambda: world, Numerics(threads=1), 0, Path(place), save_replies=save)
+        policy = RoundPolicy(run="benchmark", checkpoint_every=5)
+        Server(method, policy, setup.numerics, InProcess(setup, world), Path(place), backbone=world.backbone,
+               report=report).run()  # fmt: skip
+    stages = {stage for turn in turns for stage in turn}
+    return {s: statistics.median(turn.get(s, 0.0) for turn in turns[2:]) / clients for s in stages}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--images", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--clock", choices=("thread", "wall"), default="thread")
+    options = parser.parse_args()
+    watch = Stopwatch(time.thread_time_ns if options.clock == "thread" else time.perf_counter_ns)
+    for owner, name, stage in STAGES:
+        watch.watch(owner, name, stage)
+    cases = {
+        "nothing kept or saved": (False, False),
+        "private state kept": (False, True),
+        "and replies saved": (True, True),
+    }
+    run = functools.partial(measure, watch, options.clients, options.images, options.rounds)
+    columns = {title: run(save=save, private=private) for title, (save, private) in cases.items()}
+    print(f"{'µs a client':26}" + "".join(f"{title:>24}" for title in columns))
+    overhead = [s for s in dict.fromkeys(stage for _, _, stage in STAGES) if s != TRAINING]
+    for column in columns.values():
+        column["overhead"] = sum(column.get(stage, 0.0) for stage in overhead)
+    for stage in [*overhead, "overhead", TRAINING, "whole process", "round"]:
+        print(f"{stage:26}" + "".join(f"{column.get(stage, 0.0):24.0f}" for column in columns.values()))
+
+
+if __name__ == "__main__":
+    main()
