@@ -5,7 +5,8 @@
 A step is forward, CosFace over 650 identities, backward and SGD with momentum. The settings take turns step by step
 (A B C A B C …), so that whatever else the machine does falls on all alike. Each figure is a median over the turns, in
 images/s and as a ratio to float32 with contiguous tensors in the same run. Denormal flushing is switched per step and
-acts on the main thread alone: measure it with `--threads 1`.
+acts on the main thread alone: measure it with `--threads 1`. `--compiled` adds float32 and bfloat16 by `torch.compile`,
+which needs g++. `--processor` takes the processor's time of the one thread, which other work disturbs less.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
+from coalface.engine.party.setup import keep_freed_memory
 from coalface.models import build
 from coalface.training.losses.margins import CosFace
 
@@ -42,6 +44,7 @@ class Setting:
     bfloat16: bool = False
     channels_last: bool = False
     flush_denormal: bool = False
+    compiled: bool = False
 
 
 CASES = [
@@ -49,6 +52,7 @@ CASES = [
     Case("cnn-small", 5, 64, 1),
     Case("feduv-cnn", 30, 64, 1),
     Case("ir18", 16, 112, 1),
+    Case("mobilefacenet", 16, 112, 3),
 ]
 SETTINGS = [
     Setting("float32"),
@@ -57,6 +61,7 @@ SETTINGS = [
     Setting("bfloat16 channels_last", bfloat16=True, channels_last=True),
     Setting("flush_denormal", flush_denormal=True),
 ]
+COMPILED = [Setting("compiled", compiled=True), Setting("bfloat16 compiled", bfloat16=True, compiled=True)]
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,13 @@ def stepper(case: Case, setting: Setting, module: torch.nn.Module) -> Callable[[
     trained = [p for p in module.parameters() if p.requires_grad] + [classes]
     optimiser = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
     loss = CosFace(scale=30.0)
+    embed = torch.compile(module) if setting.compiled else module
 
     def step() -> None:
         torch.set_flush_denormal(setting.flush_denormal)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=setting.bfloat16):
-            embeddings = module(images)
-        loss(embeddings, classes, labels).backward()
+            embeddings = embed(images)
+        loss(embeddings.float(), classes, labels).backward()
         optimiser.step()
         optimiser.zero_grad()
         torch.set_flush_denormal(False)
@@ -97,22 +103,22 @@ def stepper(case: Case, setting: Setting, module: torch.nn.Module) -> Callable[[
     return step
 
 
-def measure(case: Case, seconds: float) -> list[Timing]:
+def measure(case: Case, seconds: float, settings: list[Setting], clock: Callable[[], float]) -> list[Timing]:
     module = build(case.backbone, size=case.size, channels=case.channels, generator=np.random.default_rng(0))
-    steps = [stepper(case, setting, module) for setting in SETTINGS]
-    times: list[list[float]] = [[] for _ in SETTINGS]
+    steps = [stepper(case, setting, module) for setting in settings]
+    times: list[list[float]] = [[] for _ in settings]
     for step in steps:  # the first step allocates, and chooses kernels
         step()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[0]) < 3:
         for step, seconds_taken in zip(steps, times, strict=True):
-            start = time.perf_counter()
+            start = clock()
             step()
-            seconds_taken.append(time.perf_counter() - start)
+            seconds_taken.append(clock() - start)
     medians = [statistics.median(seconds_taken) for seconds_taken in times]
     return [
         Timing(case.backbone, case.batch, setting.name, len(seconds_taken), case.batch / median, medians[0] / median)
-        for setting, seconds_taken, median in zip(SETTINGS, times, medians, strict=True)
+        for setting, seconds_taken, median in zip(settings, times, medians, strict=True)
     ]
 
 
@@ -121,9 +127,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=12.0, help="for each case; all settings together")
     parser.add_argument("--only", choices=sorted({case.backbone for case in CASES}), help="one backbone")
+    parser.add_argument("--compiled", action="store_true", help="also by torch.compile")
+    parser.add_argument("--processor", action="store_true", help="processor's time, with --threads 1")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    keep_freed_memory()  # as the engine does
+    settings = [*SETTINGS, *(COMPILED if arguments.compiled else [])]
+    clock = time.thread_time if arguments.processor else time.perf_counter
     cases = [case for case in CASES if arguments.only in (None, case.backbone)]
     if arguments.json:
         machine = {
@@ -132,13 +143,13 @@ def main() -> None:
             "cpu": torch.backends.cpu.get_cpu_capability(),
             "processor": platform.machine(),
         }
-        timings = [asdict(timing) for case in cases for timing in measure(case, arguments.seconds)]
+        timings = [asdict(timing) for case in cases for timing in measure(case, arguments.seconds, settings, clock)]
         print(json.dumps({"machine": machine, "timings": timings}, indent=2))
         return
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {arguments.threads} threads")
     print(f"{'backbone':<11}{'batch':>5}  {'setting':<24}{'turns':>6}{'images/s':>10}{'to float32':>12}")
     for case in cases:
-        for t in measure(case, arguments.seconds):
+        for t in measure(case, arguments.seconds, settings, clock):
             ratio = f"{t.speed_to_float32:.2f}×"
             row = f"{t.backbone:<11}{t.batch:>5}  {t.setting:<24}{t.turns:>6}{t.images_per_second:>10.0f}{ratio:>12}"
             print(row, flush=True)

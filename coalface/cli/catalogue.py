@@ -98,23 +98,28 @@ def models(
     measure: Annotated[bool, typer.Option("--measure", help="Time training and inference on this CPU.")] = False,
     batch: Annotated[int, typer.Option(help="Images per batch, with --measure.")] = 8,
     threads: Annotated[int, typer.Option(help="CPU threads, with --measure.")] = 1,
+    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Measure with engine.autocast=bfloat16.")] = False,
+    channels_last: Annotated[
+        bool, typer.Option("--channels-last", help="Measure with engine.channels_last=true.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the backbones: parameters, multiply-adds, message size, and images per second when asked.
+    """List the backbones: parameters, multiply-adds, message size, and when asked images and operations per second.
 
     Exits with status 1 if none of them can take images of this size.
     """
-    from coalface.core.text import several
     from coalface.core.text import size as in_bytes
-    from coalface.models.catalogue import catalogue, processor
+    from coalface.models.catalogue import catalogue
+    from coalface.models.speed import Arithmetic, processor
 
+    arithmetic = Arithmetic(threads, "bfloat16" if bfloat16 else None, channels_last)
     entries = catalogue(
         names or (),
         size=size,
         channels=channels,
         measured=measure,
         batch=batch,
-        threads=threads,
+        arithmetic=arithmetic,
         begins=lambda name: typer.echo(f"measuring {name} …", err=True),
     )
     if as_json:
@@ -141,8 +146,7 @@ def models(
             "BatchNorm": "yes" if entry["batchnorm"] else "no",
         }
         if measure:
-            row["inference/s"] = f"{entry['speed']['inference']:.3g}"
-            row["training/s"] = f"{entry['speed']['training']:.3g}"
+            row |= _rates("inference", entry["speed"]) | _rates("training", entry["speed"])
         rows.append(row)
     keys = max(rows, key=len)
     print_table([{key: row.get(key, "") for key in keys} for row in rows], numbers=set(keys) - {"model", "BatchNorm"})
@@ -150,7 +154,18 @@ def models(
         typer.echo(reason)
     typer.echo(f"\nOne image of {size}×{size}, {'grey' if channels == 1 else 'RGB'}; a message: its float32 tensors.")
     if measure:
-        typer.echo(f"Images per second: batches of {batch}, float32, {several(threads, 'thread')}, {processor()}.")
+        peaks = [entry["speed"]["peak_flops"] / 1e9 for entry in entries if "speed" in entry]
+        typer.echo(f"Images per second: batches of {batch}, {arithmetic}, {processor()}.")
+        typer.echo(
+            "FLOP/s: floating-point operations, two a multiply-add; in brackets their share of the peak, a product of "
+            f"two 1024×1024 matrices with the same settings ({min(peaks):.3g} to {max(peaks):.3g} G)."
+        )
+
+
+def _rates(way: str, speed: dict[str, Any]) -> dict[str, str]:
+    flops = speed[f"{way}_flops"]
+    share = f"{flops / 1e9:.3g} G ({100 * flops / speed['peak_flops']:.0f} %)"
+    return {f"{way}/s": f"{speed[way]:.3g}", f"{way} FLOP/s": share}
 
 
 def messages(

@@ -48,7 +48,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         import torch
 
-        from coalface.models.catalogue import processor
+        from coalface.models.speed import processor
 
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
         typer.echo(f"coalface {__version__}\ntorch {torch.__version__}, {device}\n{processor()}")

@@ -20,7 +20,7 @@ import torch
 import coalface
 from coalface.experiments.provenance import module_of, plugins, source_of
 from coalface.experiments.recipe.schema import Recipe
-from coalface.models.catalogue import processor
+from coalface.models.speed import processor
 
 
 def environment(recipe: Recipe) -> dict[str, Any]:

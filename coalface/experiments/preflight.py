@@ -154,8 +154,10 @@ def describe(recipe: Recipe) -> str:
         messages_text(recipe, messages, [(len(faces), len(faces.names)) for faces in parties.values()]),
         "",
         *_traffic(messages),
-        f"{several(engine.workers, 'process', 'processes')} of {several(engine.threads, 'thread')}; a checkpoint "
+        f"{several(engine.workers, 'process', 'processes')} of "
+        f"{'as many threads as pay' if engine.threads == 'auto' else several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",
+        *([f"measured when the run begins: engine.{', engine.'.join(engine.to_measure)}"] if engine.to_measure else []),
         *([f"parties are computed together, {batch} images at a time (engine.client_batch)"] if batch else []),
         "",
         *_takes(recipe, parties, messages, asked),

@@ -23,7 +23,7 @@ from coalface.experiments.execution import Carrier, execute, finish
 from coalface.experiments.prepare import prepare
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.setup import machine, party_data
+from coalface.experiments.setup import machine, party_data, tuning
 
 _FIRST = {"checkpoints", *(f"{name}{end}" for name in (provenance.BEGUN, "config.yaml") for end in ("", ".new"))}
 """What a run writes first: where it was killed before it had `config.yaml`, the last of it, it begins anew."""
@@ -123,6 +123,7 @@ def _carry_out(
     callbacks = Callbacks([callback, *trackers_of(recipe)])
     party_data.check_here(recipe) if carrier is None else party_data.check_elsewhere(recipe)
     began = time.perf_counter()
+    recipe = tuning.tuned(recipe, lambda text: callback.note(f"{recipe.name}: {text}"))
     with telling_passed_over(lambda text: callback.warn(f"{recipe.name}: {text}")) as passed_over:
         prepared = prepare(recipe, callback, _begin_or_resume, elsewhere=carrier is not None)
         for note in prepared.notes:

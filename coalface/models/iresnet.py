@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from coalface.models.prelu import PReLU
+
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 14, 3), 100: (3, 13, 30, 3)}
 """Depth → residual blocks in each of the four stages: the depths of insightface."""
 WIDTHS = (64, 128, 256, 512)
@@ -21,7 +23,7 @@ class IBasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(width)
         self.conv1 = nn.Conv2d(width, wider, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(wider)
-        self.prelu = nn.PReLU(wider)
+        self.prelu = PReLU(wider)
         self.conv2 = nn.Conv2d(wider, wider, 3, stride, padding=1, bias=False)
         self.bn3 = nn.BatchNorm2d(wider)
         self.downsample: nn.Module | None = None
@@ -51,7 +53,7 @@ class IResNet(nn.Module):
         width, side = WIDTHS[0], size
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        self.prelu = nn.PReLU(width)
+        self.prelu = PReLU(width)
         stages = []
         for wider, blocks in zip(WIDTHS, BLOCKS[depth], strict=True):
             strided = IBasicBlock(width, wider, 2)

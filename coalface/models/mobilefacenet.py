@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from coalface.models.prelu import PReLU
+
 BOTTLENECKS = ((2, 64, 5, 2), (4, 128, 1, 2), (2, 128, 6, 1), (4, 128, 1, 2), (2, 128, 2, 1))
 """Rows of the paper's table 1: expansion, width, repetitions, stride of the first."""
 STEM = 64
@@ -22,9 +24,9 @@ class Bottleneck(nn.Module):
         inner = expansion * width
         self.layers = nn.Sequential(
             *_normed(width, inner, 1),
-            nn.PReLU(inner),
+            PReLU(inner),
             *_normed(inner, inner, 3, stride, groups=inner),
-            nn.PReLU(inner),
+            PReLU(inner),
             *_normed(inner, wider, 1),
         )
         self.adds = stride == 1 and width == wider
@@ -53,7 +55,7 @@ class MobileFaceNet(nn.Module):
         if size < 32:
             raise ValueError(f"backbone 'mobilefacenet': images of {size}×{size} are too small; give size 32 or more")
         side = -(-size // 16)
-        stem = [*_normed(channels, STEM, 3, 2), nn.PReLU(STEM), *_normed(STEM, STEM, 3, groups=STEM), nn.PReLU(STEM)]
+        stem = [*_normed(channels, STEM, 3, 2), PReLU(STEM), *_normed(STEM, STEM, 3, groups=STEM), PReLU(STEM)]
         blocks, width = [], STEM
         for expansion, wider, repetitions, stride in BOTTLENECKS:
             for place in range(repetitions):
@@ -61,7 +63,7 @@ class MobileFaceNet(nn.Module):
                 width = wider
         self.stem = nn.Sequential(*stem)
         self.blocks = nn.Sequential(*blocks)
-        self.widen = nn.Sequential(*_normed(width, LAST, 1), nn.PReLU(LAST))
+        self.widen = nn.Sequential(*_normed(width, LAST, 1), PReLU(LAST))
         self.gdconv = nn.Sequential(nn.Conv2d(LAST, LAST, side, groups=LAST, bias=False), nn.BatchNorm2d(LAST))
         self.linear = nn.Sequential(*_normed(LAST, embedding_size, 1))
         self.embedding_size = embedding_size

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from coalface.models.prelu import PReLU
+
 BLOCKS = {20: (1, 2, 4, 1), 64: (3, 8, 16, 3)}
 """Convolutions in all → residual blocks in each of the four stages."""
 WIDTHS = (64, 128, 256, 512)
@@ -15,9 +17,9 @@ class SphereBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.prelu1 = nn.PReLU(width)
+        self.prelu1 = PReLU(width)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.prelu2 = nn.PReLU(width)
+        self.prelu2 = PReLU(width)
 
     def forward(self, maps: Tensor) -> Tensor:
         return maps + self.prelu2(self.conv2(self.prelu1(self.conv1(maps))))
@@ -43,7 +45,7 @@ class SphereNet(nn.Module):
         stages = []
         for wider, blocks in zip(WIDTHS, BLOCKS[depth], strict=True):
             strided = nn.Conv2d(width, wider, 3, 2, padding=1)
-            stages.append(nn.Sequential(strided, nn.PReLU(wider), *(SphereBlock(wider) for _ in range(blocks))))
+            stages.append(nn.Sequential(strided, PReLU(wider), *(SphereBlock(wider) for _ in range(blocks))))
             width, side = wider, -(-side // 2)
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(width * side * side, embedding_size)

@@ -11,13 +11,17 @@ from cases import by_default
 from typer.testing import CliRunner
 
 from coalface.cli import main
-from coalface.models import BACKBONES, catalogue
+from coalface.models import BACKBONES, catalogue, speed
 
 
 def output(*arguments):
     result = CliRunner().invoke(main.app, ["models", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def settings(arithmetic):
+    return {key: value for key, value in vars(arithmetic).items() if key != "device"}
 
 
 @pytest.fixture
@@ -27,7 +31,8 @@ def hasty(monkeypatch):
 
     def measure(name, **how):
         measured.append((name, how))
-        return catalogue.Speed(inference=123.4, training=45.67, batch=how["batch"], threads=how["threads"])
+        flops = {"inference_flops": 2e9, "training_flops": 6e9, "peak_flops": 1.2e10}
+        return speed.Speed(123.4, 45.67, **flops, batch=how["batch"], **settings(how["arithmetic"]))
 
     monkeypatch.setattr(catalogue, "measure", measure)
     return measured
@@ -70,13 +75,15 @@ def test_where_nothing_can_be_listed_the_command_fails_and_says_why(names, size)
 
 
 def test_measured_figures_name_batch_threads_and_processor(hasty):
-    text = output("cnn-small", "--measure", "--batch", "4", "--threads", "2")
-    assert re.search(r"^cnn-small .* 123 +45\.7 *$", text, re.M)
-    assert "Images per second: batches of 4, float32, 2 threads, " in text and f"torch {torch.__version__}" in text
-    assert hasty == [("cnn-small", {"size": 112, "channels": 3, "batch": 4, "threads": 2})]
+    text = output("cnn-small", "--measure", "--batch", "4", "--threads", "2", "--bfloat16")
+    assert re.search(r"^cnn-small .* 123 +2 G \(17 %\) +45\.7 +6 G \(50 %\) *$", text, re.M)
+    assert "Images per second: batches of 4, bfloat16, 2 threads, " in text and f"torch {torch.__version__}" in text
+    arithmetic = speed.Arithmetic(threads=2, autocast="bfloat16")
+    assert hasty == [("cnn-small", {"size": 112, "channels": 3, "batch": 4, "arithmetic": arithmetic})]
     report = json.loads(output("cnn-small", "--measure", "--json"))
-    assert report["models"][0]["speed"] == {"inference": 123.4, "training": 45.67, "batch": 8, "threads": 1}
-    assert report["processor"] == catalogue.processor()
+    measured = report["models"][0]["speed"]
+    assert (measured["training"], measured["batch"], measured["autocast"]) == (45.67, 8, None)
+    assert report["processor"] == speed.processor()
     assert not hasty[2:], "one that was not asked for is not measured"
 
 
@@ -92,7 +99,12 @@ def test_measuring_runs_batches_and_puts_the_threads_back(monkeypatch):
 
     monkeypatch.setattr(torch.nn.Module, "__call__", watched)
     before = torch.get_num_threads()
-    speed = catalogue.measure("cnn-small", size=32, channels=1, batch=3, threads=before + 1, seconds=1e-9)
+    how = speed.Arithmetic(threads=before + 1)
+    measured = speed.measure("cnn-small", size=32, channels=1, batch=3, arithmetic=how, seconds=1e-9)
     assert torch.get_num_threads() == before
-    assert calls == [((3, 1, 32, 32), True, True, before + 1)] * 2 + [((3, 1, 32, 32), False, False, before + 1)] * 2
-    assert speed.inference > 0 and speed.training > 0 and (speed.batch, speed.threads) == (3, before + 1)
+    assert calls == [((3, 1, 32, 32), True, True, before + 1)] * 3 + [((3, 1, 32, 32), False, False, before + 1)] * 3
+    assert (measured.batch, measured.threads) == (3, before + 1) and measured.peak_flops > 0
+    macs = catalogue.multiply_adds(catalogue.sketch("cnn-small", size=32, channels=1), size=32, channels=1)
+    assert measured.inference_flops == pytest.approx(2 * macs * measured.inference)
+    first = 2 * 16 * 16 * 16 * 9  # of the first convolution, whose input has no gradient
+    assert measured.training_flops == pytest.approx((6 * macs - first) * measured.training)

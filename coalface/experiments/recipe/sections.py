@@ -14,6 +14,7 @@ from coalface.data import source
 from coalface.evaluation.metrics.pair_figures import PAIR_FIGURES
 from coalface.experiments.recipe.base import Kinds, PluginSection, Section
 from coalface.models import BACKBONES
+from coalface.models.speed import Arithmetic
 
 Name = Annotated[str, AfterValidator(check_name)]
 """What becomes a file's or a folder's name."""
@@ -213,8 +214,9 @@ class Engine(Section):
 
     workers: int = Field(1, ge=1)
     """Processes that play the parties; the result does not depend on it."""
-    threads: int = Field(1, ge=1)
-    """Threads of each step, part of the numerics. One is best where cores are shared or the backbone is small."""
+    threads: Literal["auto"] | Annotated[int, Field(ge=1)] = 1
+    """Threads of each step, part of the numerics. One is best where cores are shared or the backbone is small. `auto`:
+    as many as pay, of the machine's cores over `workers`; it is measured when the run begins, and kept."""
     max_in_flight: int | None = Field(None, ge=1)
     """Parties under way or waiting to be summed; None: four for each worker."""
     sum_block: int = Field(16, ge=1)
@@ -231,10 +233,12 @@ class Engine(Section):
     same field: see `coalface.core.compression`. None: as they are. Part of the numerics."""
     device: str = "cpu"
     """Where training runs: `cpu`, `cuda` or `cuda:N`."""
-    autocast: Literal["bfloat16"] | None = None
-    """The type that matrix products and convolutions are computed in; None: float32. Part of the numerics."""
-    channels_last: bool = False
-    """Keep images with the channels last in memory. Part of the numerics."""
+    autocast: Literal["bfloat16", "auto"] | None = None
+    """The type that matrix products and convolutions are computed in; None: float32. `auto`: bfloat16 where it is
+    faster, measured when the run begins, and kept. Part of the numerics."""
+    channels_last: Literal["auto"] | bool = False
+    """Keep images with the channels last in memory. `auto`: where that is faster, measured when the run begins, and
+    kept. Part of the numerics."""
     flush_denormals: bool = True
     """Take numbers too small for float32's full precision for 0, which is faster. Part of the numerics."""
     save_replies: bool = True
@@ -267,3 +271,14 @@ class Engine(Section):
     ] = ()
     """Where rounds and figures are kept as well: `tensorboard` (in the run's folder), `mlflow`, `wandb` (offline, in
     the run's folder). Their own environment variables, such as `MLFLOW_TRACKING_URI` and `WANDB_MODE`, are heeded."""
+
+    @property
+    def to_measure(self) -> tuple[str, ...]:
+        """What is `auto`, and a number or a name once a run has begun."""
+        return tuple(key for key in ("threads", "autocast", "channels_last") if getattr(self, key) == "auto")
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How steps compute; what is still to be measured is as by default."""
+        usual = {key: Engine.model_fields[key].default for key in self.to_measure}
+        return Arithmetic(**({key: getattr(self, key) for key in Arithmetic.__annotations__} | usual))

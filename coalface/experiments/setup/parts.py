@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable
 from functools import cached_property
 
@@ -161,12 +162,13 @@ class Parts:
         recipe, parties = self.recipe, self.trainers
         validators = list(recipe.validators) if self.has_validators else []
         usual_augment, own_augments, silo_augments = self._augments()
+        arithmetic = recipe.engine.arithmetic
         compute = Compute(
             augment=usual_augment,
             by_domain=silo_augments,
-            device=recipe.engine.device,
-            autocast=recipe.engine.autocast,
-            channels_last=recipe.engine.channels_last,
+            device=arithmetic.device,
+            autocast=arithmetic.autocast,
+            channels_last=arithmetic.channels_last,
         )
         elsewhere = {name: self.split.train.only([]) for name in [*sorted(self.own_parties), *validators]}
         calibrates = domains.NAMED_SOURCE in parties and recipe.domains and recipe.domains.calibrate
@@ -225,10 +227,7 @@ class Parts:
         """The record of what the bits depend on."""
         engine = self.recipe.engine
         return Numerics(
-            threads=engine.threads,
-            device=engine.device,
-            autocast=engine.autocast,
-            channels_last=engine.channels_last,
+            **dataclasses.asdict(engine.arithmetic),
             flush_denormals=engine.flush_denormals,
             sum_block=engine.sum_block,
             client_batch=client_batch,
@@ -277,6 +276,6 @@ def first_backbone(recipe: Recipe) -> Backbone:
         embedding_size=model.embedding_size,
         generator=generator(recipe.seed, "backbone"),
     )
-    if recipe.engine.channels_last:
+    if recipe.engine.arithmetic.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return Backbone(module.to(recipe.engine.device), model.batchnorm)

@@ -80,7 +80,16 @@ def check_here(recipe: Recipe) -> None:
 
 
 def check_elsewhere(recipe: Recipe) -> None:
-    """Raise RecipeError where a recipe for parties elsewhere names their images, or would have them evaluated here."""
+    """Raise RecipeError where a recipe for parties elsewhere names their images, or would have them evaluated here.
+
+    And where the machine of one of them would have to choose how all compute.
+    """
+    if keys := recipe.engine.to_measure:
+        raise RecipeError(
+            "every node computes alike, so none can choose; write a value. `coalface models --measure` on the nodes "
+            "shows what is fast there",
+            where=", ".join(f"engine.{key}" for key in keys),
+        )
     if located := own_data.located_parties(recipe):
         raise RecipeError(
             "the recipe says where this party's own images lie, and its node does too; remove data.party_data from the "

@@ -59,9 +59,7 @@ def sweep(
     The page (`OUT/sweep.html`) draws the figures over `axes`, else over every key that takes three numbers or more.
     Raises RunFailed, with the table of what is done, where cells have failed, and OSError where a disk is full.
     """
-    cells = grid(path, changes)
-    for baseline in baselines:  # a mistake in it should not show after hours
-        baseline_of([cell.setting for cell in cells], baseline)
+    cells = _cells(path, changes, baselines)
     over = page.axes_of(cells, axes)
     out.mkdir(parents=True, exist_ok=True)
     cells_file = out / "cells.jsonl"
@@ -125,9 +123,7 @@ def plan(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequence[s
 
     Nothing is written, and no image is decoded. Raises RecipeError, ValueError or OSError as the sweep would.
     """
-    cells = grid(path, changes)
-    for baseline in baselines:
-        baseline_of([cell.setting for cell in cells], baseline)
+    cells = _cells(path, changes, baselines)
     finished, failed, planned = read_cells(out / "cells.jsonl", mend=False), _read_failed(out), []
     for number, cell in enumerate(cells, start=1):
         digest = cell.recipe.digest()
@@ -161,6 +157,21 @@ def plan_text(planned: Sequence[Mapping[str, Any]], out: Path) -> str:
     return "\n".join(
         [*lines, f"{len(planned) - len(ran)} of {len(planned)} cells are left to run{took}; they go to {out}"]
     )
+
+
+def _cells(path: Path, changes: Sequence[str], baselines: Sequence[str]) -> list[Cell]:
+    """The cells of a sweep. Raises RecipeError for a mistake that should not show after hours."""
+    cells = grid(path, changes)
+    for baseline in baselines:
+        baseline_of([cell.setting for cell in cells], baseline)
+    for cell in cells:
+        if keys := cell.recipe.engine.to_measure:
+            raise RecipeError(
+                "each cell would choose for itself, and cells are compared; write a value, such as `coalface run` of "
+                "one cell chooses",
+                where=", ".join(f"engine.{key}" for key in keys),
+            )
+    return cells
 
 
 def _in_turn(work: Mapping[int, Job], begins: Callable[[int], None]) -> Generator[tuple[int, Any], None, None]:

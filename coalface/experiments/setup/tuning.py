@@ -1,0 +1,128 @@
+"""The choice of what `engine` leaves `auto`: measured when a run begins, and then written as if it had been given.
+
+So the run's `config.yaml` and numerics hold what was chosen, workers are handed it, and a resume reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from coalface.engine.party.setup import keep_freed_memory
+from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.setup import sources
+from coalface.experiments.setup.parts import Parts, first_backbone
+from coalface.models.speed import Arithmetic, random_images, threads, training_step
+
+SECONDS = 2.0
+"""Of measuring layout and type, and of the threads; longer where a step is."""
+TURNS = 3
+FEWEST = 8
+"""Images of a batch that is measured, where the recipe's has as many; fewer do not show what a type or layout gains."""
+GAIN = 1.1
+"""What is not the default is chosen where it makes a step so many times as fast: a close call would fall either way."""
+
+Measure = Callable[[Recipe, Sequence[Arithmetic]], Sequence[float]]
+"""Images a second that the recipe's backbone trains at, by each arithmetic."""
+
+
+def tuned(recipe: Recipe, note: Callable[[str], None], measure: Measure | None = None) -> Recipe:
+    """The recipe with what is fastest here in the place of every `auto` of `engine`; `note` is told what was measured.
+
+    Raises RecipeError, ValueError or OSError where the recipe's images or network cannot be had.
+    """
+    engine = recipe.engine
+    if not (keys := engine.to_measure):
+        return recipe
+    measure, chosen = measure or images_per_second, engine.arithmetic
+    layouts = [
+        replace(chosen, autocast=autocast, channels_last=last)
+        for autocast in ([None, "bfloat16"] if "autocast" in keys else [chosen.autocast])
+        for last in ([False, True] if "channels_last" in keys else [chosen.channels_last])
+    ]
+    if len(layouts) > 1:
+        speeds = dict(zip(layouts, measure(recipe, layouts), strict=True))
+        fastest = max(speeds, key=speeds.__getitem__)
+        chosen = fastest if speeds[fastest] >= GAIN * speeds[layouts[0]] else layouts[0]
+        note(_told(speeds, chosen))
+    if "threads" in keys:
+        most = max(1, len(os.sched_getaffinity(0)) // engine.workers) if engine.device == "cpu" else 1
+        counts = [replace(chosen, threads=1 << power) for power in range(most.bit_length())]
+        if len(counts) > 1:
+            speeds = dict(zip(counts, measure(recipe, counts), strict=True))
+            for more in counts[1:]:  # as long as twice the threads pay
+                if speeds[more] < GAIN * speeds[chosen]:
+                    break
+                chosen = more
+            note(_told(speeds, chosen))
+    tree = recipe.resolved()
+    return loader.parse(tree | {"engine": tree["engine"] | {key: getattr(chosen, key) for key in keys}})
+
+
+def _told(speeds: dict[Arithmetic, float], chosen: Arithmetic) -> str:
+    rates = "; ".join(f"{arithmetic} {speed:.3g}" for arithmetic, speed in speeds.items())
+    return f"trains with {chosen}, measured here (images/s: {rates})"
+
+
+def images_per_second(recipe: Recipe, candidates: Sequence[Arithmetic]) -> list[float]:
+    """The best of some turns, in which the candidates train one after the other for a share of `SECONDS`.
+
+    A batch is one of the recipe's local training, of the party with most images, or fewer images, but not below
+    `FEWEST`, where a step would take longer than a turn.
+    """
+    share = SECONDS / TURNS / len(candidates)
+    keep_freed_memory()
+    torch.set_flush_denormal(recipe.engine.flush_denormals)
+    try:
+        return _raced(recipe, candidates, share)
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def _raced(recipe: Recipe, candidates: Sequence[Arithmetic], share: float) -> list[float]:
+    size, channels = recipe.data.size, 1 if recipe.data.grey else 3
+    modules = {last: first_backbone(recipe).module for last in {c.channels_last for c in candidates}}
+
+    def step(arithmetic: Arithmetic, batch: int) -> Callable[[], None]:
+        images = random_images(batch, channels, size, arithmetic)
+        return training_step(modules[arithmetic.channels_last], images, arithmetic)
+
+    alike = {(c.threads, c.device) for c in candidates} == {(candidates[0].threads, "cpu")}
+    clock = time.process_time if alike else time.perf_counter  # the processor's time says it on a busy machine too
+
+    def seconds(arithmetic: Arithmetic, step: Callable[[], None], at_least: float) -> float:
+        """Of one step; steps are taken for a while."""
+        with threads(arithmetic.threads):
+            count, began, started = 0, time.perf_counter(), clock()
+            while not count or time.perf_counter() - began < at_least:
+                step()
+                if arithmetic.device != "cpu":
+                    torch.cuda.synchronize(arithmetic.device)
+                count += 1
+            return (clock() - started) / count
+
+    first = step(candidates[0], 2)
+    seconds(candidates[0], first, 0.0)  # allocates, and chooses kernels
+    batch = min(_batch(recipe), max(FEWEST, int(2 * share / seconds(candidates[0], first, 0.0))))
+    steps = {candidate: step(candidate, batch) for candidate in candidates}
+    best = dict.fromkeys(candidates, float("inf"))
+    began = time.perf_counter()
+    for candidate in candidates:
+        seconds(candidate, steps[candidate], 0.0)
+    while True:
+        for candidate in candidates:
+            best[candidate] = min(best[candidate], seconds(candidate, steps[candidate], share))
+        if time.perf_counter() - began > SECONDS:
+            return [batch / best[candidate] for candidate in candidates]
+
+
+def _batch(recipe: Recipe) -> int:
+    """Images of a step, of the party with most images; of several parties where they train as one batch."""
+    parts = Parts(recipe, sources.unseen)
+    most = max(map(len, parts.trainers.values()))
+    return max(2, parts.client_batch or min(recipe.local.batch_size, most or recipe.local.batch_size))

@@ -1,0 +1,123 @@
+"""`engine.threads`, `autocast` and `channels_last` as `auto`: chosen once, by a measure that is given here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinyruns
+import torch
+import yaml
+
+from coalface.core.errors import RecipeError
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.setup import party_data, tuning
+from coalface.experiments.sweep.run import describe
+from coalface.models.speed import Arithmetic
+
+ALL = {"threads": "auto", "autocast": "auto", "channels_last": "auto"}
+
+
+def rates(bfloat16: float = 1.0, channels_last: float = 1.0, thread: float = 1.0) -> tuning.Measure:
+    """By how much each makes steps faster; a thread by so much each time their number doubles."""
+
+    def measure(recipe: Recipe, candidates: Sequence[Arithmetic]) -> list[float]:
+        return [
+            100
+            * (bfloat16 if c.autocast else 1)
+            * (channels_last if c.channels_last else 1)
+            * thread ** (c.threads.bit_length() - 1)
+            for c in candidates
+        ]
+
+    return measure
+
+
+def chosen(measure: tuning.Measure, **engine: Any) -> Arithmetic:
+    recipe = tuning.tuned(tinyruns.tiny(engine=engine), lambda text: None, measure)
+    assert not recipe.engine.to_measure
+    return recipe.engine.arithmetic
+
+
+@pytest.mark.parametrize(
+    ("measure", "engine", "best"),
+    [
+        (rates(bfloat16=1.5), ALL, Arithmetic(autocast="bfloat16")),
+        (rates(bfloat16=1.5, channels_last=1.2, thread=1.5), ALL, Arithmetic(8, "bfloat16", True)),
+        (rates(bfloat16=1.05, channels_last=1.04, thread=1.09), ALL, Arithmetic()),
+        (rates(bfloat16=0.9, channels_last=1.5), ALL, Arithmetic(channels_last=True)),
+        (rates(bfloat16=2, channels_last=2, thread=2), {"autocast": "auto"}, Arithmetic(autocast="bfloat16")),
+        (rates(thread=2), {"threads": "auto", "workers": 3}, Arithmetic(2)),
+        (rates(channels_last=2), {"channels_last": "auto", "threads": 3}, Arithmetic(3, None, True)),
+    ],
+)
+def test_what_makes_a_step_a_tenth_faster_is_chosen_of_what_is_left_open(
+    measure: tuning.Measure, engine: dict[str, Any], best: Arithmetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning.os, "sched_getaffinity", lambda process: range(8))
+    assert chosen(measure, **engine) == best
+
+
+class Stop(Exception):
+    """Ends a run after its first round."""
+
+
+class Breaks(tinyruns.Silent):
+    def round(self, record: dict[str, Any]) -> None:
+        raise Stop
+
+
+def test_workers_and_a_resume_compute_by_the_choice_that_the_run_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def again(*arguments: Any) -> list[float]:
+        raise AssertionError("measured anew")
+
+    given = {"threads": 2, "autocast": "bfloat16", "channels_last": True}
+    by_hand = tinyruns.run(tmp_path / "by hand", engine=given)
+    monkeypatch.setattr(tuning.os, "sched_getaffinity", lambda process: range(4))
+    monkeypatch.setattr(tuning, "images_per_second", rates(bfloat16=2, channels_last=1.2, thread=2))
+    out = tmp_path / "auto"
+    with pytest.raises(Stop):
+        experiment.run(tinyruns.tiny(engine={**ALL, "workers": 2}), out, Breaks())
+    assert given.items() <= yaml.safe_load((out / "config.yaml").read_text())["engine"].items()
+    monkeypatch.setattr(tuning, "images_per_second", again)
+    with pytest.raises(RecipeError) as error:
+        experiment.resume(out, tinyruns.Silent(), ("engine.autocast=auto",))
+    assert error.value.where == "engine.autocast"
+    experiment.resume(out, tinyruns.Silent(), ("engine.workers=1",))
+    assert tinyruns.model_bytes(out) == tinyruns.model_bytes(by_hand)
+    assert given.items() <= json.loads((out / "summary.json").read_text())["numerics"].items()
+    plain = tinyruns.run(tmp_path / "float32", engine={"threads": 2})
+    assert tinyruns.model_bytes(out) != tinyruns.model_bytes(plain), "the choice makes no difference"
+
+
+def test_a_dry_run_says_what_a_run_will_measure() -> None:
+    recipe = tinyruns.tiny(engine={"threads": "auto", "autocast": "auto"})
+    assert "engine.threads, engine.autocast" in preflight.describe(recipe)
+
+
+def test_where_several_must_compute_alike_nobody_chooses(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as error:
+        party_data.check_elsewhere(tinyruns.tiny(engine={"autocast": "auto"}))
+    assert error.value.where == "engine.autocast"
+    path = tinyruns.write(tmp_path / "tiny.yaml", engine={"channels_last": "auto"})
+    with pytest.raises(RecipeError) as error:
+        describe(path, ["seed=0,1"], tmp_path)
+    assert error.value.where == "engine.channels_last"
+    assert "2 of 2 cells" in describe(path, ["seed=0,1", "engine.channels_last=true"], tmp_path)
+
+
+def test_the_measure_trains_every_candidate_and_leaves_torch_as_it_was() -> None:
+    before = torch.get_num_threads()
+    candidates = [Arithmetic(), Arithmetic(autocast="bfloat16"), Arithmetic(channels_last=True)]
+    recipe = tinyruns.tiny(engine={"autocast": "auto", "channels_last": "auto"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "SECONDS", 1e-6)
+        assert min(tuning.images_per_second(recipe, candidates)) > 0
+    assert torch.get_num_threads() == before
