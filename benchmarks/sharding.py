@@ -40,7 +40,7 @@ def party(args: argparse.Namespace, shards: Shards | None) -> Party:
     module = build(args.backbone, size=size, channels=3, embedding_size=512, generator=generator(0, "backbone"))
     network = Backbone(module)
     about = {"name": "silo", "role": "trainer", "stage": "train", "round": 1, "rounds": 1, "seed": 0}
-    data_of_party = {"data": data, "pairs": None, "public": None, "device": torch.device("cpu"), "backbone": network}
+    data_of_party = {"data": data, "device": torch.device("cpu"), "backbone": network}
     rng, compute = generator(0, "party"), Compute(augment=Augment())
     return Party(**about, **data_of_party, rng=rng, initial=network.shared(), compute=compute, shards=shards)  # type: ignore[arg-type]
 
