@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from coalface.cli import completion
-from coalface.cli.console import print_json
+from coalface.cli.console import Commands, print_json
 from coalface.cli.data import AsJson
 
-new = typer.Typer(name="new", no_args_is_help=True, help="Write a method of your own from a template.")
+new = typer.Typer(name="new", cls=Commands, no_args_is_help=True, help="Write a method of your own from a template.")
 
 
 @new.command("method")

@@ -11,13 +11,15 @@ from typing import Annotated
 
 import typer
 
-from coalface.cli.console import print_json, print_table
+from coalface.cli.console import Commands, print_json, print_table
 from coalface.cli.data import AsJson
 from coalface.core.text import several
 from coalface.data import cache as caches
 from coalface.data.cache import Entry
 
-cache = typer.Typer(name="cache", help="Show or clear the decoded images and pre-trained models kept on this machine.")
+cache = typer.Typer(
+    name="cache", cls=Commands, help="Show or clear the decoded images and pre-trained models kept on this machine."
+)
 
 
 @cache.callback(invoke_without_command=True)

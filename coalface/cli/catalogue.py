@@ -81,7 +81,13 @@ def _settings(properties: dict[str, Any], above: str) -> Iterator[dict[str, Any]
         if "properties" in schema:
             yield from _settings(schema["properties"], f"{above}.{key}")
         else:
-            yield {"key": f"{above}.{key}", "default": schema.get("default"), "about": schema.get("description", "")}
+            setting = {
+                "key": f"{above}.{key}",
+                "default": schema.get("default"),
+                "about": schema.get("description", ""),
+            }
+            choices = [value for kind in (schema, *schema.get("anyOf", ())) for value in kind.get("enum", ())]
+            yield setting | ({"choices": choices} if choices else {})
 
 
 def _print_method(about: dict[str, Any]) -> None:
@@ -89,6 +95,8 @@ def _print_method(about: dict[str, Any]) -> None:
     for setting in about["settings"]:
         typer.echo(f"\n{setting['key']}={json.dumps(setting['default'])}")
         typer.echo(textwrap.fill(setting["about"], 80, initial_indent="    ", subsequent_indent="    "))
+        if "choices" in setting:
+            typer.echo(f"    One of: {', '.join(map(str, setting['choices']))}.")
 
 
 def models(
@@ -108,6 +116,8 @@ def models(
 
     Exits with status 1 if none of them can take images of this size.
     """
+    import torch
+
     from coalface.core.text import size as in_bytes
     from coalface.models.catalogue import catalogue
     from coalface.models.speed import Arithmetic, processor
@@ -122,8 +132,9 @@ def models(
         arithmetic=arithmetic,
         begins=lambda name: typer.echo(f"measuring {name} …", err=True),
     )
+    machine = {"processor": processor(), "torch": torch.__version__}
     if as_json:
-        settings = {"size": size, "channels": channels, **({"processor": processor()} if measure else {})}
+        settings = {"size": size, "channels": channels, **(machine if measure else {})}
         print_json({**settings, "models": entries})
     cannot = [str(entry["cannot"]) for entry in entries if "cannot" in entry]
     if len(cannot) == len(entries):
@@ -155,7 +166,7 @@ def models(
     typer.echo(f"\nOne image of {size}×{size}, {'grey' if channels == 1 else 'RGB'}; a message: its float32 tensors.")
     if measure:
         peaks = [entry["speed"]["peak_flops"] / 1e9 for entry in entries if "speed" in entry]
-        typer.echo(f"Images per second: batches of {batch}, {arithmetic}, {processor()}.")
+        typer.echo(f"Images per second: batches of {batch}, {arithmetic}, {', torch '.join(machine.values())}.")
         typer.echo(
             "FLOP/s: floating-point operations, two a multiply-add; in brackets their share of the peak, a product of "
             f"two 1024×1024 matrices with the same settings ({min(peaks):.3g} to {max(peaks):.3g} G)."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import json
 import shutil
@@ -10,8 +11,26 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import click
 import typer
 from typer.core import TyperGroup
+
+
+class Commands(TyperGroup):
+    """Offers what is near where a command does not exist, and the option of its name: `version` is `--version`.
+
+    Whether click or typer does so as well depends on their versions.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
+            options = [option for parameter in self.params for option in parameter.opts]
+            near = [option for option in options if option == f"--{name}"]
+            near = near or difflib.get_close_matches(name, self.list_commands(ctx))
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise click.UsageError(f"{name}: unknown command{hint}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 class FirstUnlessNamed(TyperGroup):

@@ -8,14 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-from coalface.cli.console import print_json
+from coalface.cli.console import Commands, print_json
 from coalface.core.text import several
 
 Part = Annotated[str, typer.Option(help="A part of a layout: train or test of VGGFace2, a race of RFW or BUPT.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
-data = typer.Typer(name="data", no_args_is_help=True, help="Sets of face images: inspect, align, convert, pack.")
+data = typer.Typer(
+    name="data", cls=Commands, no_args_is_help=True, help="Sets of face images: inspect, align, convert, pack."
+)
 
 
 @data.command()

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-flower = typer.Typer(name="flower", no_args_is_help=True, help="Run recipes over Flower.")
+from coalface.cli.console import Commands
+
+flower = typer.Typer(name="flower", cls=Commands, no_args_is_help=True, help="Run recipes over Flower.")
 
 
 @flower.command()

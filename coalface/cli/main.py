@@ -14,6 +14,7 @@ import typer
 from coalface import __version__
 from coalface.cli import authoring, catalogue, evaluation, federation, ledger, runs, sweeps
 from coalface.cli.cache import cache
+from coalface.cli.console import Commands
 from coalface.cli.data import data
 from coalface.cli.flower import flower
 from coalface.cli.party import party
@@ -21,6 +22,7 @@ from coalface.cli.provision import provision
 from coalface.core.errors import RunError
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
-from coalface.cli.console import print_json
+from coalface.cli.console import Commands, print_json
 from coalface.cli.data import AsJson
 
 party = typer.Typer(
     name="party",
+    cls=Commands,
     no_args_is_help=True,
     help="For a party: check its file and images, or change the key of its private state.",
 )

@@ -16,6 +16,7 @@ Changes = Annotated[
     list[str] | None,
     typer.Argument(help="Changes to the recipe, such as local.lr=0.05.", autocompletion=completion.changes),
 ]
+Workers = Annotated[int | None, typer.Option(help="Worker processes; the results are the same.")]
 
 
 def run(
@@ -31,7 +32,7 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan, bytes and memory, without a run.")
     ] = False,
-    workers: Annotated[int | None, typer.Option(help="Worker processes; the results are the same.")] = None,
+    workers: Workers = None,
     party_data: Annotated[
         Path | None,
         typer.Option(help="A YAML file that names each party's party.yaml, for parties with their own images."),
@@ -45,8 +46,7 @@ def run(
         from coalface.experiments.callbacks.progress import Progress
         from coalface.experiments.recipe import loader
 
-    every = [*(changes or []), *([f"engine.workers={workers}"] if workers is not None else [])]
-    loaded = loader.load(recipe, every)
+    loaded = loader.load(recipe, _with_workers(changes, workers))
     if party_data is not None:
         from coalface.experiments.recipe import party_file
 
@@ -59,6 +59,11 @@ def run(
     with Progress(quiet=quiet or as_json) as callback:
         experiment.run(loaded, out, callback)
     _end(out, as_json)
+
+
+def _with_workers(changes: list[str] | None, workers: int | None) -> tuple[str, ...]:
+    """The changes to a recipe, that of --workers among them."""
+    return (*(changes or ()), *(() if workers is None else (f"engine.workers={workers}",)))
 
 
 def _end(out: Path, as_json: bool) -> None:
@@ -85,6 +90,7 @@ def resume(
         typer.Option("--changed-code", help="Resume even if the code of the method has changed since the run began."),
     ] = False,
     from_round: Annotated[int | None, typer.Option(help="Resume from the checkpoint after this round.")] = None,
+    workers: Workers = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -94,15 +100,16 @@ def resume(
         from coalface.experiments import run as experiment
         from coalface.experiments.callbacks.progress import Progress
 
+    changed = _with_workers(changes, workers)
     if changed_code and status.is_elsewhere(run_folder):
         provenance.accept_code(run_folder)
     if from_round is not None:
         experiment.go_back(run_folder, from_round)
         typer.echo(f"{run_folder} is back at the end of round {from_round}", err=True)
-    if federation.goes_on(run_folder, tuple(changes or ()), quiet):
+    if federation.goes_on(run_folder, changed, quiet):
         return
     with Progress(quiet=quiet or as_json) as callback:
-        experiment.resume(run_folder, callback, tuple(changes or ()), changed_code=changed_code)
+        experiment.resume(run_folder, callback, changed, changed_code=changed_code)
     _end(run_folder, as_json)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
-import multiprocessing
 import shutil
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -148,7 +147,7 @@ class Workers(InProcess):
         self._mail.mkdir(parents=True)
         self._posted: dict[Ticket, list[_UnderWay]] = {}
         self._under_way: set[concurrent.futures.Future[Any]] = set()
-        context = multiprocessing.get_context("spawn")
+        context = processes.spawn_context()
         self._begun = context.Event()
         self._told, self._tell = context.Pipe(duplex=False)
         arguments = (processes.packed(setup), setup.folder, self._begun, self._told)

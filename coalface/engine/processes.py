@@ -14,6 +14,7 @@ import threading
 import types
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,13 +62,28 @@ def unpacked(given: bytes) -> Any:
     return setup
 
 
+def spawn_context() -> SpawnContext:
+    """What makes processes that import anew, and what they share."""
+    _start_tracker()
+    return multiprocessing.get_context("spawn")
+
+
+def _start_tracker() -> None:
+    """Start Python's tracker of semaphores so that it removes those of a killed run without a warning."""
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")
+    try:
+        multiprocessing.resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.pop()
+
+
 @contextlib.contextmanager
 def starting() -> Iterator[None]:
     """Within, processes are started that do not hear Ctrl-C, from their first moment on: the run ends them.
 
     They do not carry out the program again that starts them, which has its own run to begin.
     """
-    multiprocessing.resource_tracker.ensure_running()  # the first process starts it otherwise, and that unblocks it
+    _start_tracker()  # the first process starts it otherwise, and that unblocks Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     program, sys.modules["__main__"] = sys.modules["__main__"], types.ModuleType("__main__")
     try:

@@ -69,6 +69,8 @@ class Plan:
     """Whether a run leaves a global model, and not only one at each party."""
     class_embeddings: bool = False
     """Whether the server comes to have class embeddings of the parties' people."""
+    means: tuple[tuple[str, str], ...] = ()
+    """(field, name of the mean) of every mean that the server asks for."""
 
     @property
     def parties(self) -> dict[str, int]:
@@ -120,7 +122,9 @@ def plan(
     models = method.models(fed, state)
     check_models(method, models, fed.parties)
     knows_class_embeddings = models.class_embeddings is not None
-    return Plan(sent, what_stays(method), tuple(stages), models.shared is not None, knows_class_embeddings)
+    return Plan(
+        sent, what_stays(method), tuple(stages), models.shared is not None, knows_class_embeddings, tuple(fed.means)
+    )
 
 
 def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:
@@ -197,6 +201,7 @@ class _Paper(Federation):
         self.rng = generator(0, "plan")
         self.sent: dict[tuple[str, str, str], Sent] = {}
         self.asked: dict[str, int] = {}
+        self.means: dict[tuple[str, str], None] = {}
         self._parties = {role: tuple(sorted(names)) for role, names in parties.items()}
         self._posted: dict[Ticket, Callable[[Sequence[Mean]], Answer]] = {}
         self._tickets = itertools.count()
@@ -240,6 +245,7 @@ class _Paper(Federation):
         forms = codec.forms(reply_class, [own_message, common])
         reply = self._blank(name, reply_class, forms)
         aggregated = {mean.field for mean in aggregate}
+        self.means |= {(mean.field, mean.key): None for mean in aggregate}
         encoded = codec.encode(reply, change=compression.narrowing(forms, self.updates))
         self._note(name, role, "up", reply, encoded, "the server", aggregated)
         values = {f: getattr(reply, f) for f in codec.hints(reply_class)}

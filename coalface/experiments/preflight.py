@@ -257,7 +257,6 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
     for row in rows:
         cells = (c.rjust(w) if n in (4, 5) else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
         lines.append("  ".join(cells).rstrip())
-    aggregated = [s for s in planned.sent if s.kind.endswith("aggregated")]
     lines += ["", f"stays at the party: {', '.join(planned.stays) or 'nothing'}"]
     roles = dict.fromkeys(s.role for s in planned.sent)
     if VALIDATOR in roles:
@@ -266,8 +265,9 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
         lines.append("not sent is not unknown: an update tells of the images that it was made of")
     if readable := planning.what_can_be_read(recipe.build_method(), planned, trainers):
         lines.append(readable)
-    if aggregated:
-        lines.append(f"the server asks for means only of: {', '.join(dict.fromkeys(s.field for s in aggregated))}")
+    if planned.means:
+        means = (field if name == field else f"{field} (as {name})" for field, name in planned.means)
+        lines.append(f"the server asks for means only of: {', '.join(means)}")
     if METHODS[recipe.method].pools:
         lines.append("pooled: one party holds everybody's images; this is a bound, not a federation")
     if any(s.about for s in planned.sent):

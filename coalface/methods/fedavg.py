@@ -62,7 +62,7 @@ class FedAvg(Method):
     local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     momentum: MomentumState = "reset"
-    """What a round's local training starts from: see `MomentumState`."""
+    """Zero at the start of a round (`reset`), kept from the party's last round (`keep`), or unused (`none`)."""
     head_momentum: MomentumState | None = None
     """The same of the class embeddings; None: as the backbone's."""
 

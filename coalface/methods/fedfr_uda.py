@@ -129,7 +129,7 @@ class FedFRUDA(Method):
     head_init: Literal["mean", "random"] = "mean"
     """Where class embeddings start: at the mean features of their class, or at random."""
     momentum: MomentumState = "reset"
-    """What a round's local training starts from: see `MomentumState`."""
+    """Zero at the start of a round (`reset`), kept from the party's last round (`keep`), or unused (`none`)."""
     head_momentum: MomentumState | None = None
     """The same of the class embeddings; None: as the backbone's."""
 

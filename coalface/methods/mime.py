@@ -96,7 +96,7 @@ class MimeLite(Method):
     local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
     head_momentum: MomentumState = "keep"
-    """Of the class embeddings: see `MomentumState`."""
+    """Of the class embeddings: zero at a round's start (`reset`), kept from the last (`keep`), or unused (`none`)."""
 
     def __post_init__(self) -> None:
         check_pure(self.loss)

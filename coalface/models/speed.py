@@ -146,11 +146,11 @@ def check_measure(batch: int, threads: int) -> None:
 
 
 def processor() -> str:
-    """The processor of this machine and torch, for the line beneath a table of speeds."""
+    """The processor of this machine, and which of its instructions torch uses."""
     described = Path("/proc/cpuinfo")
     models = re.findall(r"^model name\s*:\s*(.+)$", described.read_text(), re.M) if described.exists() else []
     model = models[0] if models else platform.machine()
-    return f"{model} ({torch.backends.cpu.get_cpu_capability()}), torch {torch.__version__}"
+    return f"{model} ({torch.backends.cpu.get_cpu_capability()})"
 
 
 def _layout(arithmetic: Arithmetic) -> torch.memory_format:

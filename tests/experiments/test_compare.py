@@ -10,7 +10,7 @@ from paired_runs import paired
 
 from coalface.evaluation.verification import read_lists
 from coalface.experiments import compare
-from coalface.experiments.report import runs, table
+from coalface.experiments.report import page, runs, table
 
 
 def accuracy(run: Path) -> float:
@@ -42,12 +42,15 @@ def test_a_run_that_came_out_the_same_differs_by_nothing(fedavg_run: Path, tmp_p
     assert set(compare.intervals([fedavg_run, tmp_path / "copy"]).values()) == {(0, 0, 0)}
 
 
-def test_runs_judged_on_other_pairs_have_no_interval(fedavg_run: Path, tmp_path: Path) -> None:
+def test_runs_evaluated_on_other_pairs_have_no_difference_and_are_told_why(fedavg_run: Path, tmp_path: Path) -> None:
     lists = {"unseen": {"pairs": 18}}
     with_other_pairs = tinyruns.run(tmp_path / "other", evaluation={"pairs": lists}, rounds=1)
     assert compare.intervals([fedavg_run, with_other_pairs]) == {}
-    (_, row) = table.compare([fedavg_run, with_other_pairs], {}).rows
-    assert row.differences["unseen/accuracy"].is_decided is None  # the plain difference, and no word on chance
+    compared = table.compare([fedavg_run, with_other_pairs], {})
+    assert "unseen/accuracy" in compared.rows[1].figures and compared.rows[1].differences == {}
+    (reason,) = compared.left_out
+    assert reason.startswith("unseen: other was evaluated on other pairs than fedavg")
+    assert reason in page.render(runs.read_all([fedavg_run, with_other_pairs]))
 
 
 def test_the_difference_of_the_eer_is_exactly_that_of_the_figures(fedavg_run: Path, solo_run: Path) -> None:

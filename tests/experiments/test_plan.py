@@ -185,6 +185,11 @@ def test_the_dry_run_reads_well() -> None:
         assert line in text
 
 
+def test_two_means_of_one_field_are_both_named() -> None:
+    text = preflight.describe(tiny(method="scaffold"))
+    assert "the server asks for means only of: backbone, backbone (as drift)" in text
+
+
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data root with identity folders and a pair list; what would be packed goes below the test's own folder."""

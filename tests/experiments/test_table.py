@@ -78,7 +78,9 @@ def test_json_holds_the_rows_and_their_differences(write_run):
 def test_unfinished_runs_have_a_row_with_what_is_known(write_run):
     whole, cut = write_run("whole"), write_run("cut")
     (cut / "summary.json").unlink()
-    row = table.compare([whole, cut]).rows[1]
+    compared = table.compare([whole, cut])
+    row, (note,) = compared.rows[1], table.notes(compared)
+    assert note.startswith("cut is not finished (6 rounds so far)") and f"`coalface resume {cut}`" in note
     assert (row.method, row.seed, row.rounds, row.figures, row.differences) == ("fedavg", 1, None, {}, {})
 
 

@@ -45,9 +45,9 @@ def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
     assert events["bytes/up"] == steps(lambda r: r["bytes_up"], run)
     assert events["bytes/down"] == steps(lambda r: r["bytes_down"], run)
     assert events["parties/arrived"] == [(1, 2.0), (2, 2.0)] and events["parties/failed"] == [(1, 0.0), (2, 0.0)]
-    assert events["judged/unseen/eer"] == steps(lambda r: r["judged"]["unseen"]["eer"], run)
+    assert events["evaluated/unseen/eer"] == steps(lambda r: r["judged"]["unseen"]["eer"], run)
     assert [step for step, seconds in events["seconds/round"] if seconds > 0] == [1, 2]
-    about = EventAccumulator(str(run / tensorboard.FOLDER)).Reload().SummaryMetadata("judged/unseen/eer")
+    about = EventAccumulator(str(run / tensorboard.FOLDER)).Reload().SummaryMetadata("evaluated/unseen/eer")
     assert (about.display_name, about.summary_description) == ("unseen EER", "in percent; lower is better")
     plain = tinyruns.run(tmp_path / "plain", evaluation={"every": 1})
     assert (plain / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
@@ -79,7 +79,7 @@ def test_a_resume_leaves_each_round_once_and_the_last_figures(tmp_path: Path, mo
     assert events["loss"] == steps(lambda r: r["loss"], out) and len(events["loss"]) == 4
     assert events["seconds/round"][:2] == before["seconds/round"] and len(events["seconds/round"]) == 4
     figures = json.loads((out / "summary.json").read_text())["figures"]["unseen"]
-    assert events["judged/unseen/eer"] == [(4, pytest.approx(figures["eer"]))]
+    assert events["evaluated/unseen/eer"] == [(4, pytest.approx(figures["eer"]))]
     assert view.started and view.rounds and view.finished == [out]
     assert len(list((out / tensorboard.FOLDER).iterdir())) == 1
     experiment.resume(out, Silent())  # a finished run is evaluated again

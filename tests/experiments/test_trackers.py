@@ -87,7 +87,7 @@ def test_a_run_in_python_is_tracked_beside_its_progress(tmp_path: Path, capsys: 
     tracker, out = Memory(), tmp_path / "a"
     faces = coalface.Synthetic(identities=10, images=4)
     coalface.fit(faces, out=out, parties=2, rounds=2, hold_out=4, size=32, lr=0.02, callbacks=[tracker])
-    assert tracker.points["loss"] == losses(out) and tracker.points["judged/unseen/eer"] == [(2, eer(out))]
+    assert tracker.points["loss"] == losses(out) and tracker.points["evaluated/unseen/eer"] == [(2, eer(out))]
     assert tracker.ended == [True]
     assert "round 2/2" in capsys.readouterr().out
 
@@ -103,7 +103,7 @@ def test_a_tracker_that_fails_is_told_once_and_has_all_rounds_after_a_resume(tmp
     tracker.works_for = 99
     experiment.resume(run, tracker)
     assert tracker.points["loss"] == losses(run) and len(losses(run)) == 4
-    assert tracker.points["judged/unseen/eer"] == [(4, eer(run))]
+    assert tracker.points["evaluated/unseen/eer"] == [(4, eer(run))]
 
 
 def test_a_run_that_is_stopped_or_cannot_begin_is_closed(tmp_path: Path, stop_after: Callable[[int], None]) -> None:
@@ -176,7 +176,7 @@ class TestMLflow:
             experiment.resume(out, Silent())
             client, run_id, status, points = self.read(out)
             assert status == "FINISHED" and points["loss"] == losses(out) and len(losses(out)) == 4
-            assert points["judged/unseen/eer"] == [(4, eer(out))]
+            assert points["evaluated/unseen/eer"] == [(4, eer(out))]
         params = client.get_run(run_id).data.params
         assert (params["method"], params["data.partition.parties"]) == ("fedavg", "2")
         experiments = [client.get_experiment_by_name("coalface").experiment_id]
@@ -227,7 +227,7 @@ class TestWandB:
         config, summary, points = self.read(out)
         assert points["loss"] == losses(out) and len(losses(out)) == 4
         assert config["method"] == "fedavg" and config["local"]["lr"] == tiny().local.lr
-        assert summary["judged/unseen/eer"] == eer(out)
+        assert summary["evaluated/unseen/eer"] == eer(out)
 
     @staticmethod
     def read(out: Path) -> tuple[dict[str, Any], dict[str, Any], Points]:

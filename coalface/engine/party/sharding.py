@@ -8,7 +8,6 @@ of the private state. They have written those by then, so that there is one comm
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import multiprocessing.connection
 import shutil
 import tempfile
@@ -80,7 +79,7 @@ class ProcessGroup:
         self._sums: list[tuple[str, ...]] = []
         folder = tempfile.mkdtemp(prefix="coalface-")
         self._clear = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        context = multiprocessing.get_context("spawn")
+        context = processes.spawn_context()
         meeting = Path(folder) / "meeting"
         self._begun = False
         try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from coalface.core.disk import writing
 from coalface.evaluation.figures import figure_name, figure_of
-from coalface.experiments.callbacks.tracker import JUDGED, Tracker
+from coalface.experiments.callbacks.tracker import EVALUATED, Tracker
 
 FOLDER = "tensorboard"
 """In the run's folder; `tensorboard --logdir` takes it, or a folder of runs."""
@@ -42,9 +42,9 @@ class TensorBoard(Tracker):
 
         def metadata(tag: str) -> SummaryMetadata | None:
             """What TensorBoard writes over the drawing of a figure, and beside it."""
-            if not tag.startswith(JUDGED):
+            if not tag.startswith(EVALUATED):
                 return None
-            key = tag.removeprefix(JUDGED)
+            key = tag.removeprefix(EVALUATED)
             figure = figure_of(key)
             better = f"; {figure.better} is better" if figure.better else ""
             return SummaryMetadata(

@@ -16,7 +16,7 @@ from coalface.experiments.report.runs import flat_figures, mapping, read_events
 if TYPE_CHECKING:
     from coalface.experiments.recipe.schema import Recipe
 
-JUDGED = "judged/"
+EVALUATED = "evaluated/"
 """What the names of figures begin with."""
 _OTHERWISE = {"stage", "round", "failed", "losses", "judged", "reason"}
 """Keys of a line of the metrics that are no values under their own names."""
@@ -148,4 +148,4 @@ def values_of(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _evaluated(figures: object) -> dict[str, float]:
-    return {f"{JUDGED}{name}": value for name, value in flat_figures(figures).items()}
+    return {f"{EVALUATED}{name}": value for name, value in flat_figures(figures).items()}

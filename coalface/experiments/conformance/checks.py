@@ -6,7 +6,6 @@ import concurrent.futures
 import functools
 import json
 import math
-import multiprocessing
 import os
 import pickle
 import random
@@ -135,7 +134,7 @@ def check_kill(subject: Subject) -> None:
     """The same bits where the process of a run is killed (SIGKILL), and another one resumes it."""
     answers = max(1, len(subject.unbroken[1].replies) // 2)
     given = processes.packed((*subject.variant, subject.folder / "killed", answers))
-    with processes.starting(), concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with processes.starting(), concurrent.futures.ProcessPoolExecutor(1, processes.spawn_context()) as pool:
         try:
             pool.submit(run_until_killed, given).result()
         except concurrent.futures.BrokenExecutor:

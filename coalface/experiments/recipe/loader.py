@@ -140,7 +140,7 @@ def _pretraining(recipe: Recipe, changes: Any) -> Pretraining:
         raise needs_section("pretrain", changes, list(Recipe.model_fields))
     whole = recipe.model_dump(mode="json")
     tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": made_plain(f"{recipe.name}-pretrain")}
-    tree["evaluation"] = {"pairs": whole["evaluation"]["pairs"]}  # a run stops where it would train on those it judges
+    tree["evaluation"] = {"pairs": whole["evaluation"]["pairs"]}  # a run stops where it would train on their people
     validators = {n: v for n, v in whole["validators"].items() if v["validates"] is None and not v["own"]}
     tree["validators"] = validators  # nor on theirs
     tree["engine"] = {k: v for k, v in whole["engine"].items() if k not in FEDERATED}

@@ -41,7 +41,7 @@ def full_key(key: str, tree: Mapping[str, Any]) -> str:
             return path
     near = _ending(key, _unchosen()) or _near(key, keys)
     hint = f"; did you mean {' or '.join(near[:3])}?" if near else ""
-    raise RecipeError(f"no key of this recipe ends so{hint}", where=key)
+    raise RecipeError(f"not a key of this recipe{hint}", where=key)
 
 
 def with_hint(error: RecipeError, tree: Mapping[str, Any]) -> RecipeError:

@@ -117,7 +117,7 @@ def compared(comparison: Comparison) -> Grid:
 
 def apart(comparison: Comparison) -> Grid:
     labels = [row.run for row in comparison.rows]
-    rows = [[a.where, a.key, *(a.values[label] for label in labels)] for a in comparison.apart]
+    rows = [[a.where, a.key, *(a.values.get(label, "") for label in labels)] for a in comparison.apart]
     header = ("where", "key", *labels)
     return Grid.of(header, rows, left=len(header), most=MOST_ROWS)
 

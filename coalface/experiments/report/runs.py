@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.parsing import parse_yaml
 from coalface.evaluation.figures import ENROLLED_BY, SERVED_BY, declare_all
@@ -47,9 +49,21 @@ class Run:
         return flat_figures(self.summary.get("figures"))
 
     @property
+    def is_finished(self) -> bool:
+        return bool(self.summary)
+
+    @property
     def evaluated(self) -> list[str]:
         """The figures without their standard errors."""
         return without_errors(self.figures)
+
+    def pairs_digests(self) -> dict[str, str]:
+        """List -> SHA-256 of its pairs, of the lists that the run was evaluated on and kept."""
+        digests = {}
+        for file in sorted((self.path / "judged").glob("*.npz")):
+            with np.load(file, allow_pickle=False) as arrays:
+                digests[file.stem] = str(arrays["sha256"])
+        return digests
 
     @property
     def untrained(self) -> dict[str, float]:

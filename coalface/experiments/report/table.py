@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
@@ -12,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coalface.core.text import size
+from coalface.core.text import several, size
 from coalface.evaluation.figures import figure_name, figure_of, figure_text
 from coalface.experiments.report.long_table import Grid, Record
 from coalface.experiments.report.runs import (
@@ -78,21 +79,30 @@ class Comparison:
     figures: tuple[str, ...]
     apart: tuple[Apart, ...]
     left_out: tuple[str, ...] = ()
-    """Why figures have no interval, in sentences."""
+    """Why figures are absent, or have no difference or no interval, in sentences."""
 
 
 def compare(runs: Sequence[Path], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Comparison:
     """Compare runs with the first of them.
 
     The difference of a figure is the plain one, without an interval, unless `intervals` has one for (the path as given
-    in `runs`, the figure). `left_out` says why some have none.
+    in `runs`, the figure). `left_out` says why some have none. Figures on other pairs have no difference, since it
+    would be one of people as well as of runs.
     """
     return compare_runs(read_all(runs), intervals, left_out)
 
 
 def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Comparison:
     """`compare` for runs already read."""
-    first = runs[0]
+    first, digests = runs[0], {run.path: run.pairs_digests() for run in runs}
+    other_pairs: dict[str, list[str]] = {}
+    """List -> the runs that were evaluated on other pairs of this name than the first."""
+    for run in runs[1:]:
+        for name, digest in digests[run.path].items():
+            if digests[first.path].get(name, digest) != digest:
+                other_pairs.setdefault(name, []).append(run.label)
+    left_out = [*map(_unfinished, (run for run in runs if not run.is_finished)), *left_out]
+    left_out += (_on_other_pairs(name, labels, first) for name, labels in other_pairs.items())
     figures = without_errors(key for run in runs for key in run.figures)
     rows = []
     for run in runs:
@@ -101,6 +111,8 @@ def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_o
             if (interval := (intervals or {}).get((run.path, key))) is not None:
                 value, low, high = interval
                 differences[key] = Record(run.label, key, value, by=first.label, low=low, high=high)
+            elif run.label in other_pairs.get(key.rpartition("/")[0], ()):
+                continue
             elif key in run.figures and key in first.figures:
                 differences[key] = Record(run.label, key, run.figures[key] - first.figures[key], by=first.label)
         rows.append(
@@ -118,6 +130,21 @@ def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_o
             )
         )
     return Comparison(tuple(rows), tuple(figures), tuple(_apart(runs)), tuple(left_out))
+
+
+def _unfinished(run: Run) -> str:
+    return (
+        f"{run.label} is not finished ({several(len(run.metrics), 'round')} so far), so it has no figures yet; "
+        f"`coalface resume {shlex.quote(str(run.path))}` continues it if it was stopped"
+    )
+
+
+def _on_other_pairs(name: str, labels: Sequence[str], first: Run) -> str:
+    runs = " and ".join(labels)
+    return (
+        f"{name}: {runs} {'was' if len(labels) == 1 else 'were'} evaluated on other pairs than {first.label}, often of "
+        "other people (as with another seed of the data), so a difference would say nothing of the runs; none is given"
+    )
 
 
 def grid(comparison: Comparison, *, time: bool = False) -> Grid:
@@ -238,7 +265,8 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
     same_method = len({run.method for run in runs}) == 1
     apart: list[Apart] = []
     for where in WHERE:
-        flat = [flatten(run.config) if where == "config" else _recorded(run, where) for run in runs]
+        known = [run for run in runs if where == "config" or run.is_finished]
+        flat = [flatten(run.config) if where == "config" else _recorded(run, where) for run in known]
         for key in dict.fromkeys(key for settings in flat for key in settings):
             values = [settings.get(key, "absent") for settings in flat]
             kind = f"{key.rpartition('.')[0]}.kind"
@@ -252,7 +280,7 @@ def _apart(runs: Sequence[Run]) -> list[Apart]:
                 continue
             if where == "config" and key.startswith("methods.") and not same_method and len({*values} - {"absent"}) < 2:
                 continue
-            apart.append(Apart(where, key, {run.label: value for run, value in zip(runs, values, strict=True)}))
+            apart.append(Apart(where, key, {run.label: value for run, value in zip(known, values, strict=True)}))
     return apart
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import multiprocessing.connection
 from collections.abc import Callable, Generator, Mapping
 from multiprocessing.connection import Connection
@@ -51,7 +50,7 @@ def run_jobs(
 
 
 def _start(job: Job) -> tuple[Connection, BaseProcess]:
-    context = multiprocessing.get_context("spawn")
+    context = processes.spawn_context()
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_run, args=(processes.packed(job), sender))
     with processes.starting():
