@@ -122,17 +122,28 @@ class Backbone(Protocol):
     """A network whose tensors are told apart by what may be sent; `coalface.models.groups.Backbone` is the one."""
 
     module: torch.nn.Module
+    """f_θ: images (n, channels, size, size) in [−1, 1] → embeddings (n, d)."""
 
     @property
-    def embedding_size(self) -> int: ...
-    @property
-    def parameters(self) -> Mapping[str, torch.nn.Parameter]: ...
-    @property
-    def policy(self) -> str: ...
+    def embedding_size(self) -> int:
+        """d, the numbers of an embedding."""
 
-    def load(self, shared: Tensors, kept: Tensors | None = None) -> None: ...
-    def shared(self) -> Tensors: ...
-    def kept(self) -> Tensors: ...
+    @property
+    def parameters(self) -> Mapping[str, torch.nn.Parameter]:
+        """θ: the trained parameters by name, the module's own tensors and no copies."""
+
+    @property
+    def policy(self) -> str:
+        """The run's BatchNorm policy: `average`, `local` or `parameters-only`."""
+
+    def load(self, shared: Tensors, kept: Tensors | None = None) -> None:
+        """Copy what is sent, and what the party keeps, into the module; `kept` None: it has kept nothing yet."""
+
+    def shared(self) -> Tensors:
+        """What is sent, by name: copies of the parameters and, with `average`, of BatchNorm's running statistics."""
+
+    def kept(self) -> Tensors:
+        """What the BatchNorm policy keeps at the party, by name: copies; with `average` nothing."""
 
 
 @dataclass(frozen=True)
@@ -311,13 +322,22 @@ class Stage:
     @property
     def state(self) -> type:
         """The class of the state, from the annotation of `round`."""
-        state_class = resolved(self.round, f"stage {self.name}").get("return")
-        if kind_of(state_class) != "state":
-            raise DeclarationError(
-                f"stage {self.name}: its round must return a class declared with @state, since a checkpoint holds it; "
-                f"it has {state_class}. Write `-> State`."
-            )
-        return typing.cast(type, state_class)
+        return _returned_state(self.round, f"stage {self.name}: its round")
+
+
+def _returned_state(function: Callable[..., Any], where: str, overridden: Any = None) -> type:
+    """The class of state in a function's return annotation; where it has none, the error names the overridden one's."""
+    state_class = resolved(function, where).get("return")
+    if kind_of(state_class) != "state":
+        base: Any = resolved(overridden, where).get("return") if overridden else None
+        known = kind_of(base) == "state"
+        origin = f", with `from {base.__module__} import {base.__name__}` or a class of your own" if known else ""
+        annotation = "no return annotation" if state_class is None else f"the return annotation {state_class}"
+        raise DeclarationError(
+            f"{where} must return a class declared with @state, since a checkpoint holds it; it has {annotation}. "
+            f"Write `-> {base.__name__ if known else 'State'}`{origin}."
+        )
+    return typing.cast(type, state_class)
 
 
 Scenario = Literal["any", "devices", "domains", "private-public"]
@@ -351,12 +371,7 @@ class Method(HasSteps, ABC):
             if not inspect.isabstract(cls) and not hasattr(cls, name):
                 raise DeclarationError(f"method {cls.__name__}: give it a class variable `{name}: ClassVar[str]`.")
         for name in {"init", "round"} & set(vars(cls)):
-            state_class = resolved(getattr(cls, name), f"method {cls.__name__}: {name}").get("return")
-            if kind_of(state_class) != "state":
-                raise DeclarationError(
-                    f"method {cls.__name__}: {name} must return a class declared with @state, since a checkpoint holds "
-                    f"it; it has {state_class}. Write `-> State`."
-                )
+            _returned_state(getattr(cls, name), f"method {cls.__name__}: {name}", getattr(super(cls, cls), name))
 
     @abstractmethod
     def init(self, fed: Federation) -> Any:

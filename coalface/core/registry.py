@@ -115,7 +115,7 @@ def load(reference: str) -> Any:
         )
     try:
         thing = attrgetter(path)(importlib.import_module(module))
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise PluginError(
             f"{reference} cannot be imported: {error}. Install the package that has it, or start this in the folder "
             "that holds it"

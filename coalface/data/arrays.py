@@ -95,9 +95,9 @@ def _pixels(image: Any, i: int) -> NDArray[np.uint8]:
         pixels = pixels.transpose(1, 2, 0)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or pixels.size == 0:
+        what = f"its shape is {np.shape(image)}" if pixels.ndim else f"it is {image!r:.60}"
         raise DataError(
-            f"its shape is {np.shape(image)}; give (height, width) or (height, width, 1 or 3), or a tensor "
-            "(1 or 3, height, width)",
+            f"{what}; give (height, width) or (height, width, 1 or 3), or a tensor (1 or 3, height, width)",
             where=f"image {i}",
         )
     if pixels.dtype == np.uint8:

@@ -104,7 +104,8 @@ def check_shape(faces: FaceSet, about: dict[str, Any], where: str | Path) -> Non
     if faces.shape != (size, size, about["channels"]):
         raise DataError(
             f"the images are {faces.shape}, the model takes {(size, size, about['channels'])}: "
-            f"`coalface data pack FOLDER PACK --size {size}{' --grey' if grey else ''}` makes a pack that fits",
+            f"`coalface data pack FOLDER PACK --size {size}{' --grey' if grey else ''}` makes a pack that fits; "
+            f"in Python, load them with size={size}{', grey=True' if grey else ''}",
             where=where,
         )
 

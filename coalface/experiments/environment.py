@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import coalface
-from coalface.experiments.provenance import module_of, plugins, source_of
+from coalface.experiments.provenance import cell_of, module_of, plugins, source_of
 from coalface.experiments.recipe.schema import Recipe
 from coalface.models.speed import processor
 
@@ -41,15 +41,19 @@ def environment(recipe: Recipe) -> dict[str, Any]:
 
 
 def plugin(name: str, thing: Any) -> dict[str, str | None]:
-    """Where a plug-in is from: its distribution and version if it is installed, and the digest of its module."""
+    """Where a plug-in is from: its distribution and version if it is installed, and the SHA-256 of its module's file.
+
+    Of what a notebook defines it is that of the cell.
+    """
     module = module_of(thing)
     distribution = next(iter(packages_distributions().get(module.partition(".")[0], ())), None)
     path = source_of(module)
+    source = path.read_bytes() if path is not None else cell_of(thing)
     return {
         "name": name,
         "distribution": distribution,
         "version": version(distribution) if distribution else None,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest() if path is not None else None,
+        "sha256": hashlib.sha256(source).hexdigest() if source else None,
     }
 
 

@@ -27,7 +27,10 @@ from coalface.methods import METHODS
 from coalface.models import Backbone, sketch
 from coalface.training.federated_validation import FederatedValidation
 
-NOTHING_EVALUATED = "evaluation.pairs is empty, so nothing will be evaluated"
+NOTHING_EVALUATED = (
+    "evaluation.pairs is empty, so nothing will be evaluated; in Python, fit(…, hold_out=20) keeps 20 people out of "
+    "training and evaluates on pairs of them"
+)
 
 
 def check(recipe: Recipe) -> dict[str, FaceSet]:

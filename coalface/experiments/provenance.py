@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import linecache
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -172,8 +173,23 @@ def code_behind(recipe: Recipe) -> dict[str, str]:
     for _, name, thing in plugins(recipe):
         if name.startswith("python:"):  # its name says what it is made of
             continue
-        before |= _code_from(module_of(thing), [module_of(part) for part in getattr(thing, "__mro__", [thing])])
+        parts = getattr(thing, "__mro__", [thing])
+        before |= _code_from(module_of(thing), [module_of(part) for part in parts])
+        cells = {f"{module_of(part)}:{part.__qualname__}": cell for part in parts if (cell := cell_of(part))}
+        before |= {name: hashlib.sha256(cell).hexdigest() for name, cell in cells.items()}
     return dict(sorted((before | code_of(recipe.build_method())).items()))
+
+
+def cell_of(thing: Any) -> bytes:
+    """The source of the notebook cell that defines a class or a function; empty for one that is of a file.
+
+    A class is found by its methods: `inspect` does not find one that no file has.
+    """
+    if source_of(module_of(thing)) is not None:
+        return b""
+    codes = [getattr(part, "__code__", None) for part in [thing, *getattr(thing, "__dict__", {}).values()]]
+    texts = ("".join(linecache.getlines(code.co_filename)) for code in codes if code is not None)
+    return next(filter(None, texts), "").encode()
 
 
 def code_digest(recipe: Recipe) -> str:
@@ -185,7 +201,7 @@ def code_of(method: Method) -> dict[str, str]:
     """Module -> SHA-256 of its source: the method's own, those of its bases, components and loss, and what they import.
 
     Imports are followed wherever in a source they stand, within `SHARED`, and for a method of one's own within its
-    package, or beside its file. What has no source (a zip, a notebook) is left out.
+    package, or beside its file. What has no source file (a zip, a notebook) is left out.
     """
     parts = [method, *(getattr(method, field.name) for field in dataclasses.fields(method))]  # type: ignore[arg-type]
     return _code_from(type(method).__module__, [cls.__module__ for part in parts for cls in type(part).__mro__])

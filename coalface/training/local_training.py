@@ -24,7 +24,12 @@ Beside = Callable[[Tensor], Tensors]
 """images (n, c, h, w) of a step -> what the loss is given besides by keyword, such as another model's embeddings."""
 
 Pull = Callable[[Tensors, Tensor, Tensor], Tensors]
-"""(the trained tensors by name, images (n, c, h, w), labels (n,) of a step) -> gradients to add, by name."""
+"""(trained, images (n, c, h, w), labels (n,)) of a step -> what it adds to the gradients, by name.
+
+`trained` are the parameters that the step trains, by name on the party's device: those of the backbone, the class
+embeddings under `coalface.training.classifier.HEAD`, and what the loss trains beside them. A name that `pull` leaves
+out gets nothing added; one that is not trained is passed over. Autograd is on, so detach what it uses.
+"""
 
 
 @private
@@ -72,8 +77,13 @@ def learn(
 ) -> tuple[float, Learner]:
     """One round's local training: the party's module goes from `backbone` to the weights after `work`.
 
-    Returns the mean training loss and what the party keeps. `momentum` is the backbone's, `head_momentum` that of the
-    class embeddings and of what the loss trains beside them (None: as the backbone's). `pull` gives gradients to add.
+    `learner` is what the party kept of its last round, None before its first. Returns the mean training loss and what
+    the party keeps. What the velocity of SGD starts from says `momentum` of the backbone, and `head_momentum` of the
+    class embeddings and of what the loss trains beside them (None: as `momentum`): zero ("reset"), the party's own of
+    its last round ("keep"), or there is no momentum ("none"). `pull(trained, images, labels)` gives what each step adds
+    to its gradients, by name (see `Pull`): with {n: μ (w − w_global)} the loss has the term (μ/2) ‖w − w_global‖²
+    (Li et al., MLSys 2020).
+
     Raises ValueError where class embeddings are to be sampled and the loss does not allow it, and where several
     processes play the party and the loss cannot be split among them.
     """

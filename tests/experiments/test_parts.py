@@ -260,7 +260,7 @@ def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others(
     assert splits.split(reseeded).train.names == private.names  # the same people whatever the seed
     with pytest.raises(RecipeError, match=r"data.private.identities: 900 identities need 3 images or more"):
         splits.split(tiny(data={**data, "scenario": "private-public", "private": {"identities": 900, "min_images": 3}}))
-    with pytest.raises(RecipeError, match=r"data.side: not a key of data.scenario=silos; private-public, "):
+    with pytest.raises(RecipeError, match=r"data.side: not a key of data.scenario=silos .private-public, "):
         tiny(data={"side": "public"})
 
 

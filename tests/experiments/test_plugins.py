@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import linecache
 import shutil
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +131,38 @@ def test_a_run_over_workers_records_where_its_plugins_are_from_and_refuses_to_go
     (tmp_path / "halves_plugin.py").write_text(PARTITION + "# changed\n")
     with pytest.raises(RecipeError, match=rf"halves_plugin \({digest[:8]}, now "):
         runner.resume(out, Silent())
+
+
+def test_what_a_notebook_cell_defines_is_recorded_and_checked_by_the_cells_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notebook = types.ModuleType("notebook")  # without a file, as __main__ is in a notebook
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+
+    def carry_out(cell: str, name: str) -> None:
+        monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(keepends=True), name))
+        exec(compile(cell, name, "exec"), vars(notebook))
+
+    carry_out(PARTITION, "/tmp/ipykernel_1/1.py")
+    out = tinyruns.run(tmp_path / "run", data={"partition": {"kind": "notebook:Halves", "first": 1}})
+    plugin = json.loads((out / "summary.json").read_text())["environment"]["plugins"]["data.partition.kind"]
+    assert plugin["sha256"] == hashlib.sha256(PARTITION.encode()).hexdigest()
+    carry_out(PARTITION, "/tmp/ipykernel_2/1.py")  # the same cell in another kernel
+    runner.resume(out, Silent())
+    carry_out(PARTITION.replace("= 3", "= 4"), "/tmp/ipykernel_2/2.py")
+    with pytest.raises(RecipeError, match=rf"notebook:Halves \({plugin['sha256'][:8]}, now "):
+        runner.resume(out, Silent())
+
+
+@pytest.mark.parametrize(("cause", "install"), [("import no_such", True), ("from json import no_such", False)])
+def test_only_a_missing_module_is_one_to_install(
+    cause: str, install: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / f"broken{install}.py").write_text(cause)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PluginError) as error:
+        loader.parse({"method": f"broken{install}:Nope"}).build_method()
+    assert error.value.where == "method" and ("Install" in error.value.text) == install
 
 
 def test_every_reader_and_figure_that_a_recipe_names_is_among_its_plugins() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -48,3 +50,6 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert sum("image/png" in data for data in outputs) == 1
     assert sum("<table" in data.get("text/html", "") for data in outputs) >= 4
     assert "__main__:Damped" in outputs[-1]["text/plain"]
+    summary = json.loads((tmp_path / "runs" / "own" / "summary.json").read_text())
+    digest = hashlib.sha256(cells[0].source.encode()).hexdigest()
+    assert summary["environment"]["plugins"]["method"]["sha256"] == digest

@@ -17,7 +17,7 @@ from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import party_data, tuning
-from coalface.experiments.sweep.run import describe
+from coalface.experiments.sweep.run import plan
 from coalface.models.speed import Arithmetic
 
 ALL = {"threads": "auto", "autocast": "auto", "channels_last": "auto"}
@@ -108,9 +108,9 @@ def test_where_several_must_compute_alike_nobody_chooses(tmp_path: Path) -> None
     assert error.value.where == "engine.autocast"
     path = tinyruns.write(tmp_path / "tiny.yaml", engine={"channels_last": "auto"})
     with pytest.raises(RecipeError) as error:
-        describe(path, ["seed=0,1"], tmp_path)
+        plan(path, ["seed=0,1"], tmp_path)
     assert error.value.where == "engine.channels_last"
-    assert "2 of 2 cells" in describe(path, ["seed=0,1", "engine.channels_last=true"], tmp_path)
+    assert len(plan(path, ["seed=0,1", "engine.channels_last=true"], tmp_path)) == 2
 
 
 def test_the_measure_trains_every_candidate_and_leaves_torch_as_it_was() -> None:

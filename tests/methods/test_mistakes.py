@@ -21,6 +21,7 @@ from coalface.experiments import run as experiment
 from coalface.experiments.conformance import tiny_federation
 from coalface.experiments.conformance.tiny_federation import LOSS, WORK
 from coalface.methods.fedavg import FedAvg
+from coalface.methods.fedprox import FedProx
 
 Mistake = tuple[str, str, type[Exception], str]
 """What stands in the text, what is written instead, the class of the error, and what it names, as a pattern."""
@@ -67,6 +68,15 @@ def test_the_method_of_the_page_goes_a_part_of_the_way(tmp_path: Path, monkeypat
     for name, first in half.server.initial.items():
         assert torch.allclose(half.models.shared[name], (first + whole.models.shared[name]) / 2, atol=1e-6)
         assert not torch.equal(whole.models.shared[name], first)
+
+
+def test_the_pull_of_the_page_is_fedprox(tmp_path: Path) -> None:
+    held: dict[str, Any] = {"__name__": __name__}
+    exec(PAGE.read_text(encoding="utf-8").split("```python\n")[2].split("```")[0], held)
+    settings: Any = {"local": WORK, "loss": LOSS, "rounds": 2, "mu": 0.5}
+    runs = [tiny_federation.run(cls(**settings), tmp_path / cls.__name__) for cls in (held["Held"], FedProx)]
+    (first, second) = (run.models.shared for run in runs)
+    assert first and second and all(torch.equal(first[name], second[name]) for name in second)
 
 
 # --- when the file is imported ----------------------------------------------------------------------------------------
@@ -198,6 +208,11 @@ def test_an_engine_without_a_plan_says_the_same(mistake: str, tmp_path: Path, mo
     with pytest.raises(error, match=names):
         tiny_federation.run(damped, tmp_path)
     assert not list((tmp_path / "parties").rglob("*.commit")) and not (tmp_path / "checkpoints").exists()
+
+
+def test_a_child_that_leaves_out_the_annotation_is_told_the_state_of_its_parent() -> None:
+    with pytest.raises(DeclarationError, match="Child: init .*from coalface.methods.fedavg import State"):
+        type("Child", (FedAvg,), {"init": lambda self, fed: None})
 
 
 def test_new_fields_need_a_decorator_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

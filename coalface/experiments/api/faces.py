@@ -68,6 +68,8 @@ def load_faces(
 
     Raises FileNotFoundError, and DataError for what cannot be read as face images.
     """
+    if labels is not None and isinstance(faces, str | os.PathLike | sections.Source):
+        raise RecipeError("the folders or records say whom they show; leave them out", where="labels")
     if isinstance(faces, sections.Source):
         return Faces(faces, size, grey)
     if not isinstance(faces, str | os.PathLike):
@@ -80,8 +82,6 @@ def load_faces(
         folder = open_cache(default_cache()) / f"{source.fingerprint()[:24]}-{size}-{'grey' if grey else 'rgb'}"
         write_pack(source, folder, size=size, grey=grey, mode=0o700)
         return Faces(sections.Pack(path=str(folder)), size, grey)
-    if labels is not None:
-        raise RecipeError("the folders or records say whom they show; leave them out", where="labels")
     path = Path(faces).expanduser().absolute()
     store = open_store(path)
     if store.kind == "pack":

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -17,9 +18,11 @@ from tinyruns import picture_folders
 
 from coalface.core.errors import DataError, RecipeError
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.evaluation.face_embedder import FaceEmbedder
-from coalface.evaluation.face_model import FaceModel
 from coalface.evaluation.finished_model import evaluate_model
+from coalface.experiments.api.face_embedder import FaceEmbedder
+from coalface.experiments.api.face_model import FaceModel
+from coalface.experiments.api.faces import load_faces
+from coalface.experiments.recipe.sections import Synthetic
 
 FACES = SyntheticFaces(10, 4, 5, size=32, grey=True).generate()
 
@@ -43,6 +46,40 @@ def test_embeddings_are_those_of_the_network_whatever_the_images_come_as(model: 
     assert model.embed([]).shape == (0, 128)
     assert model.similarity(images[0], pixels[1]) == pytest.approx(float(expected[0] @ expected[1]), abs=1e-5)
     np.testing.assert_allclose(model.similarity(images, images[:1]), expected @ expected[:1].T, atol=1e-5)
+
+
+class Pictures:
+    """A torch Dataset with attributes of its own, which are not what they are called elsewhere."""
+
+    images = 40
+    shape = "square"
+
+    def __len__(self) -> int:
+        return len(FACES)
+
+    def __getitem__(self, i: int) -> tuple[NDArray[np.uint8], int]:
+        return FACES.pixels[i], int(FACES.labels[i])
+
+
+def test_every_form_that_load_faces_takes_is_embedded_compared_and_evaluated(model: FaceModel, tmp_path: Path) -> None:
+    for person, pixels in zip(FACES.labels, FACES.pixels, strict=True):
+        (folder := tmp_path / "faces" / f"P{person}").mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / f"{len(list(folder.iterdir()))}.png"), pixels)
+    loaded = load_faces(Pictures(), size=32, grey=True)
+    source = Synthetic(identities=10, images=4, seed=5)
+    drawn = load_faces(source, size=32, grey=True)
+    forms = ((tmp_path / "faces", FACES), (loaded, FACES), (Pictures(), FACES), (source, drawn.images))
+    for form, images in (*forms, (load_faces(source), drawn.images)):
+        expected = model.embed(images.take(np.arange(40)))
+        np.testing.assert_allclose(model.embed(form), expected, atol=1e-5)
+        np.testing.assert_allclose(model.similarity(form, form), expected @ expected.T, atol=1e-5)
+        assert model.evaluate(form, pairs=20)["pairs"] == 40
+    figures = model.evaluate(FACES.pixels, labels=FACES.labels, pairs=20)
+    assert model.evaluate(Pictures(), pairs=20) == figures
+    for form in (tmp_path / "faces", source):
+        with pytest.raises(RecipeError) as error:
+            model.evaluate(form, labels=FACES.labels)
+        assert error.value.where == "labels"
 
 
 def test_figures_are_those_of_the_command_and_show_themselves(model: FaceModel, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ try:
 except ImportError:
     raise ImportError("FaceEmbedder is a transformer of scikit-learn: pip install scikit-learn") from None
 
-from coalface.evaluation.face_model import FaceModel
+from coalface.experiments.api.face_model import FaceModel
 
 
 class FaceEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):

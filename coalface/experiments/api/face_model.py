@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ from coalface.data.arrays import Images
 from coalface.data.faceset import FaceSet
 from coalface.evaluation import membership
 from coalface.evaluation.figures import FIGURES, figure_name, figure_of, figure_text
-from coalface.evaluation.finished_model import check_shape, evaluate_network, named_beside, read_faces, read_model
+from coalface.evaluation.finished_model import check_shape, evaluate_network, named_beside, read_model
+from coalface.experiments.api.faces import Faces, load_faces
+from coalface.experiments.recipe.sections import Pack, Source
 from coalface.models import Backbone, branched
 from coalface.models.embedding import embed, unit_features
 from coalface.models.folder import save, write_about
@@ -94,18 +96,14 @@ class FaceModel(nn.Module):
     def embed(self, faces: Any, *, flip: bool = False, batch: int = 256) -> NDArray[np.float32]:
         """(n, d) embeddings of unit length.
 
-        `faces` are images (arrays, tensors, PIL images, or paths of files); or identity folders, a pack, a `.rec` or a
-        `.bin`; or what `coalface.load_faces` gives. A single image has one row. With `flip`, the embedding of the
-        mirrored image is added before normalising.
+        `faces` are what `coalface.load_faces` takes or gives, images without labels, or a single image, which has one
+        row. With `flip`, the embedding of the mirrored image is added before normalising.
         """
-        faces = getattr(faces, "images", faces)
-        if isinstance(faces, str | os.PathLike) and not _is_image_file(Path(faces)):
-            faces = read_faces(Path(faces), self.about)
-        if isinstance(faces, FaceSet):
-            check_shape(faces, self.about, "faces")
-            return embed(self.network, faces, flip=flip, batch=batch, device=self._device)
         items = [faces] if _is_one_image(faces) else faces
-        pixels = Images(items, ["?"] * len(items)).images(size=self.size, grey=self.grey)
+        if isinstance(items, FaceSet | Faces | Source | str | os.PathLike):
+            return embed(self.network, self._face_set(items), flip=flip, batch=batch, device=self._device)
+        with_labels = len(items) and isinstance(items[0], tuple | list)  # a Dataset
+        pixels = Images(items, None if with_labels else ["?"] * len(items)).images(size=self.size, grey=self.grey)
         parts, part = [np.zeros((0, self.embedding_size), np.float32)], []
         for i, image in enumerate(pixels, 1):
             part.append(image)
@@ -124,22 +122,24 @@ class FaceModel(nn.Module):
         on: Any,
         images: str | os.PathLike[str] | None = None,
         *,
+        labels: Sequence[Any] | None = None,
         pairs: int | None = None,
         list_name: str | None = None,
         threshold_from: str | os.PathLike[str] | None = None,
         flip: bool = False,
     ) -> EvaluatedModel:
-        """Verification figures on a pair list with its `images`, a `.bin`, a pack, identity folders or loaded faces.
+        """Verification figures on a pair list with its `images`, or on what `coalface.load_faces` takes or gives.
 
         What each option and figure means says `coalface.evaluation.finished_model.evaluate_model`. Raises RecipeError
         for an option that does not fit the others.
         """
-        faces = getattr(on, "images", on)
+        if not isinstance(on, str | os.PathLike) or labels is not None:
+            on = self._face_set(on, labels)
         with _arguments():
             figures = evaluate_network(
                 self.network,
                 self.about,
-                faces if isinstance(faces, FaceSet) else Path(on),
+                on if isinstance(on, FaceSet) else Path(on),
                 membership.read_beside(self._source),
                 named_beside(self._source),
                 images=None if images is None else Path(images),
@@ -157,6 +157,16 @@ class FaceModel(nn.Module):
             f"FaceModel({str(self.folder)!r}: {self.about['backbone']}, {parameters:,} parameters, "
             f"{self.size}×{self.size} {colour} → {self.embedding_size})"
         )
+
+    def _face_set(self, faces: Any, labels: Sequence[Any] | None = None) -> FaceSet:
+        """What `load_faces` takes or gives, at the size and colour that the model takes."""
+        if isinstance(faces, Faces) and not isinstance(faces.source, Pack):
+            faces = faces.source  # decoded again where the size or the colour is another
+        if labels is not None or not isinstance(faces, FaceSet | Faces):
+            faces = load_faces(faces, labels, size=self.size, grey=self.grey)
+        face_set: FaceSet = faces.images if isinstance(faces, Faces) else faces
+        check_shape(face_set, self.about, "faces")
+        return face_set
 
     @property
     def _source(self) -> Path:
@@ -199,9 +209,9 @@ def _is_image_file(path: Path) -> bool:
 def _is_one_image(faces: Any) -> bool:
     if isinstance(faces, str | os.PathLike):
         return _is_image_file(Path(faces))
-    if isinstance(faces, list | tuple | FaceSet):
-        return False
-    shape = np.shape(faces)
+    if not isinstance(faces, np.ndarray | Tensor):
+        return not hasattr(faces, "__len__") and not isinstance(faces, Faces | Source)  # an image of PIL
+    shape = faces.shape
     return len(shape) == 2 or (len(shape) == 3 and shape[0 if isinstance(faces, Tensor) else 2] in (1, 3))
 
 
