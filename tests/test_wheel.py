@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -97,6 +98,8 @@ def test_readmes_commands_run_from_the_wheel(bin: Path, tmp_path: Path) -> None:
         assert execute(bin / "coalface", *words, *SHORTER.get(words[0], []), cwd=tmp_path)
     for code in re.findall(r"^```python\n(.+?)^```", README, re.MULTILINE | re.DOTALL):
         execute(bin / "python", "-c", code, cwd=tmp_path)
+        summary = json.loads((tmp_path / "runs" / "python" / "summary.json").read_text())
+        assert summary["figures"]["unseen"]["accuracy"] > summary["untrained"]["unseen"]["accuracy"] + 5
 
 
 def test_a_federation_that_comes_along_is_provisioned_from_the_wheel(bin: Path, tmp_path: Path) -> None:

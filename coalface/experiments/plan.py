@@ -18,6 +18,7 @@ from coalface.core.compression import Updates
 from coalface.core.declarations import Tensors, counterparts, kind_of, without_none
 from coalface.core.method import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
 from coalface.core.steps import plays
+from coalface.core.text import several
 from coalface.data.faceset import FaceSet
 from coalface.training.local_work import LocalTraining
 from coalface.training.public_images import PublicImages
@@ -153,9 +154,10 @@ def what_can_be_read(method: Method, planned: Plan, parties: Iterable[tuple[int,
     trainers, work, statements = list(parties), getattr(method, "local", None), []
     alone = sum(identities == 1 for _, identities in trainers) if trainers else int(method.scenario == "devices")
     if alone:
-        updates = "each update is" if alone == len(trainers) or not trainers else f"the updates of {alone} parties are"
+        of = "" if alone == len(trainers) or not trainers else f" of {several(alone, 'party', 'parties')}"
         statements.append(
-            f"{updates} made of one person's images (one identity a party) and tells that person's mean feature"
+            f"each update{of} is made of one person's images (one identity a party), "
+            "and tells that person's mean feature"
         )
     if isinstance(work, LocalTraining):
         steps = work.steps_per_round

@@ -50,6 +50,8 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert sum("image/png" in data for data in outputs) == 1
     assert sum("<table" in data.get("text/html", "") for data in outputs) >= 4
     assert "__main__:Damped" in outputs[-1]["text/plain"]
+    averaged = json.loads((tmp_path / "runs" / "fedavg" / "summary.json").read_text())
+    assert averaged["figures"]["unseen"]["accuracy"] > averaged["untrained"]["unseen"]["accuracy"] + 5
     summary = json.loads((tmp_path / "runs" / "own" / "summary.json").read_text())
     digest = hashlib.sha256(cells[0].source.encode()).hexdigest()
     assert summary["environment"]["plugins"]["method"]["sha256"] == digest

@@ -102,6 +102,8 @@ class FaceModel(nn.Module):
         items = [faces] if _is_one_image(faces) else faces
         if isinstance(items, FaceSet | Faces | Source | str | os.PathLike):
             return embed(self.network, self._face_set(items), flip=flip, batch=batch, device=self._device)
+        if not hasattr(items, "__getitem__"):
+            raise TypeError(f"a {type(items).__name__} has no images by number; give a list of them, or its dataset")
         with_labels = len(items) and isinstance(items[0], tuple | list)  # a Dataset
         pixels = Images(items, None if with_labels else ["?"] * len(items)).images(size=self.size, grey=self.grey)
         parts, part = [np.zeros((0, self.embedding_size), np.float32)], []

@@ -34,14 +34,16 @@ def listening(heard: Heard) -> type[InProcess]:
 
     class Listening(InProcess):
         def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            given: dict[str, tuple[bytes, bytes]] = {}  # by party: one's reply comes when the next has been asked
+
             def noted() -> Iterator[Request]:
                 for request in requests:
-                    heard.requests.append((request, *sent(request)))
+                    given[request.party] = sent(request)
+                    heard.requests.append((request, *given[request.party]))
                     yield request
 
             for request, reply in super().exchange(noted()):
-                _, common, each = heard.requests[-1]
-                if sent(request) != (common, each):
+                if sent(request) != given[request.party]:
                     heard.changed.append(f"{request.party}, step {request.step}, round {request.round}")
                 if isinstance(reply, Exception):
                     raise reply
