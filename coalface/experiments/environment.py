@@ -5,11 +5,8 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
-import os
 import platform
-import shlex
 import subprocess
-import sys
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ import numpy as np
 import torch
 
 import coalface
-from coalface.experiments.provenance import cell_of, module_of, plugins, source_of
+from coalface.experiments.provenance import cell_of, command_line, module_of, plugins, source_of
 from coalface.experiments.recipe.schema import Recipe
 from coalface.models.speed import processor
 
@@ -34,7 +31,7 @@ def environment(recipe: Recipe) -> dict[str, Any]:
         "system": platform.platform(terse=True),
         "processor": processor(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+        "command": command_line(),
     }
     others = {key: plugin(name, thing) for key, name, thing in plugins(recipe)}
     return about | ({"plugins": others} if others else {})

@@ -291,6 +291,11 @@ def note(out: Path, event: Mapping[str, Any]) -> None:
         file.write(strict_json(event).encode() + b"\n")
 
 
+def command_line() -> str:
+    """What this process was started with, such as `coalface resume runs/a`."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
 def source_of(name: str) -> Path | None:
     """The file with a module's source, if there is one."""
     file = _located(name)[0]

@@ -85,6 +85,7 @@ def began(out: Path, members: Mapping[str, Member], *, asked: Mapping[str, Any] 
     `asked` is the run-config of a run whose parties are elsewhere, None of any other.
     """
     about: dict[str, Any] = {"event": "begins", "time": time.time(), "elsewhere": asked is not None}
+    about["command"] = provenance.command_line()
     if asked is not None:
         about["run_config"] = dict(asked)
     if kits := os.environ.get(KITS):

@@ -127,6 +127,8 @@ def test_a_run_over_workers_records_where_its_plugins_are_from_and_refuses_to_go
     recorded = {"name": halves, "distribution": None, "version": None, "sha256": digest}
     assert environment["plugins"] == {"data.partition.kind": recorded}
     assert environment["coalface"] == coalface.__version__ and environment["torch"] == torch.__version__
+    begins = json.loads((out / "events.jsonl").read_text().splitlines()[0])
+    assert begins["command"] == environment["command"]  # which a resume's takes the place of
     assert "halves_plugin" in (out / "report.html").read_text()
     (tmp_path / "halves_plugin.py").write_text(PARTITION + "# changed\n")
     with pytest.raises(RecipeError, match=rf"halves_plugin \({digest[:8]}, now "):
