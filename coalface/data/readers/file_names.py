@@ -80,11 +80,11 @@ def read_names(file: Path, count: int) -> tuple[tuple[str, ...], FileNames] | No
         names_text, between, _ = head.partition(_BETWEEN)
         opened.seek(place := len(names_text) + len(between))
         while block := opened.read(_BLOCK):
-            found = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord('"'))
-            if filled + len(found) > len(quotes):
+            quotes_in_block = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord('"'))
+            if filled + len(quotes_in_block) > len(quotes):
                 return None
-            quotes[filled : filled + len(found)] = found + place
-            filled, place = filled + len(found), place + len(block)
+            quotes[filled : filled + len(quotes_in_block)] = quotes_in_block + place
+            filled, place = filled + len(quotes_in_block), place + len(block)
         opened.seek(max(0, size - 3))
         ends = opened.read() == b'"]}'
     first, last = quotes[::2], quotes[1::2]

@@ -57,8 +57,8 @@ def kind_of(out: Path, form: str | None) -> Kind:
     for kind in kinds:
         if kind == form:
             return kind
-    given = "" if form is None else f"{form!r} is not a format; "
-    raise RecipeError(f"{given}choose {', '.join(kinds)}; a name that ends in .bin makes a bin", where="--to")
+    unknown = "" if form is None else f"{form!r} is not a format; "
+    raise RecipeError(f"{unknown}choose {', '.join(kinds)}; a name that ends in .bin makes a bin", where="--to")
 
 
 def convert(

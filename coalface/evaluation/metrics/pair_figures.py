@@ -24,7 +24,7 @@ MOST_PAIRS = 20_000
 
 
 class PairFigure(ABC):
-    """A figure of one's own on the pairs of a list.
+    """A figure that you define, on the pairs of a list.
 
     Examples:
         >>> from coalface import COSINE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -33,7 +34,7 @@ _NAMES = {
 """Key of a line -> name of its value; a key that a method adds is `method/…`."""
 
 
-class Tracker(Callback):
+class Tracker(Callback, ABC):
     """Keeps runs in an experiment tracker.
 
     A subclass says how a tracked run is opened, takes values, and is closed. Where one of these fails, the person is
@@ -54,17 +55,17 @@ class Tracker(Callback):
             raise ImportError(f"{missing} is not installed; run pip install 'coalface[{self.name}]'") from None
         self._entered = self._works = False
 
+    @abstractmethod
     def open(self, name: str) -> int:
         """Open the tracked run, a new one or that of the folder; returns the last round that it has already."""
-        raise NotImplementedError
 
+    @abstractmethod
     def log(self, step: int, values: Mapping[str, float], when: float) -> None:
         """Send the values of a round, which ended `when` (seconds since 1970)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def conclude(self, step: int, figures: Mapping[str, float]) -> None:
         """Send what the last round had not of the model that the run leaves; a second call changes nothing."""
-        raise NotImplementedError
 
     def close(self, finished: bool) -> None:
         """The run finished, or was stopped."""

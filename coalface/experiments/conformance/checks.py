@@ -133,10 +133,10 @@ def check_workers(subject: Subject) -> None:
 def check_kill(subject: Subject) -> None:
     """The same bits where the process of a run is killed (SIGKILL), and another one resumes it."""
     answers = max(1, len(subject.unbroken[1].replies) // 2)
-    given = processes.packed((*subject.variant, subject.folder / "killed", answers))
+    packed_run = processes.packed((*subject.variant, subject.folder / "killed", answers))
     with processes.starting(), concurrent.futures.ProcessPoolExecutor(1, processes.spawn_context()) as pool:
         try:
-            pool.submit(run_until_killed, given).result()
+            pool.submit(run_until_killed, packed_run).result()
         except concurrent.futures.BrokenExecutor:
             pass
     resumed = subject.run("killed", checkpoint_every=1)
