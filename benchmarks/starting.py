@@ -203,7 +203,7 @@ def report(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", choices=["run", "pack", "resume"], default=["run", "pack", "resume"])
+    parser.add_argument("what", nargs="*", default=["run", "pack", "resume"], help="run, pack, resume")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--images", type=int, default=5_000_000)
     parser.add_argument("--parties", type=int, default=10_000)

@@ -4,9 +4,9 @@
     python benchmarks/weighting_grid.py runs/twelve --parties a,b,c --steps 20  # three of more; the others get weight 0
 
 Bai et al., "Federated Face Recognition", 2021, Fig. 3: how much there is for Federated Validation to find. The run is
-of `pfm-fv` or `fedavg-fv`, stopped or finished, with its replies saved (`engine.save_replies`) and all of BatchNorm
-averaged. Its validators score the backbones of its last checkpoint, without normalising. Prints CSV, and the range of
-each validator's scores on the standard error.
+of `pfm-fv` or `fedavg-fv`, stopped or finished, with its replies saved (`engine.save_replies: true`) and all of
+BatchNorm averaged. Its validators score the backbones of its last checkpoint, without normalising. Prints CSV, and the
+range of each validator's scores on the standard error.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def last_backbone(run: Path, method: Any, party: str, commit: str) -> Tensors:
     saved = Commit.open(run / "parties" / party / f"{commit}.commit")
     reply = saved.read(REPLY)
     if reply is None:
-        sys.exit(f"{party}: its last reply was not saved; resume the run with engine.save_replies=true")
+        sys.exit(f"{party}: its last reply was not saved; start the run with engine.save_replies=true")
     _, declaration = method.steps[json.loads(saved.lines()[-1])["step"]]
     return copied(decode(reply, declaration.reply).backbone)
 

@@ -41,7 +41,7 @@ def settings(**changes: Any) -> dict[str, Any]:
 
 
 def test_every_point_is_the_score_of_a_mean_by_hand(tmp_path: Path) -> None:
-    run = tinyruns.run(tmp_path / "run", **THREE, **settings())
+    run = tinyruns.run(tmp_path / "run", **THREE, engine={"save_replies": True}, **settings())
     last = checkpoint.load(run / "checkpoints")
     assert last is not None
     backbones = {}
@@ -77,7 +77,9 @@ def test_every_point_is_the_score_of_a_mean_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("score", ["loss", "tar"])
 def test_the_weighting_in_use_scores_what_the_run_logged(score: str, tmp_path: Path) -> None:
-    run = tinyruns.run(tmp_path / "run", **THREE, **settings(score=score, far=0.1), rounds=1)
+    run = tinyruns.run(
+        tmp_path / "run", **THREE, engine={"save_replies": True}, **settings(score=score, far=0.1), rounds=1
+    )
     logged = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     *_, images, in_use = TOOLS["score_grid"](run, 1)
     assert in_use.scores == pytest.approx({v: logged[f"score/{v}"] for v in ("v1", "v2")})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -88,6 +89,7 @@ class FaceSet:
         labels = np.where(other.labels < 0, -1, other.labels + len(self.names))
         return FaceSet(pixels, rows, np.concatenate([self.labels, labels]), self.names + other.names)
 
+    @functools.cached_property
     def who(self) -> str:
         """SHA-256 of whose images these are, by their numbers, and how many of each; not of which image is which."""
         digest = hashlib.sha256("\n".join(self.names).encode())

@@ -199,6 +199,8 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
     versions = min(planned.rounds, engine.keep_checkpoints * engine.checkpoint_every + 1)
     saved = message if engine.save_replies else 0
     stored = f"{size(need.private)} of private state" + (f" and {size(saved)} of saved replies" if saved else "")
+    if engine.save_replies == "auto":
+        stored += " (those that take half a second or more to make)"
     unknown = f"; {', '.join(need.uncounted)} on top, whose size only the method knows" if need.uncounted else ""
     return [
         f"memory of {'the process' if engine.workers == 1 else f'each of the {engine.workers} processes'}"

@@ -50,6 +50,8 @@ class Backbone:
             else:
                 kept.append(slot)
         self._shared, self._kept, self._counters = shared, kept, counters
+        names = {name for name, _ in module.named_parameters()}  # a parameter of two layers has the name of the first
+        self._parameters = [slot for slot in _slots(module) if slot.is_parameter and slot.name in names]
         self._fresh = _copies(kept)
 
     def shared(self) -> dict[str, Tensor]:
@@ -68,7 +70,8 @@ class Backbone:
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by name, in order: the module's own tensors, for an optimiser."""
-        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        parameters = {slot.name: slot.tensor() for slot in self._parameters}
+        return {name: p for name, p in parameters.items() if isinstance(p, nn.Parameter) and p.requires_grad}
 
     def load(self, shared: Mapping[str, Tensor], kept: Mapping[str, Tensor] | None = None) -> None:
         """Copy both groups into the module, in place.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -164,9 +165,20 @@ def _peak(arithmetic: Arithmetic, seconds: float) -> float:
 
 
 def _flops(work: Callable[[], object]) -> int:
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(
+        display=False, custom_mapping={torch.ops.aten.convolution_backward: _backward_flops}
+    ) as counter:
         work()
     return int(counter.get_total_flops())
+
+
+def _backward_flops(gradient: torch.Size, images: torch.Size, weight: torch.Size, *arguments: Any, **_: Any) -> int:
+    """Of a convolution's backward pass: those of its forward pass for each gradient. torch's own count forgets groups.
+
+    `arguments` are those of `aten::convolution_backward`, tensors by their shapes; the last says which gradients.
+    """
+    by_images, by_weight, _ = arguments[-1]
+    return 2 * gradient.numel() * weight[1:].numel() * (by_images + by_weight)
 
 
 def _median_seconds(work: Callable[[], object], seconds: float) -> float:

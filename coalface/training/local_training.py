@@ -162,8 +162,9 @@ def train(
     module = party.backbone.module
     if not module.training:  # to say it again to every layer takes as long as a small batch's loss
         module.train()
-    theta: Tensors = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    speeds = sgd.start(theta, velocity or {})
+    theta: Tensors = {**party.backbone.parameters}
+    carried = velocity is not None and not theta.keys().isdisjoint(velocity)
+    speeds = list(sgd.start(theta, velocity or {}).values()) if carried else []
     total, images = torch.zeros((), dtype=torch.float64, device=party.device), 0
     for index in batches:
         pixels, labels = load_batch(party, index, party.rng)
@@ -174,7 +175,7 @@ def train(
             loss, gradients = classifier.gradients(embeddings, labels, theta, **inputs)  # L(x, W, y); ∂L/∂θ, ∂L/∂W
         if pull is not None:
             _add(gradients, pull(theta | classifier.trained, pixels, labels))
-        sgd.step(list(theta.values()), [gradients[name] for name in theta], list(speeds.values()))
+        sgd.step(list(theta.values()), [gradients[name] for name in theta], speeds)
         classifier.step(gradients)
         total += loss.detach().double() * len(index)
         images += len(index)
@@ -184,7 +185,7 @@ def train(
             f"the training loss is {mean} at learning rate {sgd.lr:g}; lower local.lr or check the images"
         )
     state = classifier.state()
-    return Trained(state.weights, state.extra, mean, speeds, state.velocity)
+    return Trained(state.weights, state.extra, mean, dict(zip(theta, speeds, strict=False)), state.velocity)
 
 
 def load_batch(party: Party, index: NDArray[np.int64], rng: np.random.Generator) -> tuple[Tensor, Tensor]:

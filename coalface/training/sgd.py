@@ -65,9 +65,9 @@ class SGD:
         }
 
     def step(
-        self, tensors: Sequence[Tensor], gradients: Sequence[Tensor], velocity: Sequence[Tensor], *, spend: bool = False
+        self, tensors: Sequence[Tensor], gradients: Sequence[Tensor], velocity: list[Tensor], *, spend: bool = False
     ) -> None:
-        """One step in place, of tensors and their velocity, which without momentum may be empty.
+        """One step in place, of tensors and their velocity; an empty list of it is zero, and is filled if it is used.
 
         With `spend` the gradients are written over, which spares the memory of as much again.
         """
@@ -80,8 +80,10 @@ class SGD:
                     torch._foreach_add_(steps, list(tensors), alpha=self.weight_decay)
                 else:
                     steps = list(torch._foreach_add(steps, list(tensors), alpha=self.weight_decay))
-            if self.momentum:
-                torch._foreach_mul_(list(velocity), self.momentum)
-                torch._foreach_add_(list(velocity), steps)
-                steps = list(velocity)
+            if self.momentum and not velocity:
+                velocity += steps if self.weight_decay else [step.clone() for step in steps]
+            elif self.momentum:
+                torch._foreach_mul_(velocity, self.momentum)
+                torch._foreach_add_(velocity, steps)
+                steps = velocity
             torch._foreach_add_(list(tensors), steps, alpha=-self.lr)

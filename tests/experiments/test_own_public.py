@@ -90,7 +90,10 @@ def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_th
     monkeypatch.setattr(FedFRJoint, "init", noted)
     path, over_network, alone = written(tmp_path), tmp_path / "there", tmp_path / "here"
     over_flower(path, parties, tmp_path / "homes", over_network, clinic=parties / "silo-00" / "party.yaml")
-    local = party_file.fill(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
+    local = party_file.fill(
+        loader.load(path, ["engine.on_error=exclude", "engine.save_replies=true"]),
+        party_file.read_all(parties / "own.yaml"),
+    )
     experiment.run(local, alone, Silent(), report=False)
     homes = {party: tmp_path / "homes" / party / "own" for party in TRAINERS}
     assert digests(over_network, homes) == digests(alone, dict.fromkeys(TRAINERS, alone))
@@ -131,9 +134,9 @@ def test_a_node_with_other_public_images_is_left_alone_and_the_servers_log_says_
 def test_a_digest_tells_people_and_their_numbers_apart_and_not_which_image_is_which() -> None:
     faces = Parts(recipe()).public
     assert faces is not None
-    assert faces.who() == faces.select(range(len(faces))[::-1]).who()  # type: ignore[arg-type]
+    assert faces.who == faces.select(range(len(faces))[::-1]).who  # type: ignore[arg-type]
     changed = [faces.only([1, 0, 2, 3, 4]), faces.only([0, 1, 2, 3]), faces.select(range(1, len(faces)))]  # type: ignore[arg-type]
-    assert len({faces_of.who() for faces_of in (faces, *changed)}) == 4
+    assert len({faces_of.who for faces_of in (faces, *changed)}) == 4
 
 
 # --- who is public ----------------------------------------------------------------------------------------------------

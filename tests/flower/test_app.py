@@ -26,7 +26,7 @@ from coalface.flower.app import project, records, server
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(TWO_SILOS))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**TWO_SILOS, "engine": {"save_replies": True}}))
     return tmp_path / "recipe.yaml"
 
 

@@ -35,7 +35,10 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
 
 def run_here(standing: Standing, out: Path, *changes: str) -> Path:
     """The operator's recipe without Flower, in this process."""
-    recipe = loader.load(standing.kits / "operator/project/recipe.yaml", ["engine.on_error=exclude", *changes])
+    recipe = loader.load(
+        standing.kits / "operator/project/recipe.yaml",
+        ["engine.on_error=exclude", "engine.save_replies=true", *changes],
+    )
     return experiment.run(recipe, out, Silent(), report=False)
 
 

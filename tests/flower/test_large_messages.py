@@ -22,7 +22,7 @@ def test_a_large_model_goes_through_with_the_bits_of_a_local_run(tmp_path: Path)
     with federation.taken_down():
         code, printed = federation.finish(federation.up(), within=1500)
         assert code == 0, printed
-    recipe = loader.load(tmp_path / "recipe.yaml", ["engine.on_error=exclude"])
+    recipe = loader.load(tmp_path / "recipe.yaml", ["engine.on_error=exclude", "engine.save_replies=true"])
     local = experiment.run(recipe, tmp_path / "local", Silent(), report=False)
     model = (federation.run("large") / "model" / "backbone.safetensors").read_bytes()
     assert len(model) > 174e6 and model == (local / "model" / "backbone.safetensors").read_bytes()

@@ -42,7 +42,10 @@ def test_a_run_whose_nodes_each_see_their_own_folder_leaves_the_bytes_of_a_local
     over_flower_out, local_out = tmp_path / "there", tmp_path / "here"
     path = write_recipe(tmp_path)
     grid = over_flower(path, parties, tmp_path / "homes", over_flower_out)
-    local = party_file.fill(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
+    local = party_file.fill(
+        loader.load(path, ["engine.on_error=exclude", "engine.save_replies=true"]),
+        party_file.read_all(parties / "own.yaml"),
+    )
     experiment.run(local, local_out, Silent(), report=False)
     whole = digests(local_out, dict.fromkeys(PEOPLE, local_out))
     assert all(any(name.startswith(f"parties/{party}/") for name in whole) for party in PEOPLE)
@@ -95,7 +98,10 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
         tree["methods"] = {method: {"sample": 1}}
     path.write_text(yaml.safe_dump(tree))
     over_flower(path, tmp_path, tmp_path / "homes", tmp_path / "there")
-    local = party_file.fill(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(tmp_path / "own.yaml"))
+    local = party_file.fill(
+        loader.load(path, ["engine.on_error=exclude", "engine.save_replies=true"]),
+        party_file.read_all(tmp_path / "own.yaml"),
+    )
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     assert (tmp_path / "there" / "metrics.jsonl").read_bytes() == (tmp_path / "here" / "metrics.jsonl").read_bytes()
     files = [path for path in (tmp_path / "here" / "parties").rglob("*") if path.is_file()]
@@ -209,7 +215,10 @@ def test_a_pre_training_is_on_people_that_the_recipe_names(parties: Path, tmp_pa
     inner = loader.pretraining(loader.load(path))
     assert (inner.data.size, inner.own, inner.validators) == (32, None, {})
     over_flower(path, parties, tmp_path / "homes", tmp_path / "there")
-    local = party_file.fill(loader.load(path, ["engine.on_error=exclude"]), party_file.read_all(parties / "own.yaml"))
+    local = party_file.fill(
+        loader.load(path, ["engine.on_error=exclude", "engine.save_replies=true"]),
+        party_file.read_all(parties / "own.yaml"),
+    )
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     model = "model/backbone.safetensors"
     assert (tmp_path / "there" / model).read_bytes() == (tmp_path / "here" / model).read_bytes()

@@ -79,7 +79,12 @@ def test_a_run_with_keys_leaves_what_one_without_leaves_and_its_private_state_do
     for party in PARTIES:
         (tmp_path / f"{party}.key").write_bytes(certificates.node().private)
     run(recipe, tmp_path / "homes", tmp_path / "run", key=tmp_path / "{party}.key")
-    experiment.run(loader.load(recipe, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
+    experiment.run(
+        loader.load(recipe, ["engine.on_error=exclude", "engine.save_replies=true"]),
+        tmp_path / "here",
+        Silent(),
+        report=False,
+    )
     for name in ("model/backbone.safetensors", "metrics.jsonl", "evidence.json"):
         assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
     for party in PARTIES:

@@ -18,7 +18,7 @@ def data_identity(party: Party) -> bytes:
     public = party.extra_data.faces if isinstance(party.extra_data, PublicImages) else None
     for whose, faces in (("its", party.data), ("the public", public)):
         if faces is not None:
-            about[whose] = {"images": len(faces), "identities": len(faces.names), "digest": faces.who()}
+            about[whose] = {"images": len(faces), "identities": len(faces.names), "digest": faces.who}
     return json.dumps(about).encode()
 
 

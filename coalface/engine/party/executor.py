@@ -10,11 +10,12 @@ import functools
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from coalface.core import codec, compression
 from coalface.core.compression import Updates
@@ -28,6 +29,10 @@ from coalface.training.distributed.shards import ShardLost, Shards
 
 if TYPE_CHECKING:
     from coalface.engine.party.encryption import Vault
+
+SaveReplies = Literal["auto"] | bool
+"""Whether replies are kept; `auto`: those that took `COSTLY` seconds or more to make."""
+COSTLY = 0.5
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class ExecutorContext:
     """Holds `parties/NAME/` (private state) and `ledger/NAME.jsonl`."""
     flush: bool = False
     """Flush every commit to the disk, as a deployment must; a simulation flushes with its checkpoints."""
-    save_replies: bool = True
+    save_replies: SaveReplies = True
     """Keep the reply in the commit. Without it a request that comes again is answered by running the step again from
     the same private state, which gives the same bytes and writes nothing."""
     processes_per_party: Mapping[str, int] = field(default_factory=dict)
@@ -152,11 +157,13 @@ class PartyExecutor:
             repeated: codec.Encoded = self._run(request, self._base(request.base, commits))[0]
             return repeated, lambda: None
         base = self._base(request.base, commits)
+        started = time.perf_counter()
         encoded, private_state = self._run(request, base)
+        costly = time.perf_counter() - started >= COSTLY
         parts = self._parts(base, private_state)
         if parts:
             parts[DATA] = base.read(DATA) or data_identity(self.context.party(request))
-        if self.context.save_replies:
+        if costly if self.context.save_replies == "auto" else self.context.save_replies:
             parts[REPLY] = encoded.data
         over = self._prune(commits, ordinal, needed)
         shards = self._shards_of(request, over)

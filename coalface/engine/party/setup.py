@@ -14,7 +14,7 @@ import torch
 from coalface.core.method import Backbone, Method, Party, generator
 from coalface.core.names import check_name
 from coalface.data.faceset import FaceSet
-from coalface.engine.party.executor import ExecutorContext, Request
+from coalface.engine.party.executor import ExecutorContext, Request, SaveReplies
 from coalface.engine.run_state import Numerics
 from coalface.engine.transport import Member
 from coalface.training.public_images import PublicImages
@@ -67,7 +67,7 @@ class Setup:
     numerics: Numerics
     seed: int
     folder: Path
-    save_replies: bool = True
+    save_replies: SaveReplies = True
 
     def context(self, world: FederatedData) -> ExecutorContext:
         """The executor's view of this process."""

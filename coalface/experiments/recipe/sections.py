@@ -241,8 +241,10 @@ class Engine(Section):
     kept. Part of the numerics."""
     flush_denormals: bool = True
     """Take numbers too small for float32's full precision for 0, which is faster. Part of the numerics."""
-    save_replies: bool = True
-    """Keep each reply at the party, so that the same request again gets the same reply without training."""
+    save_replies: Literal["auto"] | bool = "auto"
+    """Keep each reply at the party, so that the same request again gets the same reply without training. `auto`: those
+    that took half a second or more to make; a resume makes the others again, with the same bytes. A node of a real
+    federation keeps them all."""
     checkpoint_every: int = Field(1, ge=1)
     """Rounds between two checkpoints."""
     keep_checkpoints: int = Field(2, ge=1)

@@ -72,7 +72,7 @@ class Nodes:
         members = here.members()  # none of those with images of their own
         roles = {name: member.role for name, member in members.items()}
         counts = {name: (member.images, member.identities) for name, member in members.items() if member.images}
-        public = None if here.public is None else here.public.who()
+        public = None if here.public is None else here.public.who
         return transport.FlowerTransport(
             self.grid, roles, self.patience, keys=read_keys(list(roles)), public=public, code=self.code, counts=counts
         )

@@ -57,7 +57,7 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     parts = Parts(loaded)
     setup = Setup(parts.method, lambda: data, parts.numerics(), loaded.seed, folder)
     setup.prepare()
-    public = None if data.public is None else data.public.who()
+    public = None if data.public is None else data.public.who
     context = replace(setup.context(data), flush=True, vault=vault)
     return PartyService(name, data.members()[name], context, public=public, code=provenance.code_digest(loaded))
 
