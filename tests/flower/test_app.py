@@ -23,10 +23,13 @@ from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.flower.app import project, records, server
 
+SAVING = {**TWO_SILOS, "engine": {**TWO_SILOS["engine"], "save_replies": True}}
+"""As nodes do, so that the commits of a local run have the same bytes."""
+
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**TWO_SILOS, "engine": {"save_replies": True}}))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(SAVING))
     return tmp_path / "recipe.yaml"
 
 
@@ -115,7 +118,7 @@ def test_flower_builds_the_project_and_its_keys_are_the_recipes(recipe: Path, tm
     assert {"pyproject.toml", "client.py", "server.py", "recipe.yaml"} <= set(zipfile.ZipFile(bundle).namelist())
     keys = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     values = {key: value for key, value in keys.items() if key not in server.RUN_KEYS}
-    assert values == dict(project.plain_values(TWO_SILOS)) and values["local.lr"] == 0.02
+    assert values == dict(project.plain_values(SAVING)) and values["local.lr"] == 0.02
     from_project = server.read(place / "recipe.yaml", keys)
     assert from_project.digest() == loader.load(recipe, ["engine.on_error=exclude"]).digest()
     assert "ca.crt \\\n" in (place / "README.md").read_text()
