@@ -38,9 +38,11 @@ RUNNERS = {
     "bare loop, no clients": ("run_plain", {"pooled": True}),
     "plain": ("run_plain", {}),
     "coalface": ("run_coalface", {}),
+    "coalface, client batches": ("run_coalface", {"client_batch": 256}),
     "pfl": ("run_pfl", {}),
     "flower": ("run_flower", {}),
     "coalface, 2 workers": ("run_coalface", {"workers": 2}),
+    "coalface, client batches, 2 threads": ("run_coalface", {"client_batch": 256, "threads": 2}),
     "pfl, 2 workers": ("run_pfl", {"workers": 2}),
     "flower, 2 workers": ("run_flower", {"workers": 2}),
 }
@@ -183,22 +185,23 @@ def table(case: str, measured: dict[str, Measured]) -> str:
     """Medians; ratios are those of the same turn."""
 
     def ratio(key: str, name: str, other: str) -> str:
+        if name == other or other not in measured:
+            return ""
         pairs = zip(getattr(measured[name], key), getattr(measured[other], key), strict=True)
         return f"{statistics.median(a / max(b, 0.01) for a, b in pairs):.2f}"
 
     clients, images = case.split("x")
     lines = [
-        f"| {clients} clients × {images} images | s a round | processor s | s to plain | coalface's s to it "
-        "| coalface's processor s to it | MB | start, s | model differs by |",
-        "|---|" + 8 * "---:|",
+        f"| {clients} clients × {images} images | s a round | processor s | s to plain | s to pfl | processor s to pfl "
+        "| s to flower | MB | start, s | model differs by |",
+        "|---|" + 9 * "---:|",
     ]
     for name, m in measured.items():
-        ours = "coalface, 2 workers" if name.endswith("2 workers") else "coalface"
-        shown = ours in measured and name != ours
+        pfl, flower = ("pfl, 2 workers", "flower, 2 workers") if "2" in name else ("pfl", "flower")
         cells = [
             f"{statistics.median(m.seconds):.3f}", f"{statistics.median(m.processor):.2f}",
-            ratio("seconds", name, "plain"),
-            ratio("seconds", ours, name) if shown else "", ratio("processor", ours, name) if shown else "",
+            ratio("seconds", name, "plain"), ratio("seconds", name, pfl), ratio("processor", name, pfl),
+            ratio("seconds", name, flower),
             f"{m.memory_mb:,.0f}", f"{m.start:.1f}", "" if m.difference is None else f"{m.difference:.0e}",
         ]  # fmt: skip
         lines.append(f"| {name} | " + " | ".join(cells) + " |")

@@ -36,6 +36,9 @@ class Work:
     rounds: int
     workers: int = 1
     """Processes that train, each with one thread."""
+    threads: int = 1
+    client_batch: int = 0
+    """Coalface's: images of several clients that are computed as one batch."""
     pooled: bool = False
     """The images of all clients as one set, in place of FedAvg."""
     out: str = ""
