@@ -28,6 +28,7 @@ from coalface.core.method import Party, step
 from coalface.engine import federation
 from coalface.engine.local import InProcess
 from coalface.engine.party import executor
+from coalface.engine.party.commit_folder import CommitFolder
 from coalface.engine.party.setup import Setup
 from coalface.engine.replies import ReplyAggregator
 from coalface.engine.rounds import RoundPolicy
@@ -51,8 +52,8 @@ STAGES: list[tuple[Any, str, str]] = [
     (DenseClassifier, "gradients", TRAINING),
     (SGD, "step", TRAINING),
     (executor.Request, "id", "request"),
-    (executor.PartyExecutor, "_glance", "commits looked through"),
-    (executor.PartyExecutor, "_look", "commits looked through"),
+    (CommitFolder, "begin", "commits looked through"),
+    (CommitFolder, "look", "commits looked through"),
     (executor.PartyExecutor, "arguments", "private state read"),
     (executor.PartyExecutor, "_parts", "private state encoded"),
     (executor, "data_identity", "whose images"),

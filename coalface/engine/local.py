@@ -111,13 +111,13 @@ class InProcess:
 
     def finalize(self, accepted: Mapping[str, str | None], ordinal: int) -> None:
         for party, commit in accepted.items():
-            PartyExecutor(self._context, party).finalize(commit, ordinal)
+            PartyExecutor(self._context, party).commits.finalize(commit, ordinal)
 
     def check(self, accepted: Mapping[str, str | None], whole: int) -> dict[str, str]:
         faults = {}
         for place, (party, commit) in enumerate(accepted.items()):
             try:
-                PartyExecutor(self._context, party).check(commit, whole=place < whole)
+                PartyExecutor(self._context, party).commits.check(commit, whole=place < whole)
             except (FileNotFoundError, ValueError) as error:
                 faults[party] = str(error)
         return faults

@@ -103,8 +103,8 @@ def test_a_crash_while_finalizing_loses_no_ledger_line(
     first, second = chain(unbroken, moves(2))
     chain(executor, moves(1))
     killed_before_its_ledger_lines(monkeypatch, lambda: executor.answer(second))
-    crashes(monkeypatch, lambda: executor.finalize(second.id, 2), torn=True, after=after)
-    executor.finalize(second.id, 2)
+    crashes(monkeypatch, lambda: executor.commits.finalize(second.id, 2), torn=True, after=after)
+    executor.commits.finalize(second.id, 2)
     assert ledger_bytes(executor) == ledger_bytes(unbroken)
     assert commits(executor) == [second.id]
 

@@ -141,8 +141,8 @@ def refuses(executor: PartyExecutor, request_: Request, match: str) -> None:
     before = everything(executor.context.folder)
     for act in (
         lambda: executor.answer(request_),
-        lambda: executor.check(request_.base, whole=True),
-        lambda: executor.finalize(request_.base, 9),
+        lambda: executor.commits.check(request_.base, whole=True),
+        lambda: executor.commits.finalize(request_.base, 9),
     ):
         with pytest.raises(LockedCommit, match=match):
             act()
@@ -172,7 +172,7 @@ def test_after_a_power_cut_torn_commits_are_dropped_as_those_in_the_clear_are(tm
     paths = answered(sealed_at(tmp_path), 3)
     for torn in (b"", paths[2].read_bytes()[:40], paths[2].read_bytes()[:-1], bytes(400)):
         paths[2].write_bytes(torn)
-        sealed_at(tmp_path).check(paths[1].stem, whole=True)
+        sealed_at(tmp_path).commits.check(paths[1].stem, whole=True)
         assert not paths[2].exists()
         sealed_at(tmp_path).answer(request(3, paths[1].stem))
         assert Commit.open(paths[2], OURS).base == paths[1].stem
@@ -253,7 +253,7 @@ def test_private_state_is_written_anew_under_another_key(tmp_path: Path, keys: t
     for old, new in ((None, a), (a, b), (b, b), (b, None)):
         assert rekey.rekey(home, old, new) == (0 if old == new else 2)
         executor = rekeyed(home, new)
-        executor.check(paths[-1].stem, whole=True)
+        executor.commits.check(paths[-1].stem, whole=True)
         commits = [Commit.open(path, executor.context.vault) for path in paths]
         assert [bytes(commit.read("Control") or b"") for commit in commits] == states
         assert {path.stat().st_mode & 0o777 for path in paths} == {0o600}

@@ -108,10 +108,10 @@ def test_finalizing_keeps_the_accepted_state_alone_and_the_work_of_the_next_stag
     (executor.folder / "0000002.001-x.new").write_bytes(b"cut off")
     before = ledger_bytes(executor)
     for _ in range(2):
-        executor.finalize(answered[0].id, 2)
+        executor.commits.finalize(answered[0].id, 2)
         assert sorted(path.stem for path in executor.folder.iterdir()) == [answered[0].id, answered[2].id]
     assert kept(executor, answered[0], Control).rounds == 1
-    executor.finalize(None, 3)
+    executor.commits.finalize(None, 3)
     assert (commits(executor), ledger_bytes(executor)) == ([], before)
 
 
@@ -245,4 +245,4 @@ def test_a_flipped_byte_of_a_commit_is_named_when_a_run_is_resumed(
     if mapped and part == "Control":  # a step reads of it what it uses
         assert Commit.open(path).read(part) is not None
     with pytest.raises(DamagedCommit, match=rf"{path.name} is damaged.*Restore the party's folder"):
-        executor.check(request().id, whole=False)
+        executor.commits.check(request().id, whole=False)

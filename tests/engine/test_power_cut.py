@@ -146,11 +146,11 @@ def test_finalizing_drops_torn_commits_but_not_the_accepted_one(tmp_path: Path) 
     executor = at(tmp_path)
     answered = chain(executor, moves(3))
     place(executor, answered[2]).write_bytes(b"")
-    executor.finalize(answered[1].id, 3)
+    executor.commits.finalize(answered[1].id, 3)
     assert [path.name for path in executor.folder.iterdir()] == [f"{answered[1].id}.commit"]
     place(executor, answered[1]).write_bytes(b"")
     with pytest.raises(DamagedCommit, match="is damaged"):
-        executor.finalize(answered[1].id, 3)
+        executor.commits.finalize(answered[1].id, 3)
 
 
 # --- the order of what is flushed -------------------------------------------------------------------------------------

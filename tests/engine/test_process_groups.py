@@ -247,7 +247,7 @@ def test_a_commit_from_another_base_has_parts_of_its_own(tmp_path: Path) -> None
         )
         party_executor.answer(dataclasses.replace(third, base=second.id))
         assert not part.exists() and named(party_executor, second)[0] in files(tmp_path)
-        party_executor.finalize(third.id, 3)
+        party_executor.commits.finalize(third.id, 3)
         assert files(tmp_path) == sorted([f"{third.id}.commit", *named(party_executor, third)])
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from coalface.core import codec, compression
 from coalface.core.compression import Updates
 from coalface.core.method import Method, Party, Tensors
 from coalface.core.steps import plays
-from coalface.engine.party import permissions
+from coalface.engine.party.commit_folder import CommitFolder
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
 from coalface.engine.party.data_identity import data_identity, difference
 from coalface.privacy import ledger
@@ -126,6 +125,8 @@ class PartyExecutor:
         self.name = name
         self.folder = context.folder / "parties" / name
         self.ledger = context.folder / "ledger" / f"{name}.jsonl"
+        processes = context.processes_per_party.get(name, 1)
+        self.commits = CommitFolder(self.folder, self.ledger, context.flush, context.vault, context.rank, processes)
         self.head: tuple[int, str] | None = None
         """Lines and last hash of the ledger once it had the lines of the reply that was given last."""
 
@@ -146,7 +147,7 @@ class PartyExecutor:
         ordinal, checkpointed = request.horizon
         needed = {f"{name}.commit" for name in (request.base, checkpointed)}
         place = self.folder / f"{request.id}.commit"
-        commits, head = self._glance(f"{request.base}.commit", needed, place.name) or self._look(needed)
+        commits, head = self.commits.begin(f"{request.base}.commit", needed, place.name)
         saved = commits.get(place.name)
         # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
         if saved is not None and saved.base == request.base:
@@ -154,9 +155,9 @@ class PartyExecutor:
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (reply := saved.read(REPLY)) is not None:
                     return codec.Encoded(reply), lambda: None
-            repeated: codec.Encoded = self._run(request, self._base(request.base, commits))[0]
+            repeated: codec.Encoded = self._run(request, self.commits.base(request.base, commits))[0]
             return repeated, lambda: None
-        base = self._base(request.base, commits)
+        base = self.commits.base(request.base, commits)
         started = time.perf_counter()
         encoded, private_state = self._run(request, base)
         costly = time.perf_counter() - started >= COSTLY
@@ -165,7 +166,7 @@ class PartyExecutor:
             parts[DATA] = base.read(DATA) or data_identity(self.context.party(request))
         if costly if self.context.save_replies == "auto" else self.context.save_replies:
             parts[REPLY] = encoded.data
-        over = self._prune(commits, ordinal, needed)
+        over = self.commits.prune(commits, ordinal, needed)
         shards = self._shards_of(request, over)
 
         def commit() -> None:
@@ -191,7 +192,7 @@ class PartyExecutor:
         Returns the hashes of the reply (none of a model that stays), and what writes the part and names the file; it
         is given whether to flush. Without a commit that names it, the file is rubbish.
         """
-        base = self._base(request.base)
+        base = self.commits.base(request.base)
         reply, private_state = self._run(request, base)
 
         def keep(flush: bool) -> str:
@@ -206,47 +207,8 @@ class PartyExecutor:
 
     def local_result(self, request: Request) -> Tensors:
         """Run a step with a local result on the accepted state: what it returns stays at the party."""
-        tensors: Tensors = self._run(request, self._base(request.base))[0]
+        tensors: Tensors = self._run(request, self.commits.base(request.base))[0]
         return tensors
-
-    def finalize(self, accepted: str | None, ordinal: int) -> None:
-        """Forget every commit up to the round `ordinal` but the accepted one: nothing of them is pending after it.
-
-        Later ones stay: where a resume settles a stage again, they are work of the next stage that was done already.
-        """
-        if accepted is None and not self.folder.exists():
-            return
-        name = f"{accepted}.commit"
-        commits = self._look({name})[0]
-        stays = {name, *commits[name].shards} if name in commits else set()
-        for entry in list(os.scandir(self.folder)) if commits else ():
-            if entry.name not in stays and int(entry.name[:7]) <= ordinal:
-                os.unlink(entry.path)
-
-    def check(self, accepted: str | None, *, whole: bool) -> None:
-        """Mend what a crash cut off; then see that the ledger has the lines that the accepted commit says.
-
-        All that the commits hold is held against its digests, what is larger than 4 MiB here alone. With `whole` the
-        chain is followed from its start. Raises FileNotFoundError or ValueError, with what to do.
-        """
-        if accepted is None and not self.folder.exists():
-            return
-        commits, head = self._look({f"{accepted}.commit"}, doubt=True, whole=whole)
-        if accepted is not None:
-            file = f"{accepted}.commit"
-            commit = commits.get(file) or Commit.whole(self.folder / file, self.context.vault)
-            if commit.head != head:  # of which a look has just found that the ledger has it
-                ledger.check_holds(self.ledger, commit.head)
-        if whole and self.ledger.exists():
-            ledger.verify(self.ledger)
-
-    def _base(self, name: str | None, commits: Mapping[str, Commit] | None = None) -> Commit:
-        """What this process keeps of a commit, which may be one of those that were looked at."""
-        if name is None:
-            return Commit()
-        file = f"{name}.commit"
-        commit = (commits or {}).get(file) or Commit.open(self.folder / file, self.context.vault)
-        return commit.part(self.context.rank, self.context.processes_per_party.get(self.name, 1))
 
     def _parts(self, base: Commit, private_state: Any) -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name: those that the step started from, and what it keeps."""
@@ -320,83 +282,9 @@ class PartyExecutor:
             if cls is not None:
                 arguments[name] = encoded.message(cls) if encoded is not None else None
         if declaration.own is not None:
-            stored = (base or self._base(request.base)).read(declaration.own.__name__)
+            stored = (base or self.commits.base(request.base)).read(declaration.own.__name__)
             arguments["own"] = codec.decode(stored, declaration.own) if stored is not None else None
         return arguments
-
-    def _glance(self, base: str, needed: Collection[str], place: str) -> tuple[dict[str, Commit], ledger.Head] | None:
-        """What `_look` gives where nothing is pending: the last commit is the base, and the ledger ends with it.
-
-        None where it is otherwise. The commits that are not needed are named and not opened.
-        """
-        try:
-            names = sorted(name for name in os.listdir(self.folder) if name.endswith(".commit"))
-            if not names or names[-1] != base or place in names:
-                return None
-            vault = self.context.vault
-            commits = {n: Commit.whole(self.folder / n, vault) if n in needed else Commit() for n in names}
-            head = commits[base].head
-            return (commits, head) if os.stat(self.ledger).st_size == head.size else None
-        except FileNotFoundError:
-            return None
-
-    def _look(
-        self, needed: Collection[str], *, doubt: bool = False, whole: bool = False
-    ) -> tuple[dict[str, Commit], ledger.Head]:
-        """The commits that lie here by file, oldest first, and the ledger's head; what a crash cut off is mended first.
-
-        A ledger as long as the last commit says is taken to be whole; in `doubt` if its last line is right, and with
-        `whole` only once the chain has been followed.
-
-        After a power cut any of the files that were not flushed may be torn, or gone. A commit that is damaged is
-        dropped, since its work will be asked for again, but one of those `needed` raises DamagedCommit. One that does
-        not open with the party's key raises LockedCommit, needed or not.
-        """
-        try:
-            names = sorted(entry.name for entry in os.scandir(self.folder) if entry.name.endswith(".commit"))
-        except FileNotFoundError:
-            names = []
-        if not names or not self.ledger.exists():  # a kill may have come between these folders
-            permissions.make_folder(self.folder)
-            permissions.make_folder(self.ledger.parent)
-            for parent in (self.folder.parent, self.context.folder) if self.context.flush else ():
-                flush_folder(parent)
-        commits: dict[str, Commit] = {}
-        for name in names:
-            try:
-                commits[name] = Commit.whole(self.folder / name, self.context.vault)
-                if doubt:
-                    commits[name].check()
-            except (DamagedCommit, FileNotFoundError):
-                if name in needed:
-                    raise
-                (self.folder / name).unlink()
-        size = self.ledger.stat().st_size if self.ledger.exists() else 0
-        # The commit written last, which a resume may have named before others, has the most lines behind it.
-        newest = max((commit.head for commit in commits.values()), key=lambda head: head.lines, default=ledger.Head())
-        if size == newest.size and not whole and (not doubt or ledger.ends(self.ledger, newest)):
-            return commits, newest
-        head = ledger.follow(self.ledger) if size else ledger.Head()
-        for name in sorted(commits, key=lambda name: commits[name].head.lines):
-            if commits[name].head.lines > head.lines:
-                lines = commits[name].lines()
-                try:
-                    head = ledger.extend(self.ledger, lines, head, flush=self.context.flush)
-                except ValueError:  # the commits before it are lost, and their lines
-                    if name in needed or self.context.flush:
-                        raise
-                    (self.folder / name).unlink()
-                    del commits[name]
-        if size > head.size:
-            os.truncate(self.ledger, head.size)
-        return commits, head
-
-    def _prune(self, commits: Iterable[str], ordinal: int, needed: Collection[str]) -> Path | None:
-        """Remove the commits that no resume can need, but one, which is returned to be written over."""
-        spare = [self.folder / name for name in commits if int(name[:7]) <= ordinal and name not in needed]
-        for path in spare[1:]:
-            path.unlink()
-        return spare[0] if spare else None
 
 
 def run_batch(context: ExecutorContext, requests: Sequence[Request]) -> list[Any]:

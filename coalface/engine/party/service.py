@@ -61,13 +61,13 @@ def _step(service: PartyService, values: Said, data: Data) -> tuple[Said, Data]:
 
 
 def _finalize(service: PartyService, values: Said, data: Data) -> tuple[Said, Data]:
-    PartyExecutor(service.context, service.name).finalize(_commit(values["accepted"]), values["ordinal"])
+    PartyExecutor(service.context, service.name).commits.finalize(_commit(values["accepted"]), values["ordinal"])
     return {}, {}
 
 
 def _check(service: PartyService, values: Said, data: Data) -> tuple[Said, Data]:
     try:
-        PartyExecutor(service.context, service.name).check(_commit(values["accepted"]), whole=values["whole"])
+        PartyExecutor(service.context, service.name).commits.check(_commit(values["accepted"]), whole=values["whole"])
     except (FileNotFoundError, ValueError) as error:
         log.error("what the party keeps does not hold: %s", error)
         return {"fault": type(error).__name__}, {}
