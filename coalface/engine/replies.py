@@ -52,7 +52,7 @@ class ReplyAggregator:
         self.call, self.failed, self.means, self.images, self.heaviest = call, failed, aggregate, images, heaviest
         self._policy, self._numerics, self._party_stats = policy, numerics, party_stats
         self.accepted: dict[str, str] = {}
-        """Party -> its commit, of the replies that count; those of a client batch leave one where the step keeps something."""
+        """Party -> its commit, of the replies that count; in a client batch only where the step keeps something."""
         self.receipts: list[dict[str, Any]] = []
         """Of the replies that count, by `coalface.engine.receipts.receipt`."""
         self.arrived: list[str] = []

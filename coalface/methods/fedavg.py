@@ -127,7 +127,7 @@ class FedAvg(Method):
             for party, (loss, learner) in zip(parties, trained, strict=True)
         ]
 
-    def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
+    def unbatchable_reason(self, backbone: Backbone) -> str:
         return unstackable_reason(backbone)
 
     def pull(self, party: Party, backbone: Tensors) -> Pull | None:

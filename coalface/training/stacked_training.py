@@ -144,7 +144,7 @@ class _Block:
 
     def one_step(self, indices: Batches, sgd: SGD) -> tuple[Tensors, list[float]]:
         """(Σ share_i θ_i, each party's loss) after one step of each, in which momentum has no part."""
-        theta = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+        theta: Tensors = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
         images, sizes = self._images(indices), list(map(len, indices))
         embeddings = self.parties[0].compute.embed(self.module, images)
         weight = float(self.shares.sum())
@@ -234,7 +234,9 @@ def _embedded(module: nn.Module, theta: Tensors, images: Tensor) -> Tensor:
 
 def unstackable_reason(backbone: Backbone) -> str:
     """Why parties' copies of a backbone cannot be trained as one; empty where they can."""
-    for module in backbone.module.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            return "the backbone has BatchNorm, whose statistics are of a party's own batch"
+    module = backbone.module
+    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+        return "the backbone has BatchNorm, whose statistics are of a party's own batch"
+    if any(buffer.is_floating_point() for buffer in module.buffers()):
+        return "the backbone has float buffers, such as running statistics, that a party's own batches may change"
     return ""

@@ -323,7 +323,14 @@ class PartyExecutor:
         parts[DATA] = base.read(DATA) or data_identity(party)
         over, vault = self._prune(commits, ordinal, needed), self.context.vault
         write_commit(
-            place, request.base, head, parts, over=over, flush=self.context.flush, vault=vault, receipts=request.receipts
+            place,
+            request.base,
+            head,
+            parts,
+            over=over,
+            flush=self.context.flush,
+            vault=vault,
+            receipts=request.receipts,
         )
 
     def arguments(self, request: Request, base: Commit | None = None) -> dict[str, Any]:
@@ -420,16 +427,16 @@ def run_batch(context: ExecutorContext, requests: Sequence[Request]) -> list[Any
     """
     owner, declaration = context.method.steps[requests[0].step]
     assert declaration.batched is not None
-    executors = [PartyExecutor(context, request.party) for request in requests]
     parties = [context.party(request) for request in requests]
-    bases = [executor.base_of(request, party) for executor, request, party in zip(executors, requests, parties)]
-    arguments = [e.arguments(request, base) for e, request, base in zip(executors, requests, bases)]
+    asked = [(PartyExecutor(context, request.party), request) for request in requests]
+    bases = [executor.base_of(request, party) for (executor, request), party in zip(asked, parties, strict=True)]
+    arguments = [executor.arguments(request, base) for (executor, request), base in zip(asked, bases, strict=True)]
     inputs = {name: [a[name] for a in arguments] if name != "common" else first for name, first in arguments[0].items()}
     results = [r if isinstance(r, tuple) else (r, None) for r in declaration.batched(owner, parties=parties, **inputs)]
     expected = declaration.reply, declaration.keeps or type(None)
     if len(results) != len(requests) or any((type(reply), type(kept)) != expected for reply, kept in results):
         raise TypeError(f"step {declaration.name}: its batched form gives what the step declares, for each party")
     if declaration.keeps is not None:
-        for executor, request, base, party, (_, kept) in zip(executors, requests, bases, parties, results, strict=True):
+        for (executor, request), base, party, (_, kept) in zip(asked, bases, parties, results, strict=True):
             executor.keep(request, base, party, kept)
     return [reply for reply, _ in results]
