@@ -131,7 +131,7 @@ def train_many(
         sgd, pairs = work.sgd(first), zip(parties, centres, strict=True)
         classifiers = [classifier_for(p, centre, loss, sgd, extra=extra, fixed=fixed) for p, centre in pairs]
         together = train_together(parties, classifiers, steps, sgd)
-        shares = zip((counts / counts.sum()).tolist(), together.parties, strict=True)
+        shares = zip((counts.double() / counts.sum()).tolist(), together.parties, strict=True)
         weighed = [{name: t * share for name, t in trained.extra.items()} for share, trained in shares]
         return TrainedBatch(
             backbone=together.backbone,

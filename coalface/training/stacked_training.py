@@ -169,11 +169,7 @@ class _Block:
         self, steps: Sequence[Batches], sgd: SGD, velocities: Sequence[Tensors] | None
     ) -> tuple[Tensors, list[float], list[Tensors]]:
         """(Σ share_i θ_i, each party's loss, each one's momentum), with a copy of the weights for each party."""
-        theta = {
-            name: p.detach().expand(len(self.parties), *p.shape).clone().requires_grad_()
-            for name, p in self.module.named_parameters()
-            if p.requires_grad
-        }
+        theta = stacked(self.module, len(self.parties))
         carried = {
             name: torch.stack([v[name] if name in v else torch.zeros_like(p[0]) for v in velocities or ()])
             for name, p in theta.items()
@@ -183,7 +179,7 @@ class _Block:
         totals, trained_images = torch.zeros(len(self.parties), dtype=torch.float64, device=self.parties[0].device), 0
         for indices in steps:
             images = self._images(indices).unflatten(0, (len(self.parties), -1))
-            embeddings = self.parties[0].compute.embed(lambda x: _embedded(self.module, theta, x), images)
+            embeddings = self.parties[0].compute.embed(lambda x: embed_stacked(self.module, theta, x), images)
             losses, slopes, added = [], [], []
             for place, rows in enumerate(embeddings.detach()):
                 own = {name: t.detach()[place] for name, t in theta.items()} if self.pulls else {}
@@ -225,8 +221,14 @@ class _Block:
         return loss.detach().double(), slopes, {name: t for name, t in pulled.items() if name in theta}
 
 
-def _embedded(module: nn.Module, theta: Tensors, images: Tensor) -> Tensor:
-    """(P, n, d) embeddings of images (P, n, …) by weights (P, …)."""
+def stacked(module: nn.Module, parties: int) -> Tensors:
+    """A copy of a module's trained parameters for each of so many parties: name -> (P, …)."""
+    trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    return {name: p.expand(parties, *p.shape).clone().requires_grad_() for name, p in trained.items()}
+
+
+def embed_stacked(module: nn.Module, theta: Tensors, images: Tensor) -> Tensor:
+    """(P, n, d) embeddings of images (P, n, …), those of party i by its weights θ_i of `theta` (P, …)."""
     embed = torch.vmap(lambda weights, some: functional_call(module, weights, (some,)))
     embeddings: Tensor = embed(theta, images)
     return embeddings

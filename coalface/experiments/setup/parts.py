@@ -201,7 +201,7 @@ class Parts:
         Raises RecipeError where the recipe asks for client batches that cannot be.
         """
         batch = self.recipe.engine.client_batch or 0
-        if not batch or self.measures_client_batch:
+        if not batch or "client_batch" in self.left_open:
             return 0
         why = self._unbatchable_reason
         if why and batch != "auto":
@@ -212,11 +212,15 @@ class Parts:
         return 0 if why else CLIENT_BATCH if batch == "auto" else batch
 
     @cached_property
-    def measures_client_batch(self) -> bool:
-        """Whether the size of client batches is to be measured: it is `auto`, and a party takes several steps."""
-        if self.recipe.engine.client_batch != "auto" or self._unbatchable_reason:
-            return False
-        return self.recipe.local.count(self.most_images) > 1
+    def left_open(self) -> tuple[str, ...]:
+        """The keys of `engine` that are measured when a run begins.
+
+        Of client batches it is their size, where a party takes several steps: they train in stacks.
+        """
+        engine, keys = self.recipe.engine, self.recipe.engine.to_measure
+        if engine.client_batch != "auto" or self._unbatchable_reason or self.recipe.local.count(self.most_images) == 1:
+            return keys
+        return (*keys, "client_batch")
 
     @property
     def most_images(self) -> int:
