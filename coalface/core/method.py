@@ -389,8 +389,8 @@ class Method(HasSteps, ABC):
         """What is wrong with starting from a model that nobody has trained; empty where the method can."""
         return ""
 
-    def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
-        """Why parties of up to so many images cannot be trained as one batch; empty where they can (see `batched`)."""
+    def unbatchable_reason(self, backbone: Backbone) -> str:
+        """Why parties with this backbone cannot be trained as one batch; empty where they can (see `batched`)."""
         return "the method has no batched form"
 
     def stages(self) -> tuple[Stage, ...]:

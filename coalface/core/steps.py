@@ -87,11 +87,12 @@ def step(*bare: Any, role: str = "", local: LocalResult | None = None) -> Callab
 
 
 def batched(step: str) -> Callable[[Callable[..., Any]], Any]:
-    """Declare what a step that keeps nothing gives for many parties at once, in place of running it at each.
+    """Declare what a step gives for many parties at once, in place of running it at each.
 
-    `(self, parties: Sequence[Party], common: M, each: Sequence[M2], own: Sequence[Own | None]) -> list[Reply]`, the
-    replies in the order of the parties; what the step does not use is left out here too. Tensors that the server
-    aggregates are, in every reply, the mean of those parties by their images: the same object in each.
+    `(self, parties: Sequence[Party], common: M, each: Sequence[M2], own: Sequence[Own | None]) -> list[Reply]`, or
+    `-> list[tuple[Reply, Own]]` of a step that keeps something, in the order of the parties; what the step does not use
+    is left out here too. Tensors that the server aggregates are, in every reply, the mean of those parties by their
+    images: the same object in each.
     """
     if not isinstance(step, str):
         above = getattr(step, "__qualname__", step)
@@ -112,8 +113,8 @@ def _batched(owner: type, function: Callable[..., Any], steps: Mapping[str, Step
         raise DeclarationError(
             f"{where}: @batched({name!r}) does not name a step. Known steps: {', '.join(steps) or 'none'}."
         )
-    if declared.keeps is not None or declared.reply is None:
-        raise DeclarationError(f"{where}: step {name} keeps something at its party, so parties cannot share a batch.")
+    if declared.reply is None:
+        raise DeclarationError(f"{where}: step {name} gives a local result, so parties cannot share a batch.")
     if typing.get_type_hints(declared.reply).get("images") is not int:
         raise DeclarationError(
             f"{where}: replies of parties that share a batch are weighted by their images. Give "

@@ -52,7 +52,7 @@ class ReplyAggregator:
         self.call, self.failed, self.means, self.images, self.heaviest = call, failed, aggregate, images, heaviest
         self._policy, self._numerics, self._party_stats = policy, numerics, party_stats
         self.accepted: dict[str, str] = {}
-        """Party -> its commit, of the replies that count; those of a client batch leave none."""
+        """Party -> its commit, of the replies that count; in a client batch only where the step keeps something."""
         self.receipts: list[dict[str, Any]] = []
         """Of the replies that count, by `coalface.engine.receipts.receipt`."""
         self.arrived: list[str] = []
@@ -63,7 +63,7 @@ class ReplyAggregator:
         self.sizes: dict[str, int] = {}
         """Party -> the bytes of its reply that counts."""
         reply: Any = declaration.reply
-        self._class = reply
+        self._class, self._keeps = reply, declaration.keeps is not None
         common = call.common.message(declaration.common) if call.common and declaration.common else None
         self._alike = codec.forms(reply, [common])
         self._places = {party: place for place, party in enumerate(call.to)}
@@ -174,6 +174,8 @@ class ReplyAggregator:
         for request, message in zip(batch.requests, replies, strict=True):
             self.count(request, codec.size(message))
             self._keep(request.party, message)
+            if self._keeps:
+                self.accepted[request.party] = request.id
 
     def _keep(self, party: str, message: Any) -> None:
         for name, values in self.each.items():  # a copy, since a reply's bytes may be written over by the next one

@@ -42,8 +42,8 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
     return _checked(recipe)[0]
 
 
-def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
-    """(a run's trainers, a round's messages among all parties, images of a client batch), checked as a run is."""
+def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, Parts]:
+    """(a run's trainers, a round's messages among all parties, the recipe's parts), checked as a run is."""
     machine.check_device(recipe)
     trackers_of(recipe)  # their packages are installed
     if recipe.pretrain is not None:
@@ -57,8 +57,9 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, int]:
     parts = Parts(recipe, sources.unseen, played=nobody)
     messages, members = planned(parts), parts.data.members()
     _ = parts.pairs  # they are checked as they are read
+    _ = parts.client_batch  # which may be refused
     training = [name for name, member in members.items() if plays(member.role, "trainer")]
-    return {name: parts.data.data[name] for name in sorted(training)}, messages, parts.client_batch
+    return {name: parts.data.data[name] for name in sorted(training)}, messages, parts
 
 
 def planned(parts: Parts) -> Plan:
@@ -124,7 +125,7 @@ def check_leaves_shared(pretraining: Recipe) -> None:
 
 def as_dict(recipe: Recipe) -> dict[str, Any]:
     """The plan of a run as plain values: parties, messages, what stays, rounds and bytes. Raises as `check` does."""
-    parties, messages, batch = _checked(recipe)
+    parties, messages, parts = _checked(recipe)
     return {
         **{key: getattr(recipe, key) for key in ("name", "method", "seed")},
         "parties": {name: {"images": len(faces), "identities": len(faces.names)} for name, faces in parties.items()},
@@ -132,15 +133,15 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
         "sent": [vars(sent) for sent in messages.sent],
         "stays": messages.stays,
         "bytes": {way: messages.in_all(way) for way in ("down", "up")},
-        "client_batch": batch,
+        "client_batch": parts.client_batch,
     }
 
 
 def describe(recipe: Recipe) -> str:
     """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does."""
     with telling_passed_over(lambda line: None) as passed_over:
-        parties, messages, batch = _checked(recipe)
-    engine = recipe.engine
+        parties, messages, parts = _checked(recipe)
+    engine, batch, left_open = recipe.engine, parts.client_batch, parts.left_open
     rounds = several(messages.rounds, "round")
     if len(messages.stages) > 1:
         rounds += f" ({', '.join(f'{stage.name} {stage.rounds}' for stage in messages.stages)})"
@@ -160,7 +161,7 @@ def describe(recipe: Recipe) -> str:
         f"{several(engine.workers, 'process', 'processes')} of "
         f"{'as many threads as pay' if engine.threads == 'auto' else several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",
-        *([f"measured when the run begins: engine.{', engine.'.join(engine.to_measure)}"] if engine.to_measure else []),
+        *([f"measured when the run begins: engine.{', engine.'.join(left_open)}"] if left_open else []),
         *([f"parties are computed together, {batch} images at a time (engine.client_batch)"] if batch else []),
         "",
         *_takes(recipe, parties, messages, asked),

@@ -9,15 +9,29 @@ benchmark analysis", ACM MM 2020.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from coalface.core.local_results import OWN_MODEL
-from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
+from coalface.core.method import (
+    Backbone,
+    Federation,
+    Mean,
+    Method,
+    Models,
+    Party,
+    Tensors,
+    batched,
+    message,
+    state,
+    step,
+)
 from coalface.training.local_training import Learner, Pull, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.sgd import MomentumState
+from coalface.training.stacked_training import learn_together, unstackable_reason
 
 
 @message
@@ -92,6 +106,29 @@ class FedAvg(Method):
             pull=self.pull(party, common.backbone),
         )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), learner
+
+    @batched("train")
+    def train_batched(
+        self, parties: Sequence[Party], own: Sequence[Learner | None], common: Global
+    ) -> list[tuple[Update, Learner]]:
+        pulls = [self.pull(party, common.backbone) for party in parties]
+        backbone, trained = learn_together(
+            parties,
+            common.backbone,
+            own,
+            self.local,
+            self.loss,
+            momentum=self.momentum,
+            head_momentum=self.head_momentum,
+            pulls=[pull for pull in pulls if pull is not None],
+        )
+        return [
+            (Update(backbone=backbone, images=len(party.data), loss=loss), learner)
+            for party, (loss, learner) in zip(parties, trained, strict=True)
+        ]
+
+    def unbatchable_reason(self, backbone: Backbone) -> str:
+        return unstackable_reason(backbone)
 
     def pull(self, party: Party, backbone: Tensors) -> Pull | None:
         """What local steps add to their gradients: nothing."""

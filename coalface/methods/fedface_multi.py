@@ -83,7 +83,7 @@ class FedFaceMulti(FedFace):
         images = len(party.data)
         return Update(backbone=party.backbone.shared(), centre=unit(trained.head), images=images, loss=trained.loss)
 
-    def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
+    def unbatchable_reason(self, backbone: Backbone) -> str:
         return "clients of several identities have a softmax of their own each"
 
 

@@ -36,8 +36,8 @@ from coalface.training.one_identity import (
     first_directions,
     train_many,
     train_one,
-    unbatchable_reason,
 )
+from coalface.training.stacked_training import unstackable_reason
 
 
 @message
@@ -145,8 +145,8 @@ class FedFV(Method):
             for party, centre, loss in zip(parties, batch.centres, batch.losses, strict=True)
         ]
 
-    def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
-        return unbatchable_reason(self.local, images, backbone)
+    def unbatchable_reason(self, backbone: Backbone) -> str:
+        return unstackable_reason(backbone)
 
     def models(self, fed: Federation, state: State) -> Models:
         return Models(shared=state.backbone, class_embeddings=state.centres)

@@ -39,8 +39,8 @@ from coalface.training.one_identity import (
     embeddings_of,
     train_many,
     train_one,
-    unbatchable_reason,
 )
+from coalface.training.stacked_training import unstackable_reason
 
 SIZES = {127: 64, 255: 63, 511: 67}
 """Length -> message bits of the codes in use, of minimum distances 21, 61 and 175."""
@@ -199,8 +199,8 @@ class FedUV(Method):
             for party, mean in zip(parties, batch.losses, strict=True)
         ]
 
-    def unbatchable_reason(self, images: int, backbone: Backbone) -> str:
-        return unbatchable_reason(self.local, images, backbone)
+    def unbatchable_reason(self, backbone: Backbone) -> str:
+        return unstackable_reason(backbone)
 
     def warm_up(self, fed: Federation, state: State) -> State:
         """Every client that has a codeword sets its threshold, and tells nobody."""

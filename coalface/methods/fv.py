@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from coalface.core.method import Federation, Models, state
+from coalface.core.method import Backbone, Federation, Models, state
 from coalface.methods import fedavg, pfm
 from coalface.training.federated_validation import FederatedValidation, Weighting
+
+SINGLE_REPLIES = "validators' weightings are of single replies, and a client batch makes none"
 
 
 @state
@@ -49,6 +51,9 @@ class FedAvgFV(fedavg.FedAvg):
     def models(self, fed: Federation, state: Any) -> Models:
         return super().models(fed, state.training)
 
+    def unbatchable_reason(self, backbone: Backbone) -> str:
+        return SINGLE_REPLIES
+
 
 @dataclass(frozen=True, kw_only=True)
 class PFMFV(pfm.PFM):
@@ -67,3 +72,6 @@ class PFMFV(pfm.PFM):
 
     def models(self, fed: Federation, state: Any) -> Models:
         return super().models(fed, state.training)
+
+    def unbatchable_reason(self, backbone: Backbone) -> str:
+        return SINGLE_REPLIES

@@ -5,15 +5,33 @@ Bai et al., "Federated Face Recognition", 2021, equations 1 to 6 and Algorithm 1
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from coalface.core.local_results import OWN_MODEL
-from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
+from coalface.core.method import (
+    Backbone,
+    Federation,
+    Mean,
+    Method,
+    Models,
+    Party,
+    Tensors,
+    batched,
+    message,
+    state,
+    step,
+)
 from coalface.methods.fedavg import Update
-from coalface.training.local_training import Learner, learn, whole_backbone
+from coalface.training.local_training import Learner, Pull, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
+from coalface.training.sgd import MomentumState
+from coalface.training.stacked_training import learn_together, unstackable_reason
+
+MOMENTUM: dict[str, MomentumState] = {"momentum": "none", "head_momentum": "keep"}
+"""Of local steps (1), (2): that of the backbone is the server's."""
 
 
 @message
@@ -72,19 +90,31 @@ class PFM(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
-        share = self.local.momentum / self.local.count(len(party.data))  # β / K
-        push = {name: (share * m).to(party.device) for name, m in common.momentum.items()}
-        loss, learner = learn(
-            party,
-            common.backbone,
-            own,
-            self.local,
-            self.loss,
-            momentum="none",
-            head_momentum="keep",  # (1), (2)
-            pull=lambda trained, images, labels: push,  # (3)
-        )
+        pull = self.pull(party, common)
+        loss, learner = learn(party, common.backbone, own, self.local, self.loss, pull=pull, **MOMENTUM)
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), learner
+
+    @batched("train")
+    def train_batched(
+        self, parties: Sequence[Party], own: Sequence[Learner | None], common: Global
+    ) -> list[tuple[Update, Learner]]:
+        pulls = [self.pull(party, common) for party in parties]
+        backbone, trained = learn_together(
+            parties, common.backbone, own, self.local, self.loss, pulls=pulls, **MOMENTUM
+        )
+        return [
+            (Update(backbone=backbone, images=len(party.data), loss=loss), learner)
+            for party, (loss, learner) in zip(parties, trained, strict=True)
+        ]
+
+    def unbatchable_reason(self, backbone: Backbone) -> str:
+        return unstackable_reason(backbone)
+
+    def pull(self, party: Party, common: Global) -> Pull:
+        """What local steps add to their gradients: β M_{r−1} / K (3)."""
+        share = self.local.momentum / self.local.count(len(party.data))
+        push = {name: (share * m).to(party.device) for name, m in common.momentum.items()}
+        return lambda trained, images, labels: push
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:

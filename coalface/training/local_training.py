@@ -16,7 +16,7 @@ from coalface.training.classifier import Classifier, classifier_for
 from coalface.training.distributed.batchnorm import synchronised
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import CosineLoss
-from coalface.training.sgd import MOMENTUM, SGD, MomentumState
+from coalface.training.sgd import MOMENTUM, SGD, Momentum, MomentumState
 
 _DRAWN = 1 << 14  # rows that are drawn at a time where they are not kept
 
@@ -88,19 +88,10 @@ def learn(
     processes play the party and the loss cannot be split among them.
     """
     of_backbone, of_head = MOMENTUM[momentum], MOMENTUM[head_momentum or momentum]
-    classes = len(party.data.names)
     party.backbone.load(backbone, learner.kept if learner else None)
     batches, cursor = work.batches(party, learner.cursor if learner else Cursor())
+    classifier = learners_classifier(party, learner, work, loss, of_head)
     velocity = learner.velocity if learner else {}
-    classifier = classifier_for(
-        party,
-        learner.head if learner else fresh_head(party, loss.rows(classes)),
-        loss,
-        work.sgd(party, of_head),
-        extra=learner.extra if learner else loss.extra(classes) | loss.state(classes),
-        velocity=velocity,
-        sample_rate=work.sample_rate,
-    )
     trained = train(party, classifier, batches, work.sgd(party, of_backbone), velocity=velocity, pull=pull)
     learner = Learner(
         head=trained.head,
@@ -110,6 +101,25 @@ def learn(
         cursor=cursor,
     )
     return trained.loss, learner
+
+
+def learners_classifier(
+    party: Party, learner: Learner | None, work: LocalTraining, loss: CosineLoss, momentum: Momentum
+) -> Classifier:
+    """The classifier that a party's round begins with: what it kept of its last one, or a fresh one before its first.
+
+    Raises ValueError as `learn`.
+    """
+    classes = len(party.data.names)
+    return classifier_for(
+        party,
+        learner.head if learner else fresh_head(party, loss.rows(classes)),
+        loss,
+        work.sgd(party, momentum),
+        extra=learner.extra if learner else loss.extra(classes) | loss.state(classes),
+        velocity=learner.velocity if learner else {},
+        sample_rate=work.sample_rate,
+    )
 
 
 def whole_backbone(party: Party, shared: Tensors, kept: Tensors | None) -> Tensors:
@@ -174,7 +184,7 @@ def train(
             inputs = beside(pixels) if beside is not None else {}
             loss, gradients = classifier.gradients(embeddings, labels, theta, **inputs)  # L(x, W, y); ∂L/∂θ, ∂L/∂W
         if pull is not None:
-            _add(gradients, pull(theta | classifier.trained, pixels, labels))
+            add_to(gradients, pull(theta | classifier.trained, pixels, labels))
         sgd.step(list(theta.values()), [gradients[name] for name in theta], speeds)
         classifier.step(gradients)
         total += loss.detach().double() * len(index)
@@ -202,7 +212,9 @@ def load_batch(party: Party, index: NDArray[np.int64], rng: np.random.Generator)
     return images, labels
 
 
-def _add(gradients: Tensors, added: Tensors) -> None:
-    names = [name for name in gradients if name in added]
+def add_to(gradients: Tensors, added: Tensors) -> None:
+    """Add what there is of `added` to gradients by name."""
+    if not (names := [name for name in gradients if name in added]):
+        return
     sums = torch._foreach_add([gradients[name] for name in names], [added[name] for name in names])
     gradients.update(zip(names, sums, strict=True))

@@ -1,9 +1,10 @@
 """Local training of parties that hold one identity each, one by one, and many of them as one batch.
 
-Where a party takes one SGD step from the weights θ that all are sent, the mean of the parties' weights is one step on
-the mean of their gradients: Σ n_i (θ − η g_i) / Σ n_i = θ − η g, g being the gradient of the mean loss over the images
-of all. So a batch of many parties' images gives what their mean would be; each class embedding gets its own party's
-gradient, which that mean holds with the factor n_i / Σ n_i.
+Where each party takes one SGD step on all of its images, from the weights θ that all are sent, the mean of the parties'
+weights is one step on the mean of their gradients: Σ n_i (θ − η g_i) / Σ n_i = θ − η g, g being the gradient of the
+mean loss over the images of all. So a batch of many parties' images gives what their mean would be; each class
+embedding gets its own party's gradient, which that mean holds with the factor n_i / Σ n_i. All other local work of many
+is `coalface.training.stacked_training`'s.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from coalface.core.method import Backbone, Federation, Party, Tensors
+from coalface.core.method import Federation, Party, Tensors
 from coalface.training.classifier import classifier_for
 from coalface.training.local_training import Trained, train
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import OwnClassLoss, unit
 from coalface.training.sgd import MOMENTUM
+from coalface.training.stacked_training import train_together
 
 
 def check_nothing_kept(fed: Federation) -> None:
@@ -101,14 +103,14 @@ def batches(party: Party, work: LocalTraining) -> list[NDArray[np.int64]]:
 
 @dataclass(frozen=True)
 class TrainedBatch:
-    """What the local training of many parties gives, each having taken one step."""
+    """What the local training of many parties gives."""
 
     backbone: Tensors
     """Σ n_i θ_i / Σ n_i."""
     extra: Tensors
     """The same mean of what the loss trains beside the class embeddings."""
     centres: tuple[Tensor, ...]
-    """Each party's (1, d) class embedding after its step."""
+    """Each party's (1, d) class embedding."""
     losses: tuple[float, ...]
 
 
@@ -122,10 +124,23 @@ def train_many(
     extra: Tensors | None = None,
     fixed: bool = False,
 ) -> TrainedBatch:
-    """What `train_one` gives of each party, as one batch; for work without an `unbatchable_reason`."""
+    """What `train_one` gives of each party, as one batch; for backbones without an `unstackable_reason`."""
     first, counts = parties[0], torch.tensor([len(party.data) for party in parties])
-    module, sgd = _loaded(first, backbone).train(), work.sgd(first, MOMENTUM["none"])
-    images = first.compute.many([(party.data, batches(party, work)[0], party.rng) for party in parties])
+    module, steps = _loaded(first, backbone).train(), [batches(party, work) for party in parties]
+    if any(len(own) > 1 or len(own[0]) < len(party.data) for party, own in zip(parties, steps, strict=True)):
+        sgd, pairs = work.sgd(first), zip(parties, centres, strict=True)
+        classifiers = [classifier_for(p, centre, loss, sgd, extra=extra, fixed=fixed) for p, centre in pairs]
+        together = train_together(parties, classifiers, steps, sgd)
+        shares = zip((counts.double() / counts.sum()).tolist(), together.parties, strict=True)
+        weighed = [{name: t * share for name, t in trained.extra.items()} for share, trained in shares]
+        return TrainedBatch(
+            backbone=together.backbone,
+            extra={name: torch.stack([tensors[name] for tensors in weighed]).sum(0) for name in extra or {}},
+            centres=tuple(trained.head for trained in together.parties),
+            losses=tuple(trained.loss for trained in together.parties),
+        )
+    sgd = work.sgd(first, MOMENTUM["none"])
+    images = first.compute.many([(party.data, own[0], party.rng) for party, own in zip(parties, steps, strict=True)])
     owner = torch.repeat_interleave(torch.arange(len(parties)), counts).to(first.device)
     heads = torch.cat([centre.to(first.device) for centre in centres]).requires_grad_(not fixed)
     beside = {name: t.to(first.device, copy=True).requires_grad_() for name, t in (extra or {}).items()}
@@ -144,21 +159,6 @@ def train_many(
         centres=heads.detach().split(1),
         losses=tuple((losses / counts).tolist()),
     )
-
-
-def unbatchable_reason(work: LocalTraining, images: int, backbone: Backbone) -> str:
-    """Why parties of up to so many images cannot be trained as one batch; empty where they can."""
-    if work.party_batch_size:
-        return "local.party_batch_size gives parties batches of their own"
-    if work.epochs > 1 or (work.steps_per_round or 1) > 1 or images > work.batch_size:
-        steps = work.count(images)
-        return (
-            f"a party of {images} images takes {steps} local steps a round, or only some of its images: one step on "
-            f"all of them is local.epochs=1 and local.batch_size={images} or more"
-        )
-    if any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in backbone.module.modules()):
-        return "the backbone has BatchNorm, whose statistics are of a party's own batch"
-    return ""
 
 
 def _loaded(party: Party, backbone: Tensors) -> nn.Module:

@@ -154,6 +154,7 @@ def counted_own(self: Any, party: Party, own: Own | None, common: Down, each: Do
 def counted_kept(self: Any, party: Party, own: Own | None, common: Down) -> tuple[UpCounted, Own]: ...
 def many(self: Any, parties: Any, common: Down) -> Any: ...
 def many_own(self: Any, parties: Any, own: Any, common: Down, each: Any) -> Any: ...
+def many_kept(self: Any, parties: Any, own: Any, common: Down) -> Any: ...
 def many_without(self: Any, parties: Any) -> Any: ...
 
 
@@ -166,13 +167,13 @@ def with_form(function: Callable[..., Any], form: Callable[..., Any], of: str = 
 def test_a_step_may_say_what_it_is_for_many_parties_at_once() -> None:
     assert with_form(counted, many).own_steps["counted"].batched is many
     assert with_form(counted_own, many_own).own_steps["counted_own"].batched is many_own
+    assert with_form(counted_kept, many_kept).own_steps["counted_kept"].batched is many_kept
 
 
 @pytest.mark.parametrize(
     ("function", "form", "of", "says"),
     [
         (counted, many, "trian", "'trian'.* counted"),
-        (counted_kept, many, "", "step counted_kept keeps something at its party"),
         (checked, many, "", "Up a field `images: int`"),
         (counted, many_without, "", r"it takes \['parties', 'self'\].*take \['common', 'parties', 'self'\]"),
         (counted_own, many, "", r"take \['common', 'each', 'own', 'parties', 'self'\]"),

@@ -15,35 +15,50 @@ from worlds import recipe
 
 from coalface.core.method import Method
 from coalface.engine.run_state import Numerics
-from coalface.experiments.conformance.tiny_federation import NUMERICS, Ran, Stop, Tiny, run, stopping, workers
+from coalface.experiments.conformance.tiny_federation import (
+    MANY,
+    NUMERICS,
+    Ran,
+    Stop,
+    Tiny,
+    kept_states,
+    run,
+    stopping,
+    workers,
+)
 from coalface.experiments.conformance.traffic import all_tensors
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
 
-BATCHED = [name for name, cls in METHODS.items() if any(d.batched for d in cls.own_steps.values())]
-"""The methods that have a batched form of some step."""
+BATCHED = [
+    name
+    for name, cls in METHODS.items()
+    if any(d.batched for d in cls.own_steps.values()) and not recipe(name)[0].unbatchable_reason(Tiny()().backbone)
+]
+"""The methods that have a batched form of some step, and use it."""
 
 
-batched_methods = pytest.mark.parametrize("name", BATCHED)
+ONE_STEP = LocalTraining(epochs=1, batch_size=12, lr=0.3)
+"""On all images of a party: momentum and weight decay are as by default, and one step has no use for momentum."""
+SEVERAL = LocalTraining(steps_per_round=3, batch_size=4, lr=0.1)
 
 
-def cohorts(name: str, images: int, **changes: Any) -> tuple[Method, Tiny, Numerics]:
-    """A method whose parties take one step each, a world in float64, and client batches of so many images."""
-    work = LocalTraining(
-        epochs=1, batch_size=8, lr=0.5
-    )  # momentum and weight decay as by default: one step has no use for them
+def cohorts(name: str, images: int, work: LocalTraining = ONE_STEP, **changes: Any) -> tuple[Method, Tiny, Numerics]:
+    """A method with some local work, a world of seven parties in float64, and client batches of so many images."""
     method, build = recipe(name, local=work, **changes)
-    return method, replace(build, double=True), replace(NUMERICS, client_batch=images)
+    return method, replace(build, double=True, parties=MANY), replace(NUMERICS, client_batch=images)
 
 
-def test_every_method_of_one_identity_a_party_has_a_batched_form() -> None:
-    assert sorted(BATCHED) == sorted(name for name, cls in METHODS.items() if cls.scenario == "devices")
+def test_methods_of_one_identity_a_party_and_those_that_average_what_learn_gives_have_a_batched_form() -> None:
+    devices = [name for name, cls in METHODS.items() if cls.scenario == "devices"]
+    assert sorted(BATCHED) == sorted([*devices, "fedavg", "fedprox", "pfm", "slowmo"])
 
 
-@batched_methods
-def test_client_batches_give_what_single_parties_give(name: str, tmp_path: Path) -> None:
-    """State, class embeddings and losses to rounding; every tensor's bytes; the ledgers together hold what was sent."""
-    method, build, numerics = cohorts(name, 16)
+@pytest.mark.parametrize("work", [ONE_STEP, SEVERAL], ids=["one step", "several steps"])
+@pytest.mark.parametrize("name", BATCHED)
+def test_client_batches_give_what_single_parties_give(name: str, work: LocalTraining, tmp_path: Path) -> None:
+    """State, private state and losses to rounding; every tensor's bytes; the ledgers together hold what was sent."""
+    method, build, numerics = cohorts(name, 40, work)
     alone = run(method, tmp_path / "alone", build)
     many = run(method, tmp_path / "many", build, numerics=numerics)
     moved = [t for n, t in alone.state.backbone.items() if not torch.equal(t, build().backbone.shared()[n])]
@@ -51,6 +66,11 @@ def test_client_batches_give_what_single_parties_give(name: str, tmp_path: Path)
     for tensor, of_many in zip(all_tensors(alone.state), all_tensors(many.state), strict=True):
         assert tensor.dtype == of_many.dtype
         assert (tensor - of_many).abs().max() < 1e-10
+    kept, of_batches = kept_states(alone), kept_states(many)
+    assert kept.keys() == of_batches.keys() and bool(kept) == any(d.keeps for _, d in method.steps.values())
+    for party, state in kept.items():
+        for tensor, of_many in zip(all_tensors(state), all_tensors(of_batches[party]), strict=True):
+            assert tensor.shape == of_many.shape and torch.allclose(tensor, of_many, rtol=0, atol=1e-10), party
 
     def lines(ran: Ran) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (ran.folder / "metrics.jsonl").read_text().splitlines()]
@@ -89,9 +109,9 @@ def tensor_bytes(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str
     return counts
 
 
-@pytest.mark.parametrize("name", by_default(2, BATCHED))
+@pytest.mark.parametrize("name", ["fedavg", *by_default(1, [name for name in BATCHED if name != "fedavg"])])
 def test_client_batches_stopped_and_resumed_are_never_stopped(name: str, tmp_path: Path) -> None:
-    method, build, numerics = cohorts(name, 11)
+    method, build, numerics = cohorts(name, 24, SEVERAL)
     rules: dict[str, Any] = {"numerics": numerics, "checkpoint_every": 2}
     unbroken = run(method, tmp_path / "unbroken", build, **rules).bytes()
     assert unbroken["cohorts"]
@@ -106,6 +126,6 @@ def test_client_batches_stopped_and_resumed_are_never_stopped(name: str, tmp_pat
 @pytest.mark.parametrize("name", by_default(1, BATCHED))
 @pytest.mark.usefixtures("quick_workers")
 def test_client_batches_are_the_same_with_workers(name: str, tmp_path: Path) -> None:
-    method, build, numerics = cohorts(name, 11)
+    method, build, numerics = cohorts(name, 24, SEVERAL)
     alone = run(method, tmp_path / "alone", build, numerics=numerics).bytes()
     assert run(method, tmp_path / "two", build, numerics=numerics, transport=workers(2)).bytes() == alone

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import naive
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from coalface.core.method import Party
 from coalface.experiments.conformance.tiny_federation import Tiny
@@ -19,7 +18,7 @@ from coalface.training.fedfv import AgainstOthers
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import OwnClassLoss
 from coalface.training.losses.hinge import OnCodes, PositiveHinge
-from coalface.training.one_identity import batches, first_centres, train_many, train_one, unbatchable_reason
+from coalface.training.one_identity import batches, first_centres, train_many, train_one
 
 EXACT = Tiny(parties=4, one_identity=True, double=True)
 """Clients of 6, 5, 4 and 6 images, half of which are turned at random."""
@@ -110,8 +109,12 @@ LOSSES: list[tuple[OwnClassLoss, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("loss", "settings"), LOSSES)
-@pytest.mark.parametrize("work", [ONE, replace(ONE, schedule="cosine", momentum=0.5)], ids=["constant", "cosine"])
+SEVERAL = replace(ONE, batch_size=3, momentum=0.5)
+CASES = [(work, *case) for work in (ONE, replace(ONE, schedule="cosine", momentum=0.5)) for case in LOSSES]
+CASES += [(SEVERAL, *case) for case in LOSSES[:-1]]  # codes that are trained are codes before the first step alone
+
+
+@pytest.mark.parametrize(("work", "loss", "settings"), CASES)
 def test_many_are_the_mean_of_each(loss: OwnClassLoss, settings: dict[str, Any], work: LocalTraining) -> None:
     """Σ n_i θ_i / Σ n_i, the same of what the loss trains beside, and each class embedding and loss its party's own.
 
@@ -146,42 +149,6 @@ def test_many_are_the_mean_of_each(loss: OwnClassLoss, settings: dict[str, Any],
 
 
 # --- where they cannot be one batch -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("work", "says"),
-    [
-        (LocalTraining(batch_size=6), ""),
-        (LocalTraining(steps_per_round=1, batch_size=6), ""),
-        (LocalTraining(batch_size=5), "a party of 6 images takes 1 local steps a round, or only some of its images"),
-        (LocalTraining(batch_size=4), "a party of 6 images takes 2 local steps"),
-        (
-            LocalTraining(epochs=2, batch_size=6),
-            "takes 2 local steps a round.*local.epochs=1 and local.batch_size=6 or more",
-        ),
-        (LocalTraining(steps_per_round=2, batch_size=6), "takes 2 local steps"),
-        (
-            LocalTraining(steps_per_round=1, batch_size=6, party_batch_size={"a": 6}),
-            "local.party_batch_size gives parties batches of their own",
-        ),
-    ],
-)
-def test_unbatchable_reason(work: LocalTraining, says: str) -> None:
-    reason = unbatchable_reason(work, 6, EXACT().backbone)
-    assert bool(reason) == bool(says)
-    assert re.search(says, reason)
-
-
-@pytest.mark.parametrize("norm", [nn.BatchNorm1d(4), nn.BatchNorm2d(4), nn.Sequential(nn.SyncBatchNorm(4))])
-def test_batchnorm_is_a_reason_wherever_it_lies(norm: nn.Module) -> None:
-    backbone = EXACT().backbone
-    object.__setattr__(backbone, "module", nn.Sequential(backbone.module, norm))
-    assert (
-        unbatchable_reason(ONE, 6, backbone)
-        == "the backbone has BatchNorm, whose statistics are of a party's own batch"
-    )
-    object.__setattr__(backbone, "module", nn.Sequential(nn.GroupNorm(2, 4), nn.LayerNorm(4)))
-    assert unbatchable_reason(ONE, 6, backbone) == ""
 
 
 @pytest.mark.parametrize("work", ["one", "centres", "embeddings"])

@@ -49,7 +49,7 @@ class CommitFolder:
                 vault = self.vault
                 commits = {n: Commit.whole(self.folder / n, vault) if n in needed else Commit() for n in names}
                 head = commits[base].head
-                if os.stat(self.ledger).st_size == head.size:
+                if not head.size or os.stat(self.ledger).st_size == head.size:
                     return commits, head
         except FileNotFoundError:
             pass

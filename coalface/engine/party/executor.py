@@ -150,7 +150,8 @@ class PartyExecutor:
         commits, head = self.commits.begin(f"{request.base}.commit", needed, place.name)
         saved = commits.get(place.name)
         # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
-        if saved is not None and saved.base == request.base:
+        # One without lines is of a client batch that was taken apart.
+        if saved is not None and saved.base == request.base and LINES in saved.spans:
             self.head = saved.head.lines, saved.head.chain
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (reply := saved.read(REPLY)) is not None:
@@ -274,6 +275,33 @@ class PartyExecutor:
         except Exception as error:
             raise StepFailed(f"{where}: {type(error).__name__}: {error}".removesuffix(": ")) from error
 
+    def base_of(self, request: Request, party: Party) -> Commit:
+        """The commit that a step starts from, once it is known to be of the party's data."""
+        base = self.commits.base(request.base)
+        if (before := base.read(DATA)) is not None and (current := data_identity(party)) != before:
+            raise StepFailed(f"{request.where}: {difference(before, current)}")
+        return base
+
+    def keep(self, request: Request, base: Commit, party: Party, private_state: Any) -> None:
+        """Commit what a step keeps that was computed with other parties: its reply is in no ledger of this one."""
+        ordinal, checkpointed = request.horizon
+        needed = {f"{name}.commit" for name in (request.base, checkpointed)}
+        place = self.folder / f"{request.id}.commit"
+        commits, head = self.commits.begin(f"{request.base}.commit", needed, place.name)
+        parts = self._parts(base, private_state)
+        parts[DATA] = base.read(DATA) or data_identity(party)
+        over, vault = self.commits.prune(commits, ordinal, needed), self.context.vault
+        write_commit(
+            place,
+            request.base,
+            head,
+            parts,
+            over=over,
+            flush=self.context.flush,
+            vault=vault,
+            receipts=request.receipts,
+        )
+
     def arguments(self, request: Request, base: Commit | None = None) -> dict[str, Any]:
         """What the step is given beside its party."""
         declaration, arguments = self.context.method.steps[request.step][1], dict[str, Any]()
@@ -288,12 +316,22 @@ class PartyExecutor:
 
 
 def run_batch(context: ExecutorContext, requests: Sequence[Request]) -> list[Any]:
-    """The replies of a step that keeps nothing, at many parties as one batch; the step has a form for that."""
+    """The replies of a step at many parties as one batch; the step has a form for that.
+
+    What each party keeps is written as its pending commit, which has neither the reply nor lines of a ledger.
+    """
     owner, declaration = context.method.steps[requests[0].step]
     assert declaration.batched is not None
-    arguments = [PartyExecutor(context, request.party).arguments(request) for request in requests]
+    parties = [context.party(request) for request in requests]
+    asked = [(PartyExecutor(context, request.party), request) for request in requests]
+    bases = [executor.base_of(request, party) for (executor, request), party in zip(asked, parties, strict=True)]
+    arguments = [executor.arguments(request, base) for (executor, request), base in zip(asked, bases, strict=True)]
     inputs = {name: [a[name] for a in arguments] if name != "common" else first for name, first in arguments[0].items()}
-    replies = declaration.batched(owner, parties=[context.party(request) for request in requests], **inputs)
-    if len(replies) != len(requests) or any(type(reply) is not declaration.reply for reply in replies):
-        raise TypeError(f"step {declaration.name}: its batched form gives one {declaration.reply} for each party")
-    return list(replies)
+    results = [r if isinstance(r, tuple) else (r, None) for r in declaration.batched(owner, parties=parties, **inputs)]
+    expected = declaration.reply, declaration.keeps or type(None)
+    if len(results) != len(requests) or any((type(reply), type(kept)) != expected for reply, kept in results):
+        raise TypeError(f"step {declaration.name}: its batched form gives what the step declares, for each party")
+    if declaration.keeps is not None:
+        for (executor, request), base, party, (_, kept) in zip(asked, bases, parties, results, strict=True):
+            executor.keep(request, base, party, kept)
+    return [reply for reply, _ in results]

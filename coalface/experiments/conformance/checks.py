@@ -31,8 +31,11 @@ from coalface.experiments.conformance.learning import GAIN, LEARNING, ROUNDS, le
 from coalface.experiments.conformance.subject import Failure, Subject, require_same
 from coalface.experiments.conformance.tiny_federation import (
     LOSS,
+    MANY,
+    NUMERICS,
     WORK,
     Stop,
+    kept_states,
     raw,
     run,
     stopping,
@@ -42,6 +45,9 @@ from coalface.experiments.conformance.traffic import Heard, all_tensors, listeni
 from coalface.experiments.recipe.schema import BY_NAME
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
+
+BATCH_IMAGES = 40
+"""Of a client batch: some parties of a tiny federation, and not all."""
 
 
 def check_plan(subject: Subject) -> None:
@@ -312,6 +318,27 @@ def check_learning(subject: Subject) -> None:
         )
 
 
+def check_client_batches(subject: Subject) -> None:
+    """Many parties as one batch, where a step has a form for that, give what each gives by itself, to 1e-10."""
+    method, build = subject.build()
+    build = replace(build, double=True, parties=MANY)
+    forms = [name for name, (_, declared) in method.steps.items() if declared.batched is not None]
+    if not forms or method.unbatchable_reason(build().backbone):
+        return
+    folders = subject.folder / "party by party", subject.folder / "client batches"
+    alone = run(method, folders[0], build)
+    together = run(method, folders[1], build, numerics=replace(NUMERICS, client_batch=BATCH_IMAGES))
+    expected, computed = ({"the state": ran.state} | kept_states(ran) for ran in (alone, together))
+    for name, state in expected.items():
+        for tensor, of_many in zip(all_tensors(state), all_tensors(computed[name]), strict=True):
+            if tensor.shape != of_many.shape or not torch.allclose(tensor, of_many, rtol=0, atol=1e-10):
+                raise Failure(
+                    f"{name} differs by up to {float((tensor - of_many).abs().max()):.1g} where parties are one batch",
+                    f"Let the batched form of {forms[0]} give each party's reply as its step does: the mean by images "
+                    "of what the server aggregates, and each party's own values of the rest.",
+                )
+
+
 CHECKS: dict[str, Callable[[Subject], None]] = {
     "plan": check_plan,
     "settings": check_settings,
@@ -328,6 +355,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "nonsense": check_nonsense,
     "lost replies": check_dropouts,
     "failing party": check_failing_party,
+    "client batches": check_client_batches,
     "learning": check_learning,
 }
 """Every check by its name; each raises Failure."""

@@ -196,32 +196,52 @@ class Parts:
 
     @cached_property
     def client_batch(self) -> int:
-        """Images of a client batch, 0 for none.
+        """Images of a client batch, 0 for none; also where it is `auto` and still to be measured.
 
         Raises RecipeError where the recipe asks for client batches that cannot be.
         """
-        recipe, batch = self.recipe, self.recipe.engine.client_batch or 0
-        if not batch:
+        batch = self.recipe.engine.client_batch or 0
+        if not batch or "client_batch" in self.left_open:
             return 0
-        training = [name for name, member in self.data.members().items() if plays(member.role, "trainer")]
-        engine, elsewhere = recipe.engine, recipe.own is not None and not recipe.own.party_data
-        hindrances = {
-            "the parties' images are their own, each at a node of its own": elsewhere,
-            "faults are simulated party by party": recipe.faults != SimulatedFaults(),
-            "data.party_augment changes the images of parties in different ways": bool(recipe.party_augment),
-            "engine.processes_per_party splits a party's work": any(n > 1 for n in engine.processes_per_party.values()),
-            "engine.update_dtype narrows what each party sends, and a client batch makes no single replies": (
-                engine.update_dtype is not None
-            ),
-        }
-        why = self.method.unbatchable_reason(max(len(self.data.data[name]) for name in training), self.backbone)
-        why = why or next((reason for reason, holds in hindrances.items() if holds), "")
+        why = self._unbatchable_reason
         if why and batch != "auto":
             raise RecipeError(
                 f"{why}; set engine.client_batch to 0, or to auto",
                 where="engine.client_batch",
             )
         return 0 if why else CLIENT_BATCH if batch == "auto" else batch
+
+    @cached_property
+    def left_open(self) -> tuple[str, ...]:
+        """The keys of `engine` that are measured when a run begins.
+
+        Of client batches it is their size, where a party takes several steps: they train in stacks.
+        """
+        engine, keys = self.recipe.engine, self.recipe.engine.to_measure
+        if engine.client_batch != "auto" or self._unbatchable_reason or self.recipe.local.count(self.most_images) == 1:
+            return keys
+        return (*keys, "client_batch")
+
+    @property
+    def most_images(self) -> int:
+        """Of a trainer."""
+        members = self.data.members().values()
+        return max(member.images for member in members if plays(member.role, "trainer"))
+
+    @cached_property
+    def _unbatchable_reason(self) -> str:
+        engine, own = self.recipe.engine, self.recipe.own
+        hindrances = {
+            "the parties' images are their own, each at a node of its own": own is not None and not own.party_data,
+            "faults are simulated party by party": self.recipe.faults != SimulatedFaults(),
+            "data.party_augment changes the images of parties in different ways": bool(self.recipe.party_augment),
+            "engine.processes_per_party splits a party's work": any(n > 1 for n in engine.processes_per_party.values()),
+            "engine.update_dtype narrows what each party sends, and a client batch makes no single replies": (
+                engine.update_dtype is not None
+            ),
+        }
+        why = self.method.unbatchable_reason(self.backbone)
+        return why or next((reason for reason, holds in hindrances.items() if holds), "")
 
     def numerics(self, client_batch: int = 0) -> Numerics:
         """The record of what the bits depend on."""

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from coalface.engine.party.setup import keep_freed_memory
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import sources
 from coalface.experiments.setup.parts import Parts, first_backbone
-from coalface.models.speed import Arithmetic, random_images, threads, training_step
+from coalface.models.speed import Arithmetic, autocasting, random_images, threads, training_step
+from coalface.training.sgd import SGD
+from coalface.training.stacked_training import embed_stacked, stacked
 
 SECONDS = 2.0
 """Of measuring layout and type, and of the threads; longer where a step is."""
@@ -26,6 +30,22 @@ FEWEST = 8
 """Images of a batch that is measured, where the recipe's has as many; fewer do not show what a type or layout gains."""
 GAIN = 1.1
 """What is not the default is chosen where it makes a step so many times as fast: a close call would fall either way."""
+
+STACKS = (4, 8, 16, 32, 64)
+"""Parties that are tried as one batch."""
+STACK_BYTES = 1 << 30
+"""The most that the parties of a batch may take with their weights, gradients and momentum."""
+
+
+@dataclass(frozen=True)
+class Stacked(Arithmetic):
+    """A step of so many parties at once, each with weights of its own."""
+
+    parties: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.parties} parties at once" if self.parties > 1 else "party by party"
+
 
 Measure = Callable[[Recipe, Sequence[Arithmetic]], Sequence[float]]
 """Images a second that the recipe's backbone trains at, by each arithmetic."""
@@ -36,8 +56,8 @@ def tuned(recipe: Recipe, note: Callable[[str], None], measure: Measure | None =
 
     Raises RecipeError, ValueError or OSError where the recipe's images or network cannot be had.
     """
-    engine = recipe.engine
-    if not (keys := engine.to_measure):
+    engine, parts = recipe.engine, Parts(recipe, sources.unseen)
+    if not (keys := parts.left_open):
         return recipe
     measure, chosen = measure or images_per_second, engine.arithmetic
     layouts = [
@@ -60,11 +80,25 @@ def tuned(recipe: Recipe, note: Callable[[str], None], measure: Measure | None =
                     break
                 chosen = more
             note(_told(speeds, chosen))
+    values = {key: getattr(chosen, key) for key in engine.to_measure}
+    if "client_batch" in keys:
+        stacks = [Stacked(**vars(chosen), parties=count) for count in _counts(parts)]
+        speeds = dict(zip(stacks, measure(recipe, stacks), strict=True))
+        fastest = max(stacks, key=speeds.__getitem__)
+        values["client_batch"] = fastest.parties * parts.most_images if fastest.parties > 1 else 0
+        note(_told(speeds, fastest))
     tree = recipe.resolved()
-    return loader.parse(tree | {"engine": tree["engine"] | {key: getattr(chosen, key) for key in keys}})
+    return loader.parse(tree | {"engine": tree["engine"] | values})
 
 
-def _told(speeds: dict[Arithmetic, float], chosen: Arithmetic) -> str:
+def _counts(parts: Parts) -> list[int]:
+    """How many parties are tried as one batch: as many as there are, and as fit into `STACK_BYTES`."""
+    weights = sum(p.nbytes for p in parts.backbone.parameters.values())
+    most = min(len(parts.trainers), STACK_BYTES // (4 * weights))  # weights, gradients, momentum and a product of them
+    return [1, *(count for count in STACKS if count <= most)]
+
+
+def _told(speeds: Mapping[Any, float], chosen: Arithmetic) -> str:
     rates = "; ".join(f"{arithmetic} {speed:.3g}" for arithmetic, speed in speeds.items())
     return f"trains with {chosen}, measured here (images/s: {rates})"
 
@@ -89,8 +123,11 @@ def _raced(recipe: Recipe, candidates: Sequence[Arithmetic], share: float) -> li
     modules = {last: first_backbone(recipe).module for last in {c.channels_last for c in candidates}}
 
     def step(arithmetic: Arithmetic, batch: int) -> Callable[[], None]:
-        images = random_images(batch, channels, size, arithmetic)
-        return training_step(modules[arithmetic.channels_last], images, arithmetic)
+        module, parties = modules[arithmetic.channels_last], _parties(arithmetic)
+        images = random_images(parties * batch, channels, size, arithmetic)
+        if parties == 1:
+            return training_step(module, images, arithmetic)
+        return _stacked_step(module, images.unflatten(0, (parties, batch)), arithmetic)
 
     alike = {(c.threads, c.device) for c in candidates} == {(candidates[0].threads, "cpu")}
     clock = time.process_time if alike else time.perf_counter  # the processor's time says it on a busy machine too
@@ -118,7 +155,27 @@ def _raced(recipe: Recipe, candidates: Sequence[Arithmetic], share: float) -> li
         for candidate in candidates:
             best[candidate] = min(best[candidate], seconds(candidate, steps[candidate], share))
         if time.perf_counter() - began > SECONDS:
-            return [batch / best[candidate] for candidate in candidates]
+            return [batch * _parties(candidate) / best[candidate] for candidate in candidates]
+
+
+def _parties(arithmetic: Arithmetic) -> int:
+    return arithmetic.parties if isinstance(arithmetic, Stacked) else 1
+
+
+def _stacked_step(module: nn.Module, images: Tensor, arithmetic: Arithmetic) -> Callable[[], None]:
+    """A training step of several parties as one, of images (P, n, c, h, w)."""
+    module.to(arithmetic.device).train()
+    theta = stacked(module, len(images))
+    sgd = SGD(lr=1e-6, momentum=0.9)
+    speeds = sgd.start(theta, {})
+
+    def step() -> None:
+        with autocasting(arithmetic):
+            embeddings = embed_stacked(module, theta, images)
+        gradients = torch.autograd.grad(embeddings.float().mean(), list(theta.values()))
+        sgd.step(list(theta.values()), gradients, list(speeds.values()))
+
+    return step
 
 
 def _batch(recipe: Recipe) -> int:

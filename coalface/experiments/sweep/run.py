@@ -30,6 +30,8 @@ from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.runs import clean
+from coalface.experiments.setup import sources
+from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import page
 from coalface.experiments.sweep.cells import append_cell, pack_cells, packed, read_cells
 from coalface.experiments.sweep.differences import baseline_of
@@ -165,7 +167,7 @@ def _cells(path: Path, changes: Sequence[str], baselines: Sequence[str]) -> list
     for baseline in baselines:
         baseline_of([cell.setting for cell in cells], baseline)
     for cell in cells:
-        if keys := cell.recipe.engine.to_measure:
+        if keys := Parts(cell.recipe, sources.unseen).left_open:
             raise RecipeError(
                 "each cell would choose for itself, and cells are compared; write a value, such as `coalface run` of "
                 "one cell chooses",
