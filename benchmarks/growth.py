@@ -130,7 +130,7 @@ def exponent_of(points: list[Point]) -> float:
 def table(curve: str, measured: list[Point]) -> str:
     """The points, the exponent, and a hundred times the largest."""
     lines = [f"| {CURVES[curve][0]} | processor s | MB |", "|---:|---:|---:|"]
-    lines += [f"| {p['count']:,} | {p['seconds']:.3g} | {p['mb']:,.0f} |" for p in measured]
+    lines += [f"| {p['count']:,} | {float(f'{p["seconds"]:.3g}'):,g} | {p['mb']:,.0f} |" for p in measured]
     if len(measured) >= 2:
         b, (near, far) = exponent_of(measured), measured[-2:]
         count = 100 * far["count"]
@@ -151,6 +151,7 @@ def draw(points: dict[str, list[Point]], path: Path) -> None:
             axis.loglog([p["count"] for p in measured], [p[key] for p in measured], "osD^v"[place] + "-", label=name)
     for axis, label in zip(axes, ("processor seconds, one thread", "MB above what the process held"), strict=True):
         axis.set(xlabel="count", ylabel=label)
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(path, metadata={"Date": None})
