@@ -130,7 +130,9 @@ def exponent_of(points: list[Point]) -> float:
 def table(curve: str, measured: list[Point]) -> str:
     """The points, the exponent, and a hundred times the largest."""
     lines = [f"| {CURVES[curve][0]} | processor s | MB |", "|---:|---:|---:|"]
-    lines += [f"| {p['count']:,} | {float(f'{p["seconds"]:.3g}'):,g} | {p['mb']:,.0f} |" for p in measured]
+    for point in measured:
+        seconds = f"{point['seconds']:.3g}"
+        lines.append(f"| {point['count']:,} | {float(seconds):,g} | {point['mb']:,.0f} |")
     if len(measured) >= 2:
         b, (near, far) = exponent_of(measured), measured[-2:]
         count = 100 * far["count"]
