@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import cost, seconds
+from measuring import cost
 from numpy.typing import NDArray
 
 from coalface.data.readers import ijb
@@ -134,13 +134,13 @@ def distractors(share: float) -> None:
     for start in range(0, crowd_size, 50_000):
         crowd[start : start + 50_000] = unit(rng, np.zeros((50_000, D), np.float32), 1.0)
     block = np.empty((min(2048, probes), 8192), np.float32)
-    times = [seconds(lambda: np.matmul(features[: len(block)], crowd[:8192].T, out=block)) for _ in range(4)]
+    times = [cost(lambda: np.matmul(features[: len(block)], crowd[:8192].T, out=block)).processor for _ in range(4)]
     product = min(times) * (probes / len(block)) * (crowd_size / 8192)
     print("| | s | processor s | MB above the input |\n|---|---:|---:|---:|")
     result = measured(
         f"{probes:,} probes × {crowd_size:,} distractors", lambda: megaface.evaluate_probes(features, identity, crowd)
     )
-    print(f"| bare products, from one block | {product:.1f} | | |\n\n{result.figures()}")
+    print(f"| bare products, from one block | | {product:.1f} | |\n\n{result.figures()}")
 
 
 if __name__ == "__main__":
