@@ -3,7 +3,8 @@
     python benchmarks/growth.py docs/results/growth      # the points that are missing, then the tables and the picture
     python benchmarks/growth.py FOLDER --curves pairs --up-to 10000000
 
-FOLDER keeps the points in `points.json`, which are not measured again, and gets the picture `curves.svg`.
+FOLDER keeps the points in `points.json`, which are not measured again, and gets the picture `curves.svg`
+(pip install 'coalface[plot]').
 
 Every point is measured in a process of its own, with one thread; three times where it takes under a minute, of which
 the least counts. Time is the processor's, which a busy machine changes less. Memory is the last time's peak above what
@@ -111,30 +112,22 @@ def measure(curve: str, count: int) -> Point:
     before, seconds = resident(), [cost(run).processor]
     while len(seconds) < 3 and seconds[0] < 60:
         seconds.append(cost(run).processor)
-    return {"count": count, "seconds": min(seconds), "mb": (resident(peak=True) - before) / 1e6}
+    above = (resident(peak=True) - before) / 1e6
+    return {"count": count, "seconds": float(f"{min(seconds):.3g}"), "mb": round(above)}
 
 
-def exponent(counts: list[float], values: list[float]) -> float:
-    """b of the least squares of log(value) = a + b log(count).
-
-    >>> round(exponent([1, 10, 100], [2, 200, 20_000]), 6)
-    2.0
-    """
-    return float(np.polyfit(np.log(counts), np.log(values), 1)[0])
-
-
-def exponent_of(points: list[Point]) -> float:
-    return exponent([p["count"] for p in points[-3:]], [p["seconds"] for p in points[-3:]])
+def exponent(points: list[Point]) -> float:
+    """b of the least squares of log(seconds) = a + b log(count) over the last three points."""
+    counts, seconds = np.log([[point["count"], point["seconds"]] for point in points[-3:]]).T
+    return float(np.polyfit(counts, seconds, 1)[0])
 
 
 def table(curve: str, measured: list[Point]) -> str:
     """The points, the exponent, and a hundred times the largest."""
     lines = [f"| {CURVES[curve][0]} | processor s | MB |", "|---:|---:|---:|"]
-    for point in measured:
-        seconds = f"{point['seconds']:.3g}"
-        lines.append(f"| {point['count']:,} | {float(seconds):,g} | {point['mb']:,.0f} |")
+    lines += [f"| {point['count']:,} | {point['seconds']:,g} | {point['mb']:,} |" for point in measured]
     if len(measured) >= 2:
-        b, (near, far) = exponent_of(measured), measured[-2:]
+        b, (near, far) = exponent(measured), measured[-2:]
         count = 100 * far["count"]
         slope = (far["mb"] - near["mb"]) / (far["count"] - near["count"])
         lines.append(f"| exponent | {b:.2f} | |")
@@ -148,7 +141,7 @@ def draw(points: dict[str, list[Point]], path: Path) -> None:
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "growth", "font.family": "sans-serif"})
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
     for place, (curve, measured) in enumerate(points.items()):
-        name = f"{CURVES[curve][0]}: exponent {exponent_of(measured):.2f}"
+        name = f"{CURVES[curve][0]}: exponent {exponent(measured):.2f}"
         for axis, key in zip(axes, ("seconds", "mb"), strict=True):
             axis.loglog([p["count"] for p in measured], [p[key] for p in measured], "osD^v"[place] + "-", label=name)
     for axis, label in zip(axes, ("processor seconds, one thread", "MB above what the process held"), strict=True):
