@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from engine import above_mb, make_world, network_like, set_process
-from measuring import OwnProcess, resident
+from measuring import OwnProcess, cost
 
 from coalface.data.augment import Augment, to_tensor
 from coalface.engine.local import InProcess
@@ -134,11 +134,8 @@ def memory(parties: int, client_batch: int) -> dict[str, float]:
         setup = Setup(replace(method(1), spreadout=False), build_world, numerics, 0, Path(place), save_replies=False)
         server = Server(setup.method, RoundPolicy(run="benchmark"), numerics, InProcess(setup, world), Path(place),
                         backbone=world.backbone)  # fmt: skip
-        before = resident()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        server.run()
-        peak = resident(peak=True)
-    return {"parties": parties, "before_mb": before / 1e6, "above_mb": (peak - before) / 1e6}
+        above = cost(server.run).mb
+    return {"parties": parties, "above_mb": above}
 
 
 def compare_memory(few: int, many: int, client_batch: int) -> int:

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from measuring import OwnProcess, resident
+from measuring import OwnProcess, cost
 from torch import nn
 
 from coalface.core.method import Federation, Party, generator, step
@@ -240,12 +240,9 @@ def memory(parties: int, window: int, single: bool) -> dict[str, float]:
         transport = Workers(setup, world, 2, window)
         server = Server(method, RoundPolicy(run="benchmark"), setup.numerics, transport, Path(place),
                         backbone=world.backbone)  # fmt: skip
-        before = resident()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-        server.run()
-        peak = resident(peak=True)
+        above = cost(server.run).mb
         transport.close()
-    return {"parties": parties, "window": window, "before_mb": before / 1e6, "above_mb": (peak - before) / 1e6}
+    return {"parties": parties, "window": window, "above_mb": above}
 
 
 def above_mb(script: str, few: int, many: int, *options: str) -> list[float]:

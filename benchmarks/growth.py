@@ -1,14 +1,16 @@
 """How time and memory grow with the work: clients, identities at the classifier, points clustered, pairs evaluated.
 
-    python benchmarks/growth.py --out FILE                          # all curves; an hour on a free core, 12 GB at most
-    python benchmarks/growth.py --out FILE --curves pairs --up-to 10000000
+    python benchmarks/growth.py docs/results/growth      # the points that are missing, then the tables and the picture
+    python benchmarks/growth.py FOLDER --curves pairs --up-to 10000000
 
-Every point is measured in a process of its own, with one thread, twice where it takes under a minute: the first warms
-up and the second counts. `--out` keeps the points, and a run that is repeated goes on from it. Time is the processor's,
-which says the same on a busy machine. Memory is the peak above what the process held before. The exponent b of
-seconds ∝ count^b is fitted by least squares over the logarithms of the last three points. A hundred times the largest
-count, on paper, has 100^max(1, b) times its seconds (small counts hide in what every point costs) and the memory of a
-straight line through the last two points.
+FOLDER keeps the points in `points.json`, which are not measured again, and gets the picture `curves.svg`
+(pip install 'coalface[plot]').
+
+Every point is measured in a process of its own, with one thread; three times where it takes under a minute, of which
+the least counts. Time is the processor's, which a busy machine changes less. Memory is the last time's peak above what
+the process held before the first. The exponent b of seconds ∝ count^b is fitted by least squares over the logarithms of
+the last three points. A hundred times the largest count, on paper, has 100^max(1, b) times its seconds (small counts
+hide in what every point costs) and the memory of a straight line through the last two points.
 """
 
 from __future__ import annotations
@@ -16,19 +18,21 @@ from __future__ import annotations
 import argparse
 import functools
 import json
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import cluster
 import engine
+import matplotlib
+import matplotlib.pyplot as plt
 import numpy as np
 import sharding
 import torch
-from measuring import resident
+from measuring import cost, resident
 
 from coalface.core.method import generator
 from coalface.engine.local import InProcess
@@ -44,6 +48,7 @@ from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
 
 Run = Callable[[], object]
+Point = dict[str, float]
 
 
 def clients(count: int) -> Run:
@@ -90,7 +95,7 @@ def pairs(count: int) -> Run:
 CURVES: dict[str, tuple[str, Callable[[int], Run], tuple[int, ...]]] = {
     "clients": ("clients in a round", clients, (10, 100, 1000, 10_000)),
     "dense": ("identities, all class embeddings trained", functools.partial(identities, sample_rate=None),
-              (1000, 10_000, 100_000, 300_000)),
+              (1000, 10_000, 100_000, 300_000, 500_000)),
     "sampled": ("identities, a tenth of them trained in a step", functools.partial(identities, sample_rate=0.1),
                 (1000, 10_000, 100_000, 300_000, 1_000_000)),
     "points": ("points clustered", points, (10_000, 30_000, 100_000, 300_000, 1_000_000)),
@@ -98,39 +103,32 @@ CURVES: dict[str, tuple[str, Callable[[int], Run], tuple[int, ...]]] = {
 }  # fmt: skip
 
 
-def measure(curve: str, count: int) -> dict[str, float]:
+def measure(curve: str, count: int) -> Point:
     """Processor seconds and MB of one point, in this process."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     keep_freed_memory()
     run = CURVES[curve][1](count)
-    before = resident()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    for _ in range(2):
-        began = time.process_time()
-        run()
-        if (seconds := time.process_time() - began) > 60:
-            break
-    return {"count": count, "seconds": seconds, "mb": (resident(peak=True) - before) / 1e6}
+    before, seconds = resident(), [cost(run).processor]
+    while len(seconds) < 3 and seconds[0] < 60:
+        seconds.append(cost(run).processor)
+    above = (resident(peak=True) - before) / 1e6
+    return {"count": count, "seconds": float(f"{min(seconds):.3g}"), "mb": round(above)}
 
 
-def exponent(counts: list[float], values: list[float]) -> float:
-    """b of the least squares of log(value) = a + b log(count).
-
-    >>> round(exponent([1, 10, 100], [2, 200, 20_000]), 6)
-    2.0
-    """
-    return float(np.polyfit(np.log(counts), np.log(values), 1)[0])
+def exponent(points: list[Point]) -> float:
+    """b of the least squares of log(seconds) = a + b log(count) over the last three points."""
+    counts, seconds = np.log([[point["count"], point["seconds"]] for point in points[-3:]]).T
+    return float(np.polyfit(counts, seconds, 1)[0])
 
 
-def table(curve: str, measured: list[dict[str, float]]) -> str:
-    """The points, the exponents, and a hundred times the largest."""
+def table(curve: str, measured: list[Point]) -> str:
+    """The points, the exponent, and a hundred times the largest."""
     lines = [f"| {CURVES[curve][0]} | processor s | MB |", "|---:|---:|---:|"]
-    lines += [f"| {p['count']:,} | {p['seconds']:.3g} | {p['mb']:,.0f} |" for p in measured]
+    lines += [f"| {point['count']:,} | {point['seconds']:,g} | {point['mb']:,} |" for point in measured]
     if len(measured) >= 2:
-        last = measured[-3:]
-        b = exponent([p["count"] for p in last], [p["seconds"] for p in last])
-        (near, far), count = last[-2:], 100 * last[-1]["count"]
+        b, (near, far) = exponent(measured), measured[-2:]
+        count = 100 * far["count"]
         slope = (far["mb"] - near["mb"]) / (far["count"] - near["count"])
         lines.append(f"| exponent | {b:.2f} | |")
         more = far["seconds"] * 100 ** max(1, b), far["mb"] + slope * (count - far["count"])
@@ -138,28 +136,41 @@ def table(curve: str, measured: list[dict[str, float]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(points: dict[str, list[Point]], path: Path) -> None:
+    """Both figures of every curve over the count, on logarithmic axes."""
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "growth", "font.family": "sans-serif"})
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
+    for place, (curve, measured) in enumerate(points.items()):
+        name = f"{CURVES[curve][0]}: exponent {exponent(measured):.2f}"
+        for axis, key in zip(axes, ("seconds", "mb"), strict=True):
+            axis.loglog([p["count"] for p in measured], [p[key] for p in measured], "osD^v"[place] + "-", label=name)
+    for axis, label in zip(axes, ("processor seconds, one thread", "MB above what the process held"), strict=True):
+        axis.set(xlabel="count", ylabel=label)
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="JSON file of the points; those that it has are not measured again.")
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--curves", nargs="+", choices=list(CURVES), default=list(CURVES))
     parser.add_argument("--up-to", type=int, default=10**9, help="The largest count.")
-    parser.add_argument("--point", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.point:
-        print(json.dumps(measure(options.point[0], int(options.point[1]))))
-        return
-    kept = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    file = options.folder / "points.json"
+    kept = json.loads(file.read_text()) if file.exists() else {}
     for curve in options.curves:
         measured = {point["count"]: point for point in kept.get(curve, [])}
         for count in CURVES[curve][2]:
             if count not in measured and count <= options.up_to:
-                command = [sys.executable, __file__, "--point", curve, str(count)]
-                measured[count] = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+                with ProcessPoolExecutor(1, get_context("spawn")) as process:
+                    measured[count] = process.submit(measure, curve, count).result()
                 print(curve, json.dumps(measured[count]), file=sys.stderr, flush=True)
                 kept[curve] = [measured[n] for n in sorted(measured)]
-                if options.out:
-                    options.out.write_text(json.dumps(kept, indent=1) + "\n")
+                file.write_text(json.dumps(kept, indent=1) + "\n")
         print(table(curve, kept.get(curve, [])), flush=True)
+    draw({curve: kept[curve] for curve in CURVES if len(kept.get(curve, [])) > 1}, options.folder / "curves.svg")
 
 
 if __name__ == "__main__":

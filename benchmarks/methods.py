@@ -14,6 +14,7 @@ that are added, sent or kept.
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import os
 import statistics
@@ -23,19 +24,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import engine
 
 from coalface.core.method import generator
-from coalface.data import partition
-from coalface.data.faceset import FaceSet
 from coalface.engine.local import InProcess
-from coalface.engine.party.setup import FederatedData, Setup
+from coalface.engine.party.setup import Setup
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
 from coalface.methods import METHODS
-from coalface.models import Backbone, build
-from coalface.training.compute import Compute
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
 
@@ -45,14 +42,7 @@ WARM = 2
 """Rounds that are not counted."""
 
 
-def make_world() -> FederatedData:
-    """Silos of `IDENTITIES` identities with `EACH` images each, of noise: the time is that of faces."""
-    people = SILOS * IDENTITIES
-    pixels = generator(0, "pixels").integers(0, 256, (people * EACH, 64, 64, 1), dtype=np.uint8)
-    labels = np.repeat(np.arange(people), EACH)
-    faces = FaceSet(pixels, np.arange(len(labels)), labels, tuple(f"person-{i}" for i in range(people)))
-    backbone = Backbone(build("cnn-small", size=64, channels=1, generator=generator(0, "benchmark")))
-    return FederatedData(data=partition.equal(faces, SILOS, generator(0, "deal")), backbone=backbone, compute=Compute())
+make_world = functools.partial(engine.make_world, "cnn-small", SILOS, IDENTITIES, EACH)
 
 
 def serve(pipe: Any, name: str, steps: int, rounds: int, whole: int | None) -> None:

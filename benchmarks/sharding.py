@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import resident
 
 from coalface.core.method import Party, generator
 from coalface.data.augment import Augment
@@ -45,11 +45,6 @@ def party(args: argparse.Namespace, shards: Shards | None) -> Party:
     return Party(**about, **data_of_party, rng=rng, initial=network.shared(), compute=compute, shards=shards)  # type: ignore[arg-type]
 
 
-def peak() -> float:
-    """The most memory that this process has had, in GiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
 def measure(rank: int, size: int, split: bool, args: argparse.Namespace, meeting: Path, pipe: Any) -> None:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -57,12 +52,12 @@ def measure(rank: int, size: int, split: bool, args: argparse.Namespace, meeting
     shards = Shards.join(meeting, rank, size) if split else None
     silo = party(args, shards)
     work = LocalTraining(steps_per_round=1, batch_size=args.batch, lr=0.1, sample_rate=args.sample_rate)
-    before, learner, seconds, peaks, losses = peak(), None, [], [], []
+    before, learner, seconds, peaks, losses = resident(peak=True) / 2**30, None, [], [], []
     for _ in range(STEPS):
         start = time.perf_counter()
         loss, learner = learn(silo, silo.initial, learner, work, CosFace(), momentum="keep")
         seconds.append(time.perf_counter() - start)
-        peaks.append(peak())
+        peaks.append(resident(peak=True) / 2**30)
         losses.append(loss)
     assert learner is not None
     pipe.send((before, peaks, seconds, losses, len(learner.head)))

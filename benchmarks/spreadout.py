@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import resource
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -35,11 +34,6 @@ CASES: dict[str, tuple[int, dict[str, Any] | None]] = {
     "histogram": (100, {}),
 }
 """How many rows have a centre in common (0: all), and the settings."""
-
-
-def peak() -> float:
-    """The most memory that this process has had, in MiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 def class_embeddings(count: int, d: int, together: int) -> torch.Tensor:
@@ -67,7 +61,7 @@ def make_case(name: str, args: argparse.Namespace) -> Callable[[], tuple[float, 
     rows = class_embeddings(args.classes, args.embedding_size, together)
     spread_out(rows[:64], step=0.01)
     bare(rows[: BLOCK // 8])
-    before = peak()
+    before = measuring.resident()
 
     def step() -> None:
         if settings is None:
@@ -77,7 +71,7 @@ def make_case(name: str, args: argparse.Namespace) -> Callable[[], tuple[float, 
         else:
             spread_out(rows, step=1e-6, **settings)
 
-    return lambda: (measuring.seconds(step), peak() - before)
+    return lambda: (measuring.seconds(step), (measuring.resident(peak=True) - before) / 2**20)
 
 
 def main() -> None:

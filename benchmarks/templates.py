@@ -1,28 +1,31 @@
-"""What templates cost to evaluate: `python benchmarks/templates.py [templates|megaface] [SHARE]`, made-up embeddings.
+"""What templates cost to evaluate, beside the field's public script, on made-up embeddings of 512 dimensions.
 
-`templates`, at IJB-C's size: the list of 15,658,489 pairs read from a text, and its pairs of 23,124 templates of 512
-dimensions scored and turned into the TAR table, as ratios to the bare matrix product of all left by all right templates
-and to the bare gathering of the pairs' vectors (from a hundredth of the pairs). Then the pooling of 469,375 images, and
-the search of two galleries. `megaface`: a tenth of 100,000 probes against 1,000,000 distractors, as a ratio to the bare
-products. SHARE cuts pairs and images, or is that of the probes. It uses as many threads as NumPy and PyTorch may.
+    OMP_NUM_THREADS=1 python benchmarks/templates.py            # IJB-C's size; 6 GB, some minutes
+    OMP_NUM_THREADS=1 python benchmarks/templates.py megaface   # 10,000 probes against 1,000,000 distractors
+
+IJB-C's size: a list of 15,658,489 pairs, 23,124 templates, 469,375 images. *The public way* does what insightface's
+`ijb_11.py` does, written anew: the list by pandas; a template's images looked up among all, its media one by one;
+100,000 pairs at a time multiplied in float64; scikit-learn's ROC. It needs pandas and scikit-learn: pip install
+'coalface[dev]'. Both ways have the same input in turn, and their templates and TARs are compared. A last number cuts
+pairs and images, or is the share of MegaFace's 100,000 probes.
 """
 
 from __future__ import annotations
 
-import resource
 import sys
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from measuring import seconds
+from measuring import cost
 from numpy.typing import NDArray
 
 from coalface.data.readers import ijb
 from coalface.evaluation.metrics import megaface
 from coalface.evaluation.metrics.open_set import mean_figures, search
-from coalface.evaluation.metrics.templates import template_features, verify_pairs
+from coalface.evaluation.metrics.templates import FARS, template_features, verify_pairs
 
 D, GALLERY, PROBES, PAIRS, GENUINE, IMAGES = 512, 3531, 19593, 15_658_489, 19_557, 469_375
 
@@ -32,21 +35,59 @@ def unit(rng: np.random.Generator, centres: NDArray[np.float32], noise: float) -
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
-def gigabytes() -> str:
-    return f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB"
+def measured(step: str, run: Callable[[], Any]) -> Any:
+    """What `run` returns; its line of the table is printed."""
+    results: list[Any] = []
+    spent = cost(lambda: results.append(run()))
+    print(f"| {step} | {spent.seconds:.1f} | {spent.processor:.1f} | {spent.mb:,.0f} |", flush=True)
+    return results[0]
+
+
+def public_list(path: Path) -> list[NDArray[np.int64]]:
+    import pandas
+
+    table = pandas.read_csv(path, sep=" ", header=None).values
+    return [table[:, column].astype(int) for column in range(3)]
+
+
+def public_templates(
+    images: NDArray[np.float32], template: NDArray[np.int64], media: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    names = np.unique(template)
+    pooled = np.zeros((len(names), images.shape[1]))
+    for row, name in enumerate(names):
+        own = np.flatnonzero(template == name)
+        rows, parts = images[own], media[own]
+        pooled[row] = np.sum([rows[parts == part].mean(axis=0) for part in np.unique(parts)], axis=0)
+    return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+
+def public_tars(
+    features: NDArray[np.float64], left: NDArray[np.int64], right: NDArray[np.int64], same: NDArray[np.bool_]
+) -> list[float]:
+    """TAR at the place of the ROC whose FAR is nearest to each that is asked for."""
+    from sklearn.metrics import roc_curve
+
+    scores = np.zeros(len(left))
+    for start in range(0, len(left), 100_000):
+        some = slice(start, start + 100_000)
+        scores[some] = np.sum(features[left[some]] * features[right[some]], axis=1)
+    far, tar, _ = roc_curve(same, scores)
+    return [float(tar[::-1][np.argmin(np.abs(far[::-1] - asked))]) for asked in FARS]
 
 
 def templates(share: float) -> None:
     rng = np.random.default_rng(0)
     subject = np.concatenate([np.arange(GALLERY), rng.integers(GALLERY, size=PROBES)])
     centres = rng.standard_normal((GALLERY, D), np.float32)
-    features = unit(rng, centres[subject], 1.2)
+    features = unit(rng, centres[subject], 2.2)  # TARs from a third to all
     probe = rng.permutation(PROBES)[: int(share * GENUINE)]
     cells = rng.choice(GALLERY * PROBES, int(share * PAIRS) - len(probe), replace=False, shuffle=False)
     cells = rng.permutation(np.unique(np.append(cells, subject[GALLERY + probe] * PROBES + probe)))  # each pair once
     left, right = np.divmod(cells, PROBES)
     right, pairs = right + GALLERY, len(cells)
     same = subject[left] == subject[right]
+    print("| | s | processor s | MB above the input |\n|---|---:|---:|---:|")
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pairs.txt"
@@ -55,42 +96,32 @@ def templates(share: float) -> None:
                 some = slice(start, start + 10**6)
                 columns = zip(left[some].tolist(), right[some].tolist(), same[some].tolist(), strict=True)
                 file.write(b"".join(b"%d %d %d\n" % line for line in columns))
-        print(f"{pairs:,} lines of pairs read in {seconds(lambda: ijb.read_template_pairs(path)):.1f} s")
+        read = measured(f"{pairs:,} lines of pairs read", lambda: ijb.read_template_pairs(path))
+        columns = measured("the public way", lambda: public_list(path))
+        assert all(map(np.array_equal, columns, (read.left, read.right, read.same)))
+        del read, columns
 
-    product = seconds(lambda: [features[:GALLERY][i : i + 128] @ features[GALLERY:].T for i in range(0, GALLERY, 128)])
-    few = slice(0, pairs // 100)
-
-    def gather() -> None:
-        for start in range(0, pairs // 100, 1024):
-            some = slice(start, start + 1024)
-            np.einsum("id,id->i", features[left[few][some]], features[right[few][some]])
-
-    gathered = 100 * seconds(gather)
-    elapsed = seconds(lambda: verify_pairs(features, left, right, same))
-    print(
-        f"bare product of {GALLERY:,} × {PROBES:,}: {product:.1f} s; gathered pairs, of a hundredth: {gathered:.1f} s"
-    )
-    print(
-        f"{pairs:,} pairs to the TAR table: {elapsed:.1f} s, {elapsed / product:.1f} times the product, "
-        f"{elapsed / gathered:.2f} times the gathered; {gigabytes()}"
-    )
+    tars = measured("pairs to the TAR table", lambda: verify_pairs(features, left, right, same))
+    public = measured("the public way", lambda: public_tars(features.astype(np.float64), left, right, same))
     half = GALLERY // 2
     galleries = (slice(0, half), slice(half, GALLERY))
     probes, probe_subjects = features[GALLERY:], subject[GALLERY:]
-    elapsed = seconds(
-        lambda: mean_figures(
-            [search(probes, features[gallery], probe_subjects, subject[gallery]) for gallery in galleries]
-        )
+    measured(
+        f"{PROBES:,} probes in two galleries of {half:,}",
+        lambda: mean_figures([search(probes, features[g], probe_subjects, subject[g]) for g in galleries]),
     )
-    print(f"{PROBES:,} probes in two galleries of {half:,}: {elapsed:.1f} s, {elapsed / product:.1f} times the product")
+    measured(f"bare product of {GALLERY:,} × {PROBES:,}",
+             lambda: [features[:GALLERY][i : i + 128] @ probes.T for i in range(0, GALLERY, 128)])  # fmt: skip
 
     images = int(share * IMAGES)
     raw = rng.standard_normal((images, D), np.float32)
     of = np.sort(rng.integers(GALLERY + PROBES, size=images))
     media = rng.integers(6, size=images)
-    copied = seconds(lambda: raw.astype(np.float64))
-    elapsed = seconds(lambda: template_features(raw, of, media, norm=False))
-    print(f"{images:,} images pooled: {elapsed:.1f} s, {elapsed / copied:.1f} times making them float64; {gigabytes()}")
+    pooled = measured(f"{images:,} images pooled", lambda: template_features(raw, of, media))
+    loops = measured("the public way", lambda: public_templates(raw, of, media))
+    print(f"\nTAR in percent: {', '.join(f'{100 * tar.tar:.3f}' for tar in tars)}")
+    print(f"the public way: {', '.join(f'{100 * tar:.3f}' for tar in public)}")
+    print(f"templates differ by {np.abs(pooled.features - loops).max():.1e} at most")
 
 
 def distractors(share: float) -> None:
@@ -103,21 +134,16 @@ def distractors(share: float) -> None:
     for start in range(0, crowd_size, 50_000):
         crowd[start : start + 50_000] = unit(rng, np.zeros((50_000, D), np.float32), 1.0)
     block = np.empty((min(2048, probes), 8192), np.float32)
-    times = [seconds(lambda: np.matmul(features[: len(block)], crowd[:8192].T, out=block)) for _ in range(4)]
+    times = [cost(lambda: np.matmul(features[: len(block)], crowd[:8192].T, out=block)).processor for _ in range(4)]
     product = min(times) * (probes / len(block)) * (crowd_size / 8192)
-    start = time.perf_counter()
-    result = megaface.evaluate_probes(features, identity, crowd)
-    elapsed = time.perf_counter() - start
-    print(
-        f"{probes:,} probes × {crowd_size:,} distractors: {elapsed:.0f} s, {elapsed / product:.2f} times the bare "
-        f"products ({product:.0f} s, from one block); {gigabytes()}; {result.figures()}"
+    print("| | s | processor s | MB above the input |\n|---|---:|---:|---:|")
+    result = measured(
+        f"{probes:,} probes × {crowd_size:,} distractors", lambda: megaface.evaluate_probes(features, identity, crowd)
     )
+    print(f"| bare products, from one block | | {product:.1f} | |\n\n{result.figures()}")
 
 
 if __name__ == "__main__":
-    kind = sys.argv[1] if len(sys.argv) > 1 else "templates"
-    measures = {"templates": (templates, 1.0), "megaface": (distractors, 0.1)}
-    if kind not in measures:
-        raise SystemExit(f"there is no measure {kind!r}: give templates or megaface")
-    measure, usual = measures[kind]
-    measure(float(sys.argv[2]) if len(sys.argv) > 2 else usual)
+    measure, share = (distractors, 0.1) if sys.argv[1:2] == ["megaface"] else (templates, 1.0)
+    shares = [float(word) for word in sys.argv[1:] if word != "megaface"]
+    measure(*(shares or [share]))
