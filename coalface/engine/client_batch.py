@@ -8,6 +8,7 @@ was computed: of the mean once, and of the parties' own values one after the oth
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +40,11 @@ class ClientBatch:
     requests: Sequence[Request]
     replies: Sequence[Any]
     """In the order of the requests; a mean over them is the same object in each."""
+
+    @functools.cached_property
+    def sizes(self) -> list[int]:
+        """The bytes of each reply, as it would have been sent."""
+        return [codec.size(reply) for reply in self.replies]
 
     @property
     def shared(self) -> frozenset[str]:
@@ -127,13 +133,12 @@ def _listed(batch: ClientBatch) -> tuple[list[codec.Entry], list[str]]:
     """The pieces of a client batch as a ledger lists those of one message, and the SHA-256 of each."""
     count, shared = len(batch.replies), batch.shared
     some = codec.encode(batch.replies[0])
-    sizes = [codec.size(reply) for reply in batch.replies]
     entries, sums = [], []
     for entry, digest in zip(some.entries, some.sums, strict=True):
         field, _, name = entry.name.partition("/")
         if entry.kind == "header":
             tensors = sum(e.bytes for e in some.entries) - entry.bytes
-            entries.append(replace(entry, bytes=sum(sizes) - count * tensors))
+            entries.append(replace(entry, bytes=sum(batch.sizes) - count * tensors))
             plain = [{n: v for n, v in vars(r).items() if isinstance(v, int | float | str)} for r in batch.replies]
             sums.append(hashlib.sha256(repr(plain).encode()).hexdigest())
             continue

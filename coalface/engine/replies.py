@@ -171,8 +171,8 @@ class ReplyAggregator:
             for request, message, together in [(batch.requests[0], replies[0], weight)] if name in shared else many:
                 value = getattr(message, name)
                 running_mean.add(request.party, self._places[request.party], value, None, message, together)
-        for request, message in zip(batch.requests, replies, strict=True):
-            self.count(request, codec.size(message))
+        for request, message, size in zip(batch.requests, replies, batch.sizes, strict=True):
+            self.count(request, size)
             self._keep(request.party, message)
             if self._keeps:
                 self.accepted[request.party] = request.id
