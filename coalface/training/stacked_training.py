@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +21,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from coalface.core.method import Backbone, Party, Tensors
-from coalface.training.classifier import Classifier
+from coalface.training.classifier import HEAD, Classifier, DenseClassifier
 from coalface.training.local_training import Learner, Pull, Trained, add_to, learners_classifier
 from coalface.training.local_work import Cursor, LocalTraining
-from coalface.training.losses.base import CosineLoss
+from coalface.training.losses.base import CosineLoss, without_looks
 from coalface.training.sgd import MOMENTUM, SGD, MomentumState
 
 Batches = Sequence[NDArray[np.int64]]
@@ -145,80 +146,133 @@ class _Block:
     def one_step(self, indices: Batches, sgd: SGD) -> tuple[Tensors, list[float]]:
         """(Σ share_i θ_i, each party's loss) after one step of each, in which momentum has no part."""
         theta: Tensors = {name: p for name, p in self.module.named_parameters() if p.requires_grad}
-        images, sizes = self._images(indices), list(map(len, indices))
+        images, labels = self._load(indices)
+        sizes, weight = [len(index) for index in indices], float(self.shares.sum())
         embeddings = self.parties[0].compute.embed(self.module, images)
-        weight = float(self.shares.sum())
-        losses, slopes, added = [], [], {name: torch.zeros_like(p) for name, p in theta.items()}
-        parts = zip(embeddings.detach().split(sizes), images.split(sizes), strict=True)
-        for place, (rows, pixels) in enumerate(parts):
-            share = float(self.shares[place]) / weight
-            loss, by_rows, pulled = self._head_step(place, indices[place], rows, pixels, theta)
-            losses.append(loss)
-            slopes.append(by_rows * share)
-            for name, tensor in pulled.items():
-                added[name].add_(tensor, alpha=share)
-        gradients = torch.autograd.grad(embeddings, list(theta.values()), torch.cat(slopes)) if theta else ()
+        parts = embeddings.detach().split(sizes), images.split(sizes)
+        losses, slopes, pulled = self._head_steps(*parts, labels, [theta] * len(sizes))
+        shares = (self.shares / weight).to(embeddings.device, embeddings.dtype)
+        by_image = shares.repeat_interleave(torch.tensor(sizes, device=shares.device))[:, None]
+        gradients = dict(
+            zip(theta, torch.autograd.grad(embeddings, list(theta.values()), torch.cat(slopes) * by_image), strict=True)
+        )
+        for share, added in zip(shares.tolist(), pulled, strict=False):
+            for name, tensor in added.items():
+                gradients[name] = gradients[name] + share * tensor
         weights = [p.detach().clone() for p in theta.values()]
-        if self.pulls:
-            gradients = torch._foreach_add(gradients, list(added.values()))
-        replace(sgd, momentum=0.0).step(weights, gradients, [])
-        torch._foreach_mul_(weights, weight)
-        return dict(zip(theta, weights, strict=True)), torch.stack(losses).tolist()
+        replace(sgd, momentum=0.0).step(weights, list(gradients.values()), [])
+        return {name: t.mul_(weight) for name, t in zip(theta, weights, strict=True)}, losses.tolist()
 
     def stacked(
         self, steps: Sequence[Batches], sgd: SGD, velocities: Sequence[Tensors] | None
     ) -> tuple[Tensors, list[float], list[Tensors]]:
         """(Σ share_i θ_i, each party's loss, each one's momentum), with a copy of the weights for each party."""
-        theta = stacked(self.module, len(self.parties))
+        count = len(self.parties)
+        theta = stacked(self.module, count)
         carried = {
-            name: torch.stack([v[name] if name in v else torch.zeros_like(p[0]) for v in velocities or ()])
-            for name, p in theta.items()
+            name: torch.stack([v[name] if name in v else torch.zeros_like(t[0]) for v in velocities or ()])
+            for name, t in theta.items()
             if any(name in v for v in velocities or ())
         }
         speeds = list(sgd.start(theta, carried).values()) if carried else []
-        totals, trained_images = torch.zeros(len(self.parties), dtype=torch.float64, device=self.parties[0].device), 0
+        total, trained_images = torch.zeros(count, dtype=torch.float64, device=self.parties[0].device), 0
         for indices in steps:
-            images = self._images(indices).unflatten(0, (len(self.parties), -1))
+            images, labels = self._load(indices)
+            images = images.unflatten(0, (count, -1))
             embeddings = self.parties[0].compute.embed(lambda x: embed_stacked(self.module, theta, x), images)
-            losses, slopes, added = [], [], []
-            for place, rows in enumerate(embeddings.detach()):
-                own = {name: t.detach()[place] for name, t in theta.items()} if self.pulls else {}
-                loss, by_rows, pulled = self._head_step(place, indices[place], rows, images[place], own)
-                losses.append(loss)
-                slopes.append(by_rows)
-                added.append(pulled)
+            thetas = [{n: t.detach()[place] for n, t in theta.items()} for place in range(count)] if self.pulls else []
+            losses, slopes, pulled = self._head_steps(embeddings.detach().unbind(), images.unbind(), labels, thetas)
             gradients = dict(
                 zip(theta, torch.autograd.grad(embeddings, list(theta.values()), torch.stack(slopes)), strict=True)
             )
-            if self.pulls:
-                add_to(gradients, {name: torch.stack([a[name] for a in added]) for name in added[0]})
+            if pulled:
+                add_to(gradients, {name: torch.stack([added[name] for added in pulled]) for name in pulled[0]})
             sgd.step(list(theta.values()), list(gradients.values()), speeds)
-            totals += torch.stack(losses) * len(indices[0])
+            total += losses * len(indices[0])
             trained_images += len(indices[0])
-        means = {
-            name: torch.tensordot(self.shares.to(t.device, t.dtype), t.detach(), dims=1) for name, t in theta.items()
-        }
-        own_speeds = [{n: s[place] for n, s in zip(theta, speeds, strict=False)} for place in range(len(self.parties))]
-        return means, (totals / max(1, trained_images)).tolist(), own_speeds
+        means = {n: torch.tensordot(self.shares.to(t.device, t.dtype), t.detach(), dims=1) for n, t in theta.items()}
+        own_speeds = [{n: s[place] for n, s in zip(theta, speeds, strict=False)} for place in range(count)]
+        return means, (total / max(1, trained_images)).tolist(), own_speeds
 
-    def _images(self, indices: Batches) -> Tensor:
-        parts = zip(self.parties, indices, strict=True)
-        return self.parties[0].compute.many([(party.data, index, party.rng) for party, index in parts])
+    def _load(self, indices: Batches) -> tuple[Tensor, list[Tensor]]:
+        """The augmented images (N, c, h, w) of all, and the labels (n,) of each among its classifier's rows."""
+        parts, compute = list(zip(self.parties, indices, strict=True)), self.parties[0].compute
+        images = compute.many([(party.data, index, party.rng) for party, index in parts])
+        labels = torch.from_numpy(np.concatenate([party.data.labels[index] for party, index in parts]))
+        each = zip(self.parties, self.classifiers, labels.to(images.device).split(list(map(len, indices))), strict=True)
+        return images, [classifier.select(own, party.rng) for party, classifier, own in each]
 
-    def _head_step(
-        self, place: int, index: NDArray[np.int64], embeddings: Tensor, pixels: Tensor, theta: Tensors
-    ) -> tuple[Tensor, Tensor, Tensors]:
-        """A step of a party's classifier: (L, ∂L/∂ embeddings, what is pulled of the backbone)."""
-        party, classifier = self.parties[place], self.classifiers[place]
-        labels = classifier.select(torch.from_numpy(party.data.labels[index]).to(party.device), party.rng)
-        embeddings.requires_grad_()
-        loss, gradients = classifier.gradients(embeddings, labels, {"": embeddings})
-        slopes, pulled = gradients.pop(""), dict[str, Tensor]()
-        if self.pulls:
-            pulled = self.pulls[place](theta | classifier.trained, pixels, labels)
-            add_to(gradients, pulled)
-        classifier.step(gradients)
-        return loss.detach().double(), slopes, {name: t for name, t in pulled.items() if name in theta}
+    def _head_steps(
+        self,
+        embeddings: Sequence[Tensor],
+        images: Sequence[Tensor],
+        labels: Sequence[Tensor],
+        thetas: Sequence[Tensors],
+    ) -> tuple[Tensor, list[Tensor], list[Tensors]]:
+        """A step of each classifier: (L (P,), ∂L/∂ its embeddings, what `pulls` add to the backbone's gradients)."""
+        results, pulled = head_gradients(self.classifiers, embeddings, labels), []
+        for place, (_, _, gradients) in enumerate(results):
+            if self.pulls:
+                trained = thetas[place] | self.classifiers[place].trained
+                added = self.pulls[place](trained, images[place], labels[place])
+                add_to(gradients, added)
+                pulled.append({name: t for name, t in added.items() if name in thetas[place]})
+            self.classifiers[place].step(gradients)
+        losses = torch.stack([loss for loss, _, _ in results]).detach().double()
+        return losses, [slopes for _, slopes, _ in results], pulled
+
+
+HeadGradients = tuple[Tensor, Tensor, Tensors]
+"""Of a classifier: L, ∂L/∂ embeddings (n, d), and what `Classifier.step` is given."""
+
+
+def head_gradients(
+    classifiers: Sequence[Classifier], embeddings: Sequence[Tensor], labels: Sequence[Tensor]
+) -> list[HeadGradients]:
+    """The gradients of each classifier of its own detached embeddings (n, d); those of the same form at once."""
+    groups: dict[Any, list[int]] = {}
+    for place, (classifier, rows) in enumerate(zip(classifiers, embeddings, strict=True)):
+        groups.setdefault(_form(classifier, rows) or place, []).append(place)
+    results: dict[int, HeadGradients] = {}
+    for places in groups.values():
+        parts = [classifiers[i] for i in places], [embeddings[i] for i in places], [labels[i] for i in places]
+        try:
+            gradients = _at_once(*parts) if len(places) > 1 else _one_by_one(*parts)
+        except RuntimeError:  # the loss looks at numbers, or does what cannot be done for many
+            gradients = _one_by_one(*parts)
+        results |= zip(places, gradients, strict=True)
+    return [results[place] for place in range(len(classifiers))]
+
+
+def _form(classifier: Classifier, embeddings: Tensor) -> tuple[Any, ...] | None:
+    """Alike for classifiers that differ in W alone; None where a loss has something of its own besides."""
+    if not isinstance(classifier, DenseClassifier) or classifier.extra or classifier.drawn:
+        return None
+    return id(classifier.loss), len(embeddings), classifier.weights.shape, classifier.weights.requires_grad
+
+
+def _one_by_one(
+    classifiers: Sequence[Classifier], embeddings: Sequence[Tensor], labels: Sequence[Tensor]
+) -> list[HeadGradients]:
+    results = []
+    for classifier, rows, own in zip(classifiers, embeddings, labels, strict=True):
+        loss, gradients = classifier.gradients(rows.requires_grad_(), own, {"": rows})
+        results.append((loss, gradients.pop(""), gradients))
+    return results
+
+
+def _at_once(
+    classifiers: Sequence[Classifier], embeddings: Sequence[Tensor], labels: Sequence[Tensor]
+) -> list[HeadGradients]:
+    dense = [classifier for classifier in classifiers if isinstance(classifier, DenseClassifier)]  # as all are
+    rows = torch.stack(list(embeddings)).requires_grad_()
+    weights = torch.stack([classifier.weights.detach() for classifier in dense])
+    weights.requires_grad_(dense[0].weights.requires_grad)
+    with without_looks():
+        losses = torch.vmap(dense[0].loss)(rows, weights, torch.stack(list(labels)))
+    by_rows, *by_weights = torch.autograd.grad(losses.sum(), [rows, weights] if weights.requires_grad else [rows])
+    gradients: list[Tensors] = [{HEAD: g} for w in by_weights for g in w] or [{} for _ in classifiers]
+    return list(zip(losses, by_rows, gradients, strict=True))
 
 
 def stacked(module: nn.Module, parties: int) -> Tensors:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,13 +18,18 @@ from torch import Tensor, nn
 from coalface.core.method import Federation, Mean, Party, batched, message, step
 from coalface.data.faceset import FaceSet
 from coalface.engine.client_batch import ClientBatch, can_batch, cut
+from coalface.engine.party.commits import Commit
 from coalface.engine.party.executor import Request
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import RunFailed
-from coalface.experiments.conformance.tiny_federation import NUMERICS, Ran, Tiny, run
+from coalface.experiments.conformance.tiny_federation import LOSS, NUMERICS, Ran, Stop, Tiny, run, stopping
+from coalface.methods.fedavg import FedAvg
+from coalface.methods.fedavg import Global as Backbones
 from coalface.methods.fedface import Centre, FedFace, Global, State, Update
 from coalface.methods.feduv import FedUV
 from coalface.models.groups import Backbone
+from coalface.privacy.ledger import Head
+from coalface.training.local_training import Learner
 from coalface.training.local_work import LocalTraining
 
 EXACT = Tiny(parties=7, one_identity=True, double=True)
@@ -218,6 +224,64 @@ def test_a_step_that_reads_private_state_is_given_each_partys_own(tmp_path: Path
     assert commits == [7, 7]  # what a party keeps, it wrote by itself
     swapped = run(method, tmp_path / "swapped", replace(EXACT, reverse=True), numerics=ELEVEN)
     assert swapped.bytes() == many.bytes()
+
+
+# --- a step that keeps something --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsteady(FedAvg):
+    """`fedavg` whose batched form may fail, before or after the parties have kept what it gives."""
+
+    fails: Literal["", "before", "after"] = ""
+
+    @batched("train")
+    def train_batched(self, parties: Sequence[Party], own: Sequence[Learner | None], common: Backbones) -> Any:
+        if self.fails == "before":
+            raise RuntimeError("no")
+        results = FedAvg.train_batched(self, parties, own, common)
+        if not self.fails:
+            return results
+        return [(replace(reply, loss=math.nan), kept) for reply, kept in results]
+
+
+SILOS = Tiny(parties=5, double=True)
+STEPS = LocalTraining(epochs=2, batch_size=4, lr=0.1)
+TWO_EACH = replace(NUMERICS, client_batch=23)
+"""Batches of silo-0 and -1, silo-2 and -3, and silo-4."""
+
+
+def unsteady(fails: Literal["", "before", "after"] = "") -> Unsteady:
+    return Unsteady(rounds=2, local=STEPS, loss=LOSS, momentum="keep", fails=fails)
+
+
+@pytest.mark.parametrize("fails", ["before", "after"])
+def test_a_party_that_kept_what_a_batch_gave_and_is_asked_by_itself_leaves_what_it_would_have(
+    tmp_path: Path, fails: Literal["before", "after"]
+) -> None:
+    """The same private state and ledger to the byte; also where the batch was computed before a kill."""
+    alone = run(unsteady(), tmp_path / "alone", SILOS).bytes()
+    assert run(unsteady(fails), tmp_path / "many", SILOS, numerics=TWO_EACH).bytes() == alone
+    with pytest.raises(Stop):
+        run(unsteady(), tmp_path / "killed", SILOS, numerics=TWO_EACH, transport=stopping(1))
+    commits = [Commit.open(path) for path in (tmp_path / "killed" / "parties").rglob("*.commit")]
+    assert [(c.lines(), c.head) for c in commits] == 4 * [([], Head())]
+    resumed = run(unsteady(fails), tmp_path / "killed", SILOS, numerics=TWO_EACH).bytes()
+    assert resumed == alone | {"cohorts": b""}
+
+
+def test_a_batch_is_not_computed_from_private_state_of_other_images(tmp_path: Path) -> None:
+    with pytest.raises(Stop):
+        run(unsteady(), tmp_path, SILOS, numerics=TWO_EACH, transport=stopping(3))
+    with pytest.raises(RunFailed, match=r"silo-0, step train, .*images"):
+        run(unsteady(), tmp_path, replace(SILOS, each=5), numerics=TWO_EACH)
+
+
+def test_parties_keep_one_commit_for_each_accepted_round_and_no_ledger(tmp_path: Path) -> None:
+    many = run(unsteady(), tmp_path, SILOS, numerics=TWO_EACH)
+    assert [len(list(folder.glob("*.commit"))) for folder in sorted((tmp_path / "parties").iterdir())] == 5 * [1]
+    assert not list((tmp_path / "ledger").glob("*.jsonl"))
+    assert {line["parties"] for line in lines(many)} == {2, 1} and many.server.check_ledgers() == {}
 
 
 # --- which steps come together ----------------------------------------------------------------------------------------

@@ -32,21 +32,20 @@ def images(method: str = "fedface", **changes: Any) -> int:
     return Parts(made).client_batch
 
 
-@pytest.mark.parametrize("method", ["fedface", "fedaws", "positive-only", "random-init", "fedfv", "feduv"])
+@pytest.mark.parametrize("method", ["fedface", "feduv", "fedavg", "pfm"])
 def test_where_clients_take_one_step_auto_is_a_batch_of_256_images(method: str) -> None:
     assert images(method, engine={"client_batch": "auto"}) == 256
     assert images(method, engine={"client_batch": 12}) == 12
     assert images(method) == images(method, engine={"client_batch": 0}) == 0
-    assert images(method, engine={"client_batch": "auto"}, local={"steps_per_round": 1}) == 256
+    assert images(method, engine={"client_batch": "auto"}, local={"steps_per_round": 1, "batch_size": 2}) == 256
+    assert images(method, engine={"client_batch": 12}, local={"epochs": 2}) == 12
 
 
 CANNOT: list[tuple[str, dict[str, Any], str]] = [
-    ("fedavg", {}, "the method has no batched form"),
+    ("scaffold", {}, "the method has no batched form"),
+    ("fedavg-fv", {}, "validators' weightings are of single replies"),
     ("fedface-multi", {}, "clients of several identities have a softmax of their own each"),
     ("fedface", {"model": {"name": "mobilefacenet"}}, "the backbone has BatchNorm"),
-    ("fedfv", {"local": {"batch_size": 2}}, "2 local steps.*local.epochs=1 and local.batch_size=4"),
-    ("fedface", {"local": {"batch_size": 3}}, "a party of 4 images .* only some of its images"),
-    ("fedface", {"local": {"steps_per_round": 1, "party_batch_size": {"device-00": 2}}}, "local.party_batch_size"),
     ("feduv", {"faults": {"dropout": 0.1}}, "faults are simulated party by party"),
     ("fedaws", {"data": {"party_augment": {"device-00": {"flip": False}}}}, "data.party_augment changes the images"),
     ("fedface", {"engine": {"processes_per_party": {"device-00": 2}}}, "engine.processes_per_party splits"),
@@ -69,14 +68,18 @@ def test_the_dry_run_says_what_is_computed_together_and_refuses_as_a_run_does() 
         recipe(engine={"client_batch": "auto"})
     )
     assert "computed together" not in preflight.describe(recipe())
-    assert "computed together" not in preflight.describe(recipe(engine={"client_batch": "auto"}, local={"epochs": 2}))
-    with pytest.raises(RecipeError, match="engine.client_batch: a party of 4 images takes 2 local steps"):
-        preflight.describe(recipe(engine={"client_batch": 64}, local={"epochs": 2}))
+    several_steps = preflight.describe(recipe(engine={"client_batch": "auto"}, local={"epochs": 2}))
+    assert "computed together" not in several_steps
+    assert "measured when the run begins: engine.client_batch" in several_steps
+    with pytest.raises(RecipeError) as error:
+        preflight.describe(recipe("scaffold", engine={"client_batch": 64}))
+    assert error.value.where == "engine.client_batch"
 
 
-def test_a_run_with_cohorts_is_one_without_but_for_rounding_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["fedface", "fedavg"])
+def test_a_run_with_cohorts_is_one_without_but_for_rounding_and_says_so(method: str, tmp_path: Path) -> None:
     """The summary lists the same pieces, as often, of as many bytes; the size of cohorts stands among the numerics."""
-    common: dict[str, Any] = {"method": "fedface", "data": {"scenario": "devices"}}
+    common: dict[str, Any] = {"method": method, "data": {"scenario": "devices"}}
     alone = tinyruns.run(tmp_path / "alone", **common)
     many = tinyruns.run(tmp_path / "many", **common, engine={"client_batch": "auto"})
     one, other = (load_file(folder / "model" / "backbone.safetensors") for folder in (alone, many))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,25 @@ def test_workers_and_a_resume_compute_by_the_choice_that_the_run_records(
     assert tinyruns.model_bytes(out) != tinyruns.model_bytes(plain), "the choice makes no difference"
 
 
+def stacks(speeds: Mapping[int, float]) -> tuning.Measure:
+    """Images a second with so many parties at once; 1 where none is given."""
+
+    def measure(recipe: Recipe, candidates: Sequence[Arithmetic]) -> list[float]:
+        parties = [c.parties if isinstance(c, tuning.Stacked) else 0 for c in candidates]
+        assert parties == [1, 4, 8]  # there are eight clients
+        return [speeds.get(count, 1.0) for count in parties]
+
+    return measure
+
+
+@pytest.mark.parametrize(("speeds", "images"), [({8: 1.5, 4: 1.2}, 8 * 4), ({4: 1.2, 8: 1.1}, 4 * 4), ({1: 1.1}, 0)])
+def test_as_many_clients_train_as_one_batch_as_is_fastest(speeds: dict[int, float], images: int) -> None:
+    recipe = tinyruns.tiny(engine={"client_batch": "auto"}, local={"epochs": 2}, data={"scenario": "devices"})
+    chosen_recipe = tuning.tuned(recipe, lambda text: None, stacks(speeds))
+    assert chosen_recipe.engine.client_batch == images
+    assert tuning.tuned(chosen_recipe, lambda text: None, stacks({8: 99.0})) == chosen_recipe
+
+
 def test_a_dry_run_says_what_a_run_will_measure() -> None:
     recipe = tinyruns.tiny(engine={"threads": "auto", "autocast": "auto"})
     assert "engine.threads, engine.autocast" in preflight.describe(recipe)
@@ -111,11 +130,17 @@ def test_where_several_must_compute_alike_nobody_chooses(tmp_path: Path) -> None
         plan(path, ["seed=0,1"], tmp_path)
     assert error.value.where == "engine.channels_last"
     assert len(plan(path, ["seed=0,1", "engine.channels_last=true"], tmp_path)) == 2
+    path = tinyruns.write(tmp_path / "several steps.yaml", engine={"client_batch": "auto"}, local={"epochs": 2})
+    with pytest.raises(RecipeError) as error:
+        plan(path, ["seed=0,1"], tmp_path)
+    assert error.value.where == "engine.client_batch"
+    assert len(plan(path, ["seed=0,1", "local.epochs=1", "local.batch_size=64"], tmp_path)) == 2  # one step: no choice
 
 
 def test_the_measure_trains_every_candidate_and_leaves_torch_as_it_was() -> None:
     before = torch.get_num_threads()
     candidates = [Arithmetic(), Arithmetic(autocast="bfloat16"), Arithmetic(channels_last=True)]
+    candidates += [tuning.Stacked(parties=3), tuning.Stacked(autocast="bfloat16", parties=2)]
     recipe = tinyruns.tiny(engine={"autocast": "auto", "channels_last": "auto"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning, "SECONDS", 1e-6)

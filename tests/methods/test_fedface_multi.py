@@ -258,7 +258,7 @@ def test_the_batched_form_for_one_identity_a_client_is_never_used(
     monkeypatch.setattr(FedFace, "train_batched", never)
     assert {n: d.batched for n, d in FedFaceMulti.own_steps.items()} == {"train": None}
     method = multi(local=LocalTraining(epochs=1, batch_size=99, lr=0.3))
-    assert "a softmax of their own each" in method.unbatchable_reason(6, build().backbone)
+    assert "a softmax of their own each" in method.unbatchable_reason(build().backbone)
     cohorts = run(method, tmp_path / "cohorts", build, numerics=replace(NUMERICS, client_batch=64))
     assert cohorts.bytes() == run(method, tmp_path / "alone", build).bytes()
     assert not (tmp_path / "cohorts" / "cohorts.jsonl").exists()

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,6 +111,19 @@ class OwnClassLoss(CosineLoss):
         return self.each(embeddings, weights, labels, **extra).mean()
 
 
+_looks: ContextVar[bool] = ContextVar("looks", default=True)
+
+
+@contextmanager
+def without_looks() -> Iterator[None]:
+    """Within, losses look at no number of their arguments, which many that are computed as one do not let them."""
+    token = _looks.set(False)
+    try:
+        yield
+    finally:
+        _looks.reset(token)
+
+
 def unit(vectors: Tensor) -> Tensor:
     """(n, d) vectors at length one; a vector of zeros stays one, with gradient 0 instead of an infinite one.
 
@@ -133,9 +149,10 @@ def lengths(vectors: Tensor) -> Tensor:
 def _ordinary(length: Tensor) -> bool:
     """Whether no length is 0, not finite, or so small that the squares in it lost digits.
 
-    Elsewhere than on the CPU the look would wait for the device: there the answer is no, and the long way is taken.
+    Elsewhere than on the CPU the look would wait for the device, and `without_looks` there is none: then the answer is
+    no, and the long way is taken.
     """
-    if length.device.type != "cpu" or not length.numel():
+    if length.device.type != "cpu" or not length.numel() or not _looks.get():
         return False
     low, high = (bound.item() for bound in length.detach().aminmax())
     return _least(length.dtype) <= low and high < math.inf
@@ -225,7 +242,7 @@ def check_shapes(embeddings: Tensor, weights: Tensor, labels: Tensor) -> None:
 
 def check_labels(labels: Tensor, classes: int, lowest: int = 0) -> None:
     """Raise ValueError where a label lies outside `lowest` to `classes` − 1."""
-    if labels.device.type != "cpu":  # there the look would wait for the device, which checks by itself
+    if labels.device.type != "cpu" or not _looks.get():  # a look would wait for the device, which checks by itself
         return
     low, high = (int(v) for v in labels.aminmax())
     if low < lowest or high >= classes:
