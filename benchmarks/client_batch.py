@@ -1,13 +1,18 @@
-"""What client batches save: a round of 1,000 clients of one identity against a bare loop, and memory over many clients.
+"""What client batches save: a round of many clients against a bare loop, and memory over many clients.
 
     python benchmarks/client_batch.py               # 1,000 clients of 5 images: as client batches and client by client
     python benchmarks/client_batch.py --memory      # a round of 10,000 clients against one of 1,000
     python benchmarks/client_batch.py --device cuda --parties 10000
+    python benchmarks/client_batch.py --steps 1 5   # 200 clients of FedAvg against the bare loop in batches of 5
 
 Every ratio is taken within one run: a round of FedFace, then the bare loops over the same images, in turn; medians of
 the ratios after the first turn. The bare loop is plain PyTorch in a process of its own: one model, one matrix of class
 embeddings, the same squared hinge and flips, `torch.optim.SGD`, at the batch size at which it is fastest here; `tuned`
 is the same loop with the engine's settings of a process (see engine.py).
+
+With `--steps` the clients are FedAvg's, each of one identity with momentum and weight decay, and keep their class
+embeddings. They take so many local steps on all of their images. The bare loop goes over everybody's images as often,
+in batches as large as a client's, tuned. `--clock process` takes the processor time of both, for a busy machine.
 """
 
 from __future__ import annotations
@@ -26,21 +31,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine import above_mb, make_world, network_like, set_process
+from engine import LOSS, above_mb, make_world, network_like, set_process
+from engine import bare_loop as plain_loop
 from measuring import OwnProcess, cost
 
+from coalface.core.text import several
 from coalface.data.augment import Augment, to_tensor
 from coalface.engine.local import InProcess
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
+from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedface import FedFace
 from coalface.training.compute import Compute
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.hinge import PositiveHinge
 
 BATCHES = (16, 30, 64, 128, 256, 512)
+CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
 SOME = 1024
 """Images of a turn by which the batch size is chosen."""
 LR = 0.1
@@ -123,6 +132,61 @@ def measure(name: str, parties: int, images: int, client_batch: int, *, device: 
     return f"{plain:6.2f} {tuned:8.2f} {medians}   {batches[0]}, {batches[1]}"
 
 
+def make_steps(
+    build_world: Callable[[], FederatedData], batch: int, steps: int, threads: int, clock: str
+) -> Callable[[], float]:
+    """Seconds of going `steps` times over everybody's images in batches, with the engine's settings of a process."""
+    set_process(threads, tuned=True)
+    loop = plain_loop(build_world(), batch, per_party=False)
+
+    def run() -> float:
+        began = CLOCKS[clock]()
+        for _ in range(steps):
+            loop()
+        return CLOCKS[clock]() - began
+
+    return run
+
+
+def measure_steps(
+    name: str, parties: int, images: int, steps: int, client_batch: int, *, threads: int, rounds: int, clock: str
+) -> tuple[float, float, float]:
+    """(a round of FedAvg to the bare loop, seconds of a round, of the loop), medians."""
+    build_world = functools.partial(make_world, name, parties, 1, images)
+    world, numerics = build_world(), Numerics(threads=threads, client_batch=client_batch)
+    loop = OwnProcess(make_steps, build_world, images, steps, threads, clock)
+    turns: list[tuple[float, float]] = []
+    began = CLOCKS[clock]()
+
+    def report(record: dict[str, Any]) -> None:
+        nonlocal began
+        turns.append((CLOCKS[clock]() - began, loop()))
+        began = CLOCKS[clock]()
+
+    work = LocalTraining(steps_per_round=steps, batch_size=images, lr=0.01)
+    with tempfile.TemporaryDirectory() as place:
+        setup = Setup(FedAvg(rounds=rounds + 2, local=work, loss=LOSS), build_world, numerics, 0, Path(place),
+                      save_replies=False)  # fmt: skip
+        Server(setup.method, RoundPolicy(run="benchmark", checkpoint_every=rounds + 2), numerics,
+               InProcess(setup, world), Path(place), backbone=world.backbone, report=report).run()  # fmt: skip
+    loop.close()
+    seconds = np.array(turns[1:-1])  # the first warms up, the last writes a checkpoint
+    return float(np.median(seconds[:, 0] / seconds[:, 1])), *map(float, np.median(seconds, axis=0))
+
+
+def compare_steps(options: argparse.Namespace) -> None:
+    print(f"{'case':70} {'ratio':>6} {'round s':>8} {'bare s':>8}")
+    for name in options.networks:
+        for steps in options.steps:
+            for client_batch in (*options.client_batches, 0):
+                how = f"client batches of {client_batch}" if client_batch else "client by client"
+                title = f"{name}: {options.parties:,} × {options.images} images, {several(steps, 'step')}, {how}"
+                ratio, *seconds = measure_steps(name, options.parties, options.images, steps, client_batch,
+                                                threads=options.threads[0], rounds=options.rounds,
+                                                clock=options.clock)  # fmt: skip
+                print(f"{title:70} {ratio:6.2f} {seconds[0]:8.2f} {seconds[1]:8.2f}", flush=True)
+
+
 def memory(parties: int, client_batch: int) -> dict[str, float]:
     """Peak anonymous memory of a round of so many clients above what the process held before it, in MB.
 
@@ -151,7 +215,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--parties", type=int, default=1000)
+    parser.add_argument("--parties", type=int, help="default 1,000, and 200 with --steps")
+    parser.add_argument("--steps", type=int, nargs="+", help="local steps of a client of FedAvg")
+    parser.add_argument(
+        "--client-batches", type=int, nargs="+", default=[256, 50], help="with --steps (default 256 50)"
+    )
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--images", type=int, default=5)
     parser.add_argument(
         "--client-batch", type=int, default=256, help="images of a client batch (default 256, as `auto`)"
@@ -163,6 +232,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.memory_of:
         print(json.dumps(memory(options.memory_of, options.client_batch)))
+        return 0
+    options.parties = options.parties or (200 if options.steps else 1000)
+    if options.steps:
+        compare_steps(options)
         return 0
     if options.memory:
         return compare_memory(1000, 10_000, options.client_batch)
