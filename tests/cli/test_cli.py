@@ -374,5 +374,4 @@ def test_garbage_is_collected_again_after_an_import_that_fails() -> None:
     with pytest.raises(ImportError), importing():
         assert not gc.isenabled()
         raise ImportError
-    assert gc.isenabled() and gc.get_freeze_count()
-    gc.unfreeze()
+    assert gc.isenabled()

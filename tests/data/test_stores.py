@@ -24,7 +24,7 @@ from coalface.data.stores import IDENTITIES, Store, open_store
 from coalface.data.tools.convert import Pairs, convert
 from coalface.data.tools.inspect import inspect
 
-BOUNDED = settings(deadline=None, derandomize=True, max_examples=30)
+BOUNDED = settings(deadline=None, derandomize=True, max_examples=10)
 PEOPLE = {"Ann_Lee": 3, "Bo": 2, "José": 2}
 
 
