@@ -9,6 +9,7 @@ import json
 import shutil
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -40,6 +41,19 @@ class FirstUnlessNamed(TyperGroup):
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
             args = [next(iter(self.commands)), *args]
         return super().parse_args(ctx, args)
+
+
+class Stopped(Exception):
+    """Ctrl-C ended a command; the text says how to go on."""
+
+
+@contextlib.contextmanager
+def stopping(then: str, begun: Path) -> Iterator[None]:
+    """Within, Ctrl-C raises Stopped, which says `then` as soon as what was `begun` is there to go on with."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(then if begun.exists() else "the same command starts again") from None
 
 
 def print_json(result: Any) -> None:

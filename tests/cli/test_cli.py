@@ -145,7 +145,7 @@ def test_a_command_that_is_to_be_typed_has_its_path_in_quotes(
     assert [shlex.split(command) for command in typed] == [["coalface", "resume", str(out)]]
 
 
-STOPPED = "stopped; `coalface resume RUN` continues a run, and the same command a sweep\n"
+STOPPED = "stopped; `coalface resume {}` continues the run\n"
 
 
 @contextlib.contextmanager
@@ -187,7 +187,7 @@ def test_ctrl_c_says_how_to_go_on_and_the_run_does(tmp_path: Path, workers: int)
         wait_for_round(run, out)
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does: the workers too
         printed, errors = run.communicate(timeout=30)
-        assert (run.returncode, errors) == (130, STOPPED)
+        assert (run.returncode, errors) == (130, STOPPED.format(out))
         assert re.search(r"tiny  stopped by Ctrl-C after \d+/5000 rounds", printed)
         wait_for_workers(out, patience=0)
 
@@ -211,7 +211,7 @@ def test_ctrl_c_twice_while_workers_start_leaves_no_traceback(tmp_path: Path) ->
             time.sleep(0.7)  # the first while they import, the second while the command waits for them to end
             os.killpg(run.pid, signal.SIGINT)
         _, errors = run.communicate(timeout=60)
-        assert (run.returncode, errors) == (130, STOPPED)
+        assert (run.returncode, errors) == (130, STOPPED.format(out))
         wait_for_workers(out, patience=0)
 
 
