@@ -97,7 +97,8 @@ def toy_steps() -> Iterator[None]:
 
 @pytest.fixture
 def quick_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker processes fork off a server that has imported torch already: 0.1 s each instead of 3 s."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["coalface.engine.local", "coalface.methods", "coalface.data.synthetic.generator"])
+    """Worker processes fork off a server that has imported torch already."""
+    import forked
+
+    context = forked.forkserver()
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
