@@ -21,7 +21,7 @@ from coalface.experiments.sweep.grid import Cell, grid
 
 GRIDS = """recipe: tiny.yaml
 grids:
-  - {method: fedavg, local.steps_per_round: [40, 1, 2], seed: [0, 1]}
+  - {method: fedavg, local.steps_per_round: [20, 1, 2], seed: [0, 1]}
   - {method: centralized, local.steps_per_round: 2, seed: [0, 1]}
 """
 EVIL = '</title><script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -63,9 +63,9 @@ def test_the_page_draws_each_figure_over_the_setting_that_takes_several_numbers(
 def test_the_numbers_of_a_drawing_are_those_of_the_cells(finished: Path) -> None:
     rows = Reader(page(finished)).rows
     head, fedavg, centralized, untrained = rows[:4]
-    assert head == ["setting", "local.steps_per_round = 1", "2", "40", "without local.steps_per_round"]
+    assert head == ["setting", "local.steps_per_round = 1", "2", "20", "without local.steps_per_round"]
     cells = sweeping.read_cells(finished / "out" / "cells.jsonl").values()
-    for column, number in enumerate((1, 2, 40), start=1):
+    for column, number in enumerate((1, 2, 20), start=1):
         runs = [c for c in cells if c["cell"]["method"] == "fedavg" and c["cell"]["local.steps_per_round"] == number]
         first, second = (run["figures"]["unseen"]["accuracy"] for run in runs)
         low, high = min(first, second), max(first, second)
@@ -78,7 +78,7 @@ def test_the_tables_are_those_of_the_markdown(finished: Path) -> None:
     text = (finished / "out" / "table.md").read_text()
     rows = [row for row in markdown_rows(text) if not set("".join(row)) <= set("-:")]
     assert Reader(page(finished)).rows[-len(rows) :] == rows
-    assert "Differences to method=fedavg, local.steps_per_round=40" in page(finished)
+    assert "Differences to method=fedavg, local.steps_per_round=20" in page(finished)
 
 
 def test_a_sweep_that_is_resumed_writes_the_same_bytes(finished: Path, tmp_path: Path) -> None:
