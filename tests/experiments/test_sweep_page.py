@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import tinyruns
+from commands import said
 from pages import Reader, markdown_rows
-from typer.testing import CliRunner
 
 from coalface.cli import main
 from coalface.experiments.recipe import loader
@@ -29,10 +29,8 @@ EVIL = '</title><script>alert(1)</script><img src=x onerror="alert(2)">'
 
 def swept(folder: Path, *arguments: object) -> str:
     """The page that the command writes."""
-    command = ["sweep", folder / "grids.yaml", "--out", folder / "out", "--quiet", *arguments]
-    result = CliRunner().invoke(main.app, [str(a) for a in command], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert f"page: {folder / 'out' / 'sweep.html'}" in result.stdout.splitlines()[-1]
+    text = said("sweep", folder / "grids.yaml", "--out", folder / "out", "--quiet", *arguments)
+    assert f"page: {folder / 'out' / 'sweep.html'}" in text.splitlines()[-1]
     return (folder / "out" / "sweep.html").read_text(encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from cases import by_default
+from commands import said
 from typer.testing import CliRunner
 
 from coalface.cli import main
@@ -15,9 +16,7 @@ from coalface.models import BACKBONES, catalogue, speed
 
 
 def output(*arguments):
-    result = CliRunner().invoke(main.app, ["models", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return said("models", *arguments)
 
 
 def settings(arithmetic):
