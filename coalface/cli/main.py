@@ -14,7 +14,7 @@ import typer
 from coalface import __version__
 from coalface.cli import authoring, catalogue, evaluation, federation, ledger, runs, sweeps
 from coalface.cli.cache import cache
-from coalface.cli.console import Commands, Stopped
+from coalface.cli.console import STARTS_AGAIN, Commands, Stopped
 from coalface.cli.data import data
 from coalface.cli.flower import flower
 from coalface.cli.party import party
@@ -74,7 +74,7 @@ _RUNS = ("run", "resume", "up", "demo")
 """Commands whose run goes on by another; a sweep goes on by the same."""
 
 
-def _end_stopped(then: str = "the same command starts again") -> NoReturn:
+def _end_stopped(then: str = STARTS_AGAIN) -> NoReturn:
     """Say how to go on after Ctrl-C and exit with 130; one more while Python ends would change that status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     typer.echo(f"stopped; {then}", err=True)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from coalface.cli import completion, federation
-from coalface.cli.console import importing, print_json, print_table, print_wide, stopping
+from coalface.cli.console import importing, print_json, print_table, print_wide, stopping, stopping_run
 from coalface.cli.data import AsJson, Quiet
 
 Changes = Annotated[
@@ -58,13 +56,9 @@ def run(
 
         print_json(preflight.as_dict(loaded)) if as_json else typer.echo(preflight.describe(loaded))
         return
-    with _stopping(out), Progress(quiet=quiet or as_json) as callback:
+    with stopping_run(out), Progress(quiet=quiet or as_json) as callback:
         experiment.run(loaded, out, callback)
     _end(out, as_json)
-
-
-def _stopping(out: Path) -> AbstractContextManager[None]:
-    return stopping(f"`coalface resume {quote(str(out))}` continues the run", out / "config.yaml")
 
 
 def _with_workers(changes: list[str] | None, workers: int | None) -> tuple[str, ...]:
@@ -114,7 +108,7 @@ def resume(
         typer.echo(f"{run_folder} is back at the end of round {from_round}", err=True)
     if federation.goes_on(run_folder, changed, quiet):
         return
-    with _stopping(run_folder), Progress(quiet=quiet or as_json) as callback:
+    with stopping_run(run_folder), Progress(quiet=quiet or as_json) as callback:
         experiment.resume(run_folder, callback, changed, changed_code=changed_code)
     _end(run_folder, as_json)
 
@@ -130,7 +124,7 @@ def demo(
         from coalface.experiments import demo as demonstration
         from coalface.experiments.callbacks.progress import Progress
 
-    with stopping("the same command continues", out), Progress(quiet=quiet or as_json) as callback:
+    with stopping("the same command continues"), Progress(quiet=quiet or as_json) as callback:
         demonstrated = demonstration.run(out, callback, fresh=fresh)
     print_json(demonstrated.as_dict()) if as_json else typer.echo(demonstrated.text())
 
