@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from coalface.cli import main
+
+
+def invoked(*arguments: object) -> Result:
+    """What came of a command, be it an error."""
+    return CliRunner().invoke(main.app, [str(a) for a in arguments])
 
 
 def said(*arguments: object) -> str:

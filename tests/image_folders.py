@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import cv2
-from typer.testing import CliRunner, Result
 
-from coalface.cli.main import app
 from coalface.data.stores import Store
 from coalface.data.synthetic.generator import SyntheticFaces
 
@@ -35,7 +33,3 @@ def content(store: Store) -> dict[str, list[bytes]]:
     for i, label in enumerate(store.labels.tolist()):
         images.setdefault(store.names[label], []).append(bytes(store.encoded(i)))
     return images
-
-
-def invoked(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["data", *map(str, arguments)])

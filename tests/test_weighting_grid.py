@@ -6,7 +6,6 @@ import csv
 import json
 import math
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,9 @@ def settings(**changes: Any) -> dict[str, Any]:
     return {"methods": {"fedavg-fv": {"validation": {"lag": 0, "smoothing": 0.0, **changes}}}}
 
 
-def test_every_point_is_the_score_of_a_mean_by_hand(tmp_path: Path) -> None:
+def test_every_point_is_the_score_of_a_mean_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tinyruns.run(tmp_path / "run", **THREE, engine={"save_replies": True}, **settings())
     last = checkpoint.load(run / "checkpoints")
     assert last is not None
@@ -67,9 +68,11 @@ def test_every_point_is_the_score_of_a_mean_by_hand(tmp_path: Path) -> None:
             assert score == pytest.approx(100 * ten_fold_accuracy(cosines, pairs.same, pairs.fold).mean)
     assert len({math.fsum(point.scores.values()) for point in points[:6]}) > 1  # else the loop could not fail
 
-    command = [sys.executable, str(SCRIPT), str(run), "--steps", "1", "--parties", "silo-01,silo-00,silo-02"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = list(csv.DictReader(done.stdout.splitlines()))
+    command = [str(SCRIPT), str(run), "--steps", "1", "--parties", "silo-01,silo-00,silo-02"]
+    monkeypatch.setattr(sys, "argv", command)
+    capsys.readouterr()
+    assert TOOLS["main"]() == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert len(rows) == 6 and rows[0]["weight/silo-01"] == "1.0"
     (corner,) = (point for point in points if point.weights["silo-01"] == 1)
     assert {v: float(rows[0][f"score/{v}"]) for v in ("v1", "v2")} == pytest.approx(corner.scores)

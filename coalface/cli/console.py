@@ -9,6 +9,8 @@ import json
 import shutil
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import click
@@ -40,6 +42,32 @@ class FirstUnlessNamed(TyperGroup):
         if args and args[0] not in (*self.commands, *ctx.help_option_names):
             args = [next(iter(self.commands)), *args]
         return super().parse_args(ctx, args)
+
+
+STARTS_AGAIN = "the same command starts again"
+
+
+class Stopped(Exception):
+    """Ctrl-C ended a command; the text says how to go on."""
+
+
+@contextlib.contextmanager
+def stopping(then: str) -> Iterator[None]:
+    """Within, Ctrl-C raises Stopped, which says `then`."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(then) from None
+
+
+@contextlib.contextmanager
+def stopping_run(out: Path) -> Iterator[None]:
+    """The same of a run in a folder, which is resumed once it has begun."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = (out / "config.yaml").exists()
+        raise Stopped(f"`coalface resume {quote(str(out))}` continues the run" if begun else STARTS_AGAIN) from None
 
 
 def print_json(result: Any) -> None:

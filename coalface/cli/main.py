@@ -14,7 +14,7 @@ import typer
 from coalface import __version__
 from coalface.cli import authoring, catalogue, evaluation, federation, ledger, runs, sweeps
 from coalface.cli.cache import cache
-from coalface.cli.console import Commands
+from coalface.cli.console import STARTS_AGAIN, Commands, Stopped
 from coalface.cli.data import data
 from coalface.cli.flower import flower
 from coalface.cli.party import party
@@ -74,10 +74,10 @@ _RUNS = ("run", "resume", "up", "demo")
 """Commands whose run goes on by another; a sweep goes on by the same."""
 
 
-def _end_stopped() -> NoReturn:
+def _end_stopped(then: str = STARTS_AGAIN) -> NoReturn:
     """Say how to go on after Ctrl-C and exit with 130; one more while Python ends would change that status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    typer.echo("stopped; `coalface resume RUN` continues a run, and the same command a sweep", err=True)
+    typer.echo(f"stopped; {then}", err=True)
     sys.exit(130)
 
 
@@ -89,6 +89,8 @@ def main() -> None:
         status = app(arguments, prog_name="coalface", standalone_mode=False)
     except KeyboardInterrupt:  # a second Ctrl-C while typer answers the first
         _end_stopped()
+    except Stopped as stopped:
+        _end_stopped(str(stopped))
     except click.Abort:
         typer.echo("coalface: stopped: the question was not answered with yes", err=True)
         sys.exit(1)

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from coalface.cli import completion, federation
-from coalface.cli.console import importing, print_json, print_table, print_wide
+from coalface.cli.console import importing, print_json, print_table, print_wide, stopping, stopping_run
 from coalface.cli.data import AsJson, Quiet
 
 Changes = Annotated[
@@ -56,7 +56,7 @@ def run(
 
         print_json(preflight.as_dict(loaded)) if as_json else typer.echo(preflight.describe(loaded))
         return
-    with Progress(quiet=quiet or as_json) as callback:
+    with stopping_run(out), Progress(quiet=quiet or as_json) as callback:
         experiment.run(loaded, out, callback)
     _end(out, as_json)
 
@@ -108,7 +108,7 @@ def resume(
         typer.echo(f"{run_folder} is back at the end of round {from_round}", err=True)
     if federation.goes_on(run_folder, changed, quiet):
         return
-    with Progress(quiet=quiet or as_json) as callback:
+    with stopping_run(run_folder), Progress(quiet=quiet or as_json) as callback:
         experiment.resume(run_folder, callback, changed, changed_code=changed_code)
     _end(run_folder, as_json)
 
@@ -124,7 +124,7 @@ def demo(
         from coalface.experiments import demo as demonstration
         from coalface.experiments.callbacks.progress import Progress
 
-    with Progress(quiet=quiet or as_json) as callback:
+    with stopping("the same command continues"), Progress(quiet=quiet or as_json) as callback:
         demonstrated = demonstration.run(out, callback, fresh=fresh)
     print_json(demonstrated.as_dict()) if as_json else typer.echo(demonstrated.text())
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from coalface.cli import completion
-from coalface.cli.console import importing, print_json
+from coalface.cli.console import importing, print_json, stopping
 from coalface.cli.data import AsJson, Quiet
 
 
@@ -51,7 +51,7 @@ def sweep(
         planned = sweeping.plan(recipe, changes or (), out, baselines=baseline or ())
         print_json(planned) if as_json else typer.echo(sweeping.plan_text(planned, out))
         return
-    with Progress(quiet=quiet or as_json) as callback:
+    with stopping("the same command continues the sweep"), Progress(quiet=quiet or as_json) as callback:
         text = sweeping.sweep(
             recipe,
             changes or (),

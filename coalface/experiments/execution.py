@@ -122,6 +122,8 @@ def finish(out: Path, whole: dict[str, Any], callback: Callback, *, report: bool
 
         page.build(out)
     callback.finish(summary.headlines(whole), out)
+    if worse := runs.below_start(whole):
+        callback.warn(f"{whole['name']}: {worse}")
 
 
 def _server(run: PreparedRun, out: Path, transport: Transport, callback: Callback) -> Server:

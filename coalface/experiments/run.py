@@ -12,7 +12,7 @@ from filelock import Timeout
 
 from coalface.core import disk
 from coalface.core.disk import writing
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.parsing import parse_yaml
 from coalface.data.stores import telling_passed_over
 from coalface.engine import checkpoint
@@ -39,7 +39,9 @@ def run(recipe: Recipe, out: Path, callback: Callback, *, report: bool = True, c
             f"the folder already has a run; `coalface resume {quote(str(out))}` continues it, or give another --out",
             where=out,
         )
-    if out.exists() and (not out.is_dir() or any(str(path.relative_to(out)) not in _FIRST for path in out.rglob("*"))):
+    if out.exists() and not out.is_dir():
+        raise RecipeError("this is a file, and a run needs a folder; give another --out", where=out)
+    if out.exists() and any(str(path.relative_to(out)) not in _FIRST for path in out.rglob("*")):
         raise RecipeError("the folder is not empty and not a run; give another --out", where=out)
     return _carry_out(recipe, out, callback, report=report, carrier=carrier)
 
@@ -128,7 +130,10 @@ def _carry_out(
         prepared = prepare(recipe, callback, _begin_or_resume, elsewhere=carrier is not None)
         for note in prepared.notes:
             callback.note(f"{recipe.name}: {note}")
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except (FileNotFoundError, NotADirectoryError) as error:  # as below /proc, and below a file
+            raise DataError("no folder can be made here; give another --out", where=out) from error
         if not (out / "config.yaml").exists():
             provenance.keep(out, recipe.resolved(), provenance.code_behind(recipe))
             provenance.write_config(out, recipe.resolved())

@@ -90,7 +90,7 @@ def same(a: Any, b: Any) -> bool:
 # --- there and back ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(everything)
 def test_a_message_comes_back_as_it_was(sent: Everything) -> None:
     encoded = codec.encode(sent)
@@ -99,7 +99,7 @@ def test_a_message_comes_back_as_it_was(sent: Everything) -> None:
     assert sum(e.bytes for e in encoded.entries) == len(encoded.data) == codec.size(sent)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(everything)
 def test_the_bytes_are_a_safetensors_file(sent: Everything) -> None:
     encoded = codec.encode(sent)

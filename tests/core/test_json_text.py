@@ -25,7 +25,7 @@ def test_what_is_strict_comes_back_as_it_was(value: Any) -> None:
     assert parse_json(strict_json(value)) == value == parse_json(strict_json(value).encode())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text() | st.binary() | st.text(alphabet='[]{}",:\\\\eE-+.0123456789Infinty '))
 def test_any_text_is_refused_or_what_json_reads(text: str | bytes) -> None:
     with contextlib.suppress(ValueError):

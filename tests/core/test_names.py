@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import tinyruns
+from commands import invoked
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
-from coalface.cli import main
 from coalface.core.errors import RecipeError
 from coalface.core.names import LONGEST, check_name, is_plain, made_plain
 from coalface.engine.party.service import PartyService, answer
@@ -83,11 +82,11 @@ def test_a_party_on_the_command_line_is_called_as_parties_are(tmp_path: Path, na
     model.mkdir(parents=True)
     (model / "model.json").write_text("{}")
     (tmp_path / "secret.safetensors").write_bytes(b"x")
-    result = CliRunner().invoke(main.app, ["evaluate", str(tmp_path / "run"), "--on", str(tmp_path), "--party", name])
+    result = invoked("evaluate", tmp_path / "run", "--on", tmp_path, "--party", name)
     text = result.output + str(result.exception or "")
     assert result.exit_code == 1 and "not a plain name" in text and "x" * 81 not in text
     (tmp_path / "party.yaml").write_text("role: trainer\n")
-    result = CliRunner().invoke(main.app, ["party", "check", str(tmp_path / "party.yaml"), "--party", name])
+    result = invoked("party", "check", tmp_path / "party.yaml", "--party", name)
     text = result.output + str(result.exception or "")
     assert result.exit_code == 1 and "cannot be the name of a party" in text and "x" * 81 not in text
 

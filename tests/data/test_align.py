@@ -7,10 +7,10 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from commands import invoked
 from field_layouts import put, say
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from coalface.cli import main
 from coalface.core.errors import DataError
 from coalface.data.align import TEMPLATE, align, aligned_face, similarity
 from coalface.data.readers.landmarks import read_landmarks
@@ -115,7 +115,7 @@ def rfw(root: Path) -> dict[str, np.ndarray]:
 
 
 def run(*arguments: object) -> Result:
-    return CliRunner().invoke(main.app, ["data", "align", *map(str, arguments)])
+    return invoked("data", "align", *arguments)
 
 
 def test_rfw_is_aligned_and_read_as_rfw_again(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def read_or_error(path: Path, data: bytes) -> None:
     assert len(pack.files) == len(pack)
 
 
-SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
+SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
 
 
 @SETTINGS

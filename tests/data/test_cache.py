@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from commands import invoked
 from counting_source import Counting
 from tinyruns import Silent, picture_folders, tiny, write
-from typer.testing import CliRunner
 
 from coalface.cli import main
-from coalface.cli.main import app
 from coalface.data.cache import PRETRAINED, clear, entries
 from coalface.data.readers.pack import cached_pack, read_pack, write_pack
 from coalface.experiments import run as experiment
@@ -56,7 +55,7 @@ def file_modes(root: Path) -> set[int]:
 
 
 def output(*arguments: object) -> str:
-    result = CliRunner().invoke(app, ["cache", *map(str, arguments)])
+    result = invoked("cache", *arguments)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -163,5 +162,5 @@ def test_the_command_says_what_there_is_and_frees_it(cache: Path) -> None:
         and "left 1 pack: a process uses it\n" in table
         and len(faces) == 5
     )
-    wrong = CliRunner().invoke(app, ["cache", "clear", "pack"])
+    wrong = invoked("cache", "clear", "pack")
     assert wrong.exit_code != 0 and "did you mean 'packs'" in str(wrong.exception)

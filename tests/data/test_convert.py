@@ -11,7 +11,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from image_folders import content, faces, invoked
+from commands import invoked
+from image_folders import content, faces
 
 from coalface.core.errors import DataError
 from coalface.core.method import generator
@@ -154,7 +155,7 @@ def test_a_damaged_image_is_not_handed_on_and_leaves_nothing_half_written(tmp_pa
 
 @pytest.mark.parametrize("draw", [0, 10_000])
 def test_a_number_of_pairs_that_cannot_be_drawn_is_told_the_range(tmp_path: Path, draw: int) -> None:
-    result = invoked("convert", faces(tmp_path / "f"), tmp_path / "x.bin", "--draw", draw)
+    result = invoked("data", "convert", faces(tmp_path / "f"), tmp_path / "x.bin", "--draw", draw)
     reason = "31 genuine pairs, not 10,000" if draw > 31 else "ask for 10 to 31 of each kind"
     assert str(result.exception).startswith(f"--draw {draw}: ") and reason in str(result.exception)
 
@@ -174,19 +175,19 @@ def test_a_number_of_pairs_that_cannot_be_drawn_is_told_the_range(tmp_path: Path
 def test_options_that_would_do_nothing_are_refused(
     tmp_path: Path, kind: str, options: list[object], reason: str
 ) -> None:
-    result = invoked("convert", faces(tmp_path / "f"), tmp_path / "out", "--to", kind, *options)
+    result = invoked("data", "convert", faces(tmp_path / "f"), tmp_path / "out", "--to", kind, *options)
     assert result.exit_code == 1 and re.search(reason, str(result.exception))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["f"]
 
 
 def test_the_command_converts_and_inspects(tmp_path: Path) -> None:
     faces(tmp_path / "f")
-    converted = invoked("convert", tmp_path / "f", tmp_path / "r", "--to", "rec")
+    converted = invoked("data", "convert", tmp_path / "f", tmp_path / "r", "--to", "rec")
     assert converted.exit_code == 0 and "15 images of 3 identities" in converted.output and "note: " in converted.output
-    looked = invoked("inspect", tmp_path / "r", "--json")
+    looked = invoked("data", "inspect", tmp_path / "r", "--json")
     report = json.loads(looked.output)
     assert (report["kind"], report["images"], report["damaged_count"]) == ("rec", 15, 0)
-    inspected = invoked("inspect", tmp_path / "r", "--headers")
+    inspected = invoked("data", "inspect", tmp_path / "r", "--headers")
     assert "15 images of 3 identities" in inspected.output and "nothing looks wrong" in inspected.output
     assert len(read_folder(tmp_path / "f").files) == 15
 

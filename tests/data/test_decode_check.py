@@ -8,9 +8,8 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from commands import invoked
 
-from coalface.cli.main import app
 from coalface.core.errors import DataError
 from coalface.data.source import decode
 from coalface.data.synthetic.generator import SyntheticFaces
@@ -67,9 +66,7 @@ def test_a_conversion_ends_at_it_and_leaves_nothing(
     (tmp_path / "set" / "b" / "b_0001.jpg").write_bytes(WHOLE)
     (tmp_path / "list").write_text("1\na 4 1\na 2 b 1\n")
     pairs = ["--pairs", str(tmp_path / "list")] if kind == "bin" else []
-    result = CliRunner().invoke(
-        app, ["data", "convert", str(tmp_path / "set"), str(tmp_path / "out"), "--to", kind, *pairs]
-    )
+    result = invoked("data", "convert", tmp_path / "set", tmp_path / "out", "--to", kind, *pairs)
     assert "a_0004.jpg: it is damaged in the middle" in str(result.exception)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["list", "set"] and capfd.readouterr().err == ""
 

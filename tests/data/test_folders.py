@@ -114,7 +114,7 @@ def test_spaces_of_all_kinds_and_joiners_belong_to_names(tmp_path: Path, name: s
     assert len(open_store(tmp_path)) == 2
 
 
-BOUNDED = settings(deadline=None, derandomize=True, max_examples=60)
+BOUNDED = settings(deadline=None, derandomize=True, max_examples=20)
 
 names = (
     st.binary(min_size=1, max_size=12)
@@ -174,7 +174,7 @@ def test_any_folders_are_read_back(pictures: dict[str, dict[str, int]], suffix: 
         assert source.fingerprint() == read_folder(folder / "set").fingerprint()
 
 
-@settings(BOUNDED, max_examples=30)
+@settings(BOUNDED, max_examples=10)
 @given(tree(plain, plain))
 def test_any_folders_go_through_records_and_packs_and_back(pictures: dict[str, dict[str, int]]) -> None:
     with fresh_folder() as folder:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import invoked
 from field_layouts import FACE, WRITERS, put, say
-from image_folders import invoked
 
 from coalface.data.stores import open_store
 
@@ -53,11 +53,13 @@ def test_hidden_and_linked_folders_of_an_identity_are_named_and_not_entered(tmp_
 def test_the_commands_say_it_and_read_the_part_that_is_asked_for(tmp_path: Path) -> None:
     WRITERS["vggface2"](tmp_path / "v")
     part = "1 image of the part test: `--part test`, in a recipe `part: test`, reads it"
-    assert f"ignored: {part}\n" in invoked("inspect", tmp_path / "v").output
-    assert json.loads(invoked("inspect", tmp_path / "v", "--json").stdout)["passed_over"] == [part]
-    assert f"note: ignored: {part}\n" in invoked("convert", tmp_path / "v", tmp_path / "r", "--to", "rec").output
-    assert f"note: ignored: {part}\n" in invoked("pack", tmp_path / "v", tmp_path / "p", "--size", 8).output
+    assert f"ignored: {part}\n" in invoked("data", "inspect", tmp_path / "v").output
+    assert json.loads(invoked("data", "inspect", tmp_path / "v", "--json").stdout)["passed_over"] == [part]
+    assert (
+        f"note: ignored: {part}\n" in invoked("data", "convert", tmp_path / "v", tmp_path / "r", "--to", "rec").output
+    )
+    assert f"note: ignored: {part}\n" in invoked("data", "pack", tmp_path / "v", tmp_path / "p", "--size", 8).output
     for command in (["inspect"], ["convert", tmp_path / "s", "--to", "folder"], ["pack", tmp_path / "q", "--size", 8]):
-        result = invoked(command[0], tmp_path / "v", *command[1:], "--part", "test")
+        result = invoked("data", command[0], tmp_path / "v", *command[1:], "--part", "test")
         assert result.exit_code == 0 and "1 image of 1 identity" in result.output and "ignored" not in result.output
     assert (tmp_path / "s" / "n000001" / "0001_01.jpg").read_bytes() == FACE

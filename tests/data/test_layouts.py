@@ -186,7 +186,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         read_layout(tmp_path / "c")
 
 
-BOUNDED = settings(deadline=None, derandomize=True, max_examples=20)
+BOUNDED = settings(deadline=None, derandomize=True, max_examples=8)
 
 
 @pytest.fixture(scope="module", params=sorted(WRITERS))

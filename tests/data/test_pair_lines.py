@@ -123,7 +123,7 @@ def test_a_set_without_files_is_refused(tmp_path: Path) -> None:
         list_sha256(all_pairs(faces, impostors=1, per_identity=1, rng=np.random.default_rng(0)), faces)
 
 
-BOUNDED = settings(deadline=None, derandomize=True, max_examples=60)
+BOUNDED = settings(deadline=None, derandomize=True, max_examples=30)
 
 PEOPLE = {"Ann_Lee": 4, "José_Núñez": 3, "Bo": 2, "b\udcffd": 2, "d_0001": 3}
 """Identities and their images; one name is no UTF-8, one ends as a file's name does."""
@@ -206,7 +206,7 @@ def test_matlab_files_are_told_apart(tmp_path: Path, name: str, content: bytes) 
         read_pairs(tmp_path / name, FACES)
 
 
-@settings(BOUNDED, max_examples=150)
+@settings(BOUNDED, max_examples=50)
 @given(
     lists().flatmap(lambda made: damaged(made[0].encode("utf-8", "surrogateescape")))
     | st.binary(max_size=60)

@@ -140,7 +140,7 @@ def test_labels_that_follow_the_header(tmp_path: Path) -> None:
     assert [bytes(p) for p in map(records.payload, range(5))] == [b"two", b"one", b"", b"none", b"cut"]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_a_damaged_file_is_read_as_it_stands_or_refused(data: st.DataObject) -> None:
     """Bits are flipped and the end is cut off: what a plain loop reads is read alike, what it refuses is refused."""
@@ -258,7 +258,7 @@ def test_a_line_that_is_no_index(tmp_path: Path, line: str) -> None:
         read_index(path)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(st.binary(max_size=60) | st.text("0123456789\t\n", max_size=60).map(str.encode))
 def test_an_index_of_any_bytes(text: bytes) -> None:
     with fresh_folder() as folder:

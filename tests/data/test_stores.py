@@ -12,10 +12,11 @@ from typing import NoReturn
 import cv2
 import numpy as np
 import pytest
+from commands import invoked
 from damage import damaged, fresh_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_folders import content, faces, invoked
+from image_folders import content, faces
 
 from coalface.core.errors import DataError
 from coalface.data.pairs import named_identities
@@ -24,7 +25,7 @@ from coalface.data.stores import IDENTITIES, Store, open_store
 from coalface.data.tools.convert import Pairs, convert
 from coalface.data.tools.inspect import inspect
 
-BOUNDED = settings(deadline=None, derandomize=True, max_examples=30)
+BOUNDED = settings(deadline=None, derandomize=True, max_examples=10)
 PEOPLE = {"Ann_Lee": 3, "Bo": 2, "José": 2}
 
 
@@ -153,15 +154,15 @@ def test_an_inspection_goes_on_after_links_that_lead_nowhere(tmp_path: Path) -> 
     (folder / "Bo" / "loop.jpg").symlink_to("loop.jpg")
     (folder / "Bo" / "gone.png").symlink_to("nothing.png")
     (folder / "Bo" / "folder.jpg").symlink_to(folder / "Ann_Lee")  # leads somewhere, to no image
-    result = invoked("inspect", folder)
+    result = invoked("data", "inspect", folder)
     assert result.exit_code == 1 and "15 images of 3 identities" in result.output
     for name in ("round", "Bo/loop.jpg", "Bo/gone.png"):
         assert f"damaged: {folder / name}: it cannot be read (" in result.output
     assert result.output.count("damaged:") == 3 and "- 3 folders or files cannot be used" in result.output
-    report = json.loads(invoked("inspect", folder, "--json").stdout)
+    report = json.loads(invoked("data", "inspect", folder, "--json").stdout)
     assert (report["broken_count"], report["damaged_count"], report["images"]) == (3, 0, 15)
     for command in (["pack", folder, tmp_path / "p"], ["convert", folder, tmp_path / "g", "--to", "folder"]):
-        refused = invoked(*command)
+        refused = invoked("data", *command)
         assert "leads nowhere: mend it, or delete it" in str(refused.exception) and refused.exit_code == 1
 
 
@@ -174,7 +175,7 @@ def test_an_inspection_goes_on_after_what_may_not_be_read(tmp_path: Path, monkey
 
     monkeypatch.setattr(os, "scandir", lambda at=".": refused(at) if str(at).endswith("Ann_Lee") else scan(at))
     monkeypatch.setattr(Path, "read_bytes", lambda at: refused(at) if at.name == "Bo_0002.jpg" else read(at))
-    result = invoked("inspect", folder)
+    result = invoked("data", "inspect", folder)
     assert result.exit_code == 1 and "11 images of 2 identities" in result.output
     assert (
         f"damaged: {folder / 'Ann_Lee'}: it cannot be read (Permission denied); give yourself access" in result.output
@@ -216,8 +217,8 @@ def test_what_is_not_there_is_said_plainly_with_what_lies_near(tmp_path: Path, p
 
 def test_an_inspection_of_a_pack_reads_its_pixels(tmp_path: Path) -> None:
     """Also those that changed on the disk, with nothing in the folder to tell."""
-    assert invoked("pack", faces(tmp_path / "f"), tmp_path / "p", "--size", 8).exit_code == 0
-    assert invoked("inspect", tmp_path / "p").exit_code == 0
+    assert invoked("data", "pack", faces(tmp_path / "f"), tmp_path / "p", "--size", 8).exit_code == 0
+    assert invoked("data", "inspect", tmp_path / "p").exit_code == 0
     pixels = tmp_path / "p" / "pixels.u8"
     before = pixels.stat()
     turned = bytearray(pixels.read_bytes())
@@ -225,9 +226,9 @@ def test_an_inspection_of_a_pack_reads_its_pixels(tmp_path: Path) -> None:
     pixels.write_bytes(turned)
     os.utime(pixels, ns=(before.st_atime_ns, before.st_mtime_ns))
     for options in ((), ("--headers",)):
-        result = invoked("inspect", tmp_path / "p", *options)
+        result = invoked("data", "inspect", tmp_path / "p", *options)
         assert result.exit_code == 1 and "pixels.u8: it is damaged: its SHA-256" in result.output
-    (fault,) = json.loads(invoked("inspect", tmp_path / "p", "--json").stdout)["broken"]
+    (fault,) = json.loads(invoked("data", "inspect", tmp_path / "p", "--json").stdout)["broken"]
     assert "pixels.u8" in fault
 
 
@@ -236,7 +237,7 @@ def test_an_inspection_tells_of_empty_folders_and_of_names_that_are_no_peoples(t
     (tmp_path / "set" / "Ann_Lee").mkdir()
     loose = next((tmp_path / "set" / "train").glob("*/*"))
     shutil.copy(loose, tmp_path / "set" / "train" / loose.name)
-    result = invoked("inspect", tmp_path / "set")
+    result = invoked("data", "inspect", tmp_path / "set")
     assert result.exit_code == 0
     wrong = result.output[result.output.index("what looks wrong:") :]
     assert "1 folder is empty (Ann_Lee)" in wrong and "part of a set" in wrong and "(train)" in wrong

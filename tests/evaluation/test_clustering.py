@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import normalized_mutual_info_score
 from sklearn.metrics.cluster import pair_confusion_matrix
@@ -55,6 +55,7 @@ def bcubed(clusters: Clusters):
     return clusters.bcubed_precision, clusters.bcubed_recall, clusters.bcubed_f
 
 
+@settings(max_examples=30, deadline=None)
 @given(LABELS)
 def test_every_figure_equals_its_loop_and_scikit_learn(labels):
     true, predicted = map(list, zip(*labels, strict=True))

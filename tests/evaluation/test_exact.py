@@ -9,7 +9,7 @@ from unit_rows import coarse, collapsed, crowded, spread, unit
 
 from coalface.evaluation.metrics import exact
 
-BLOCKS = [(1, 1), (7, 64), (2048, 8192)]
+BLOCKS = [(1, 1), (7, 16), (2048, 8192)]
 
 
 @pytest.mark.parametrize("d", [1, 3, 40, 129, 512])
@@ -36,12 +36,12 @@ def test_ranked_scores_and_nearest_columns_are_those_of_a_sort(kind, block, many
     monkeypatch.setattr(exact, "MANY", many)
     monkeypatch.setattr(exact, "BINS", bins)
     rng = np.random.default_rng(5)
-    features = kind(rng, 130)
-    rows, columns = features[:40], features[40:]
-    names, column_names = rng.integers(9, size=40), rng.integers(9, size=90)
-    i, j = (side.ravel() for side in np.indices((40, 90)))
-    scores = exact.exactly(rows, i, columns, j).reshape(40, 90)
-    places = rng.permutation(90)[:31]
+    features = kind(rng, 54)
+    rows, columns = features[:17], features[17:]
+    names, column_names = rng.integers(5, size=17), rng.integers(5, size=37)
+    i, j = (side.ravel() for side in np.indices((17, 37)))
+    scores = exact.exactly(rows, i, columns, j).reshape(17, 37)
+    places = rng.permutation(37)[:13]
     for chosen, other_names, where in ((scores, column_names, None), (scores[:, places], column_names[places], places)):
         apart = names[:, None] != other_names
         ordered = np.sort(chosen[apart])[::-1]

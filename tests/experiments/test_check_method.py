@@ -129,3 +129,6 @@ def test_settings_of_a_checked_method_are_changes_of_a_recipe(tmp_path: Path) ->
     subject = find_subject("fedprox", ["mu=0.5", "rounds=4", "local.lr=0.01"], tmp_path)
     method, _ = subject.build()
     assert (method.mu, method.rounds, method.local.lr, method.local.batch_size) == (0.5, 4, 0.01, 4)  # type: ignore[attr-defined]
+    with pytest.raises(RecipeError, match="sample, momentum, head_momentum, mu") as error:
+        find_subject("fedprox", ["way=3"], tmp_path)
+    assert error.value.where == "way"

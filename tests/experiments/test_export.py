@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import said
+from commands import invoked, said
 from PIL import Image
 from safetensors.torch import load_file
 from tinyruns import Normed, Silent, tiny
 from torch.nn import functional as F
-from typer.testing import CliRunner
 
-from coalface.cli.main import app
 from coalface.core.codec import decode
 from coalface.core.errors import RecipeError
 from coalface.data.augment import to_tensor
@@ -138,7 +136,7 @@ def test_it_is_read_as_a_model_and_looks_people_up(either: Path, ran: Path, tmp_
     assert len(json.loads(said("identify", place, folder, "--fpir", "0.1", "--json"))) == len(faces)
     assert "nearest" in said("identify", place, folder, "--fpir", "0.1")
     (next(folder.iterdir()) / "1.heic").write_bytes(b"x")
-    result = CliRunner().invoke(app, ["identify", str(place), str(folder), "--fpir", "0.1", "--json"])
+    result = invoked("identify", place, folder, "--fpir", "0.1", "--json")
     assert len(json.loads(result.stdout)) == len(faces) and "ignored: 1 file" in result.stderr
     with pytest.raises(ValueError, match=r"no threshold for FPIR 0\.001"):
         identify(place, folder, fpir=0.001)

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 import tinyruns
+from commands import invoked
 from tinyruns import Silent, picture_folders
-from typer.testing import CliRunner, Result
 
-from coalface.cli.main import app
 from coalface.data import stores
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
@@ -46,10 +45,6 @@ def tree(root: Path, **changes: Any) -> dict[str, Any]:
 
 def lines(root: Path) -> list[str]:
     return [f"{root / 'data' / 'faces'}: ignored: {ASTRAY}", f"{root / 'data' / 'other'}: ignored: {UNREAD}"]
-
-
-def invoked(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 class Listening(Silent):

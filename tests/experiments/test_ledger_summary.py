@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import worlds
+from commands import invoked
 from toys import Moves
-from typer.testing import CliRunner
 
-from coalface.cli.main import app
 from coalface.core.codec import Entry
 from coalface.core.errors import RecipeError
 from coalface.engine.faults import SimulatedFaults
@@ -54,7 +53,7 @@ def write_ledger(path: Path, sent: Iterable[tuple[Message, str, int]], **fields:
 
 
 def ledger_command(*words: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["ledger", *map(str, words)])
+    result = invoked("ledger", *words)
     return result.exit_code, result.output
 
 

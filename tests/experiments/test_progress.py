@@ -39,8 +39,8 @@ def test_plain_output_is_one_line_a_round_with_the_time_left():
         "demo  4 rounds",
         "demo  round 1/4  loss 3.25  8/8 parties  down 500 kB up 250 kB  0:30 elapsed, 1:30 left",
         "demo  round 2/4  loss 3.25  8/8 parties  down 1 MB up 500 kB  devtest EER 22.0  1:00 elapsed, 1:00 left",
-        "demo  round 3/4  loss 3.25  8/8 parties  down 1.5 MB up 750 kB  devtest EER 22.0  1:30 elapsed, 0:30 left",
-        "demo  round 4/4  loss 3.25  8/8 parties  down 2 MB up 1 MB  devtest EER 22.0  2:00 elapsed",
+        "demo  round 3/4  loss 3.25  8/8 parties  down 1.5 MB up 750 kB  1:30 elapsed, 0:30 left",
+        "demo  round 4/4  loss 3.25  8/8 parties  down 2 MB up 1 MB  2:00 elapsed",
         "demo  done  4 rounds  2:00  devtest accuracy 74.0  down 2 MB up 1 MB  in runs/demo",
     ]
 
@@ -51,10 +51,11 @@ def test_long_runs_print_about_every_fiftieth_and_always_the_last(rounds, expect
     with Progress(console=console) as progress:
         progress.start("long", rounds)
         for r in range(1, rounds + 1):
-            progress.round(record(r))
+            progress.round(record(r, judged={"devtest": {"eer": 9.0}} if r == 1 else {}))
         progress.finish({}, "x")
     round_lines = [line for line in lines() if "  round " in line]
     assert len(round_lines) == expected
+    assert sum("devtest EER 9.00" in line for line in round_lines) == 1
     assert f"round {rounds}/{rounds}" in round_lines[-1]
 
 

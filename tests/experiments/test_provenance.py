@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 import written_method
 import yaml
+from commands import invoked
 from tinyruns import Silent, model_bytes, tiny
-from typer.testing import CliRunner
 
-from coalface.cli.main import app
 from coalface.core.errors import RecipeError
 from coalface.experiments import export, provenance
 from coalface.experiments import run as experiment
@@ -233,9 +232,9 @@ def test_a_method_that_was_changed_does_not_go_on_unasked(damped: Path, tmp_path
     with pytest.raises(RecipeError, match=r" damped \(.*--changed-code"):
         experiment.resume(out, Silent())
     assert every_byte(out) == before
-    refused = CliRunner().invoke(app, ["resume", str(out), "rounds=99", "--changed-code", "--quiet"])
+    refused = invoked("resume", out, "rounds=99", "--changed-code", "--quiet")
     assert refused.exit_code == 1 and every_byte(out) == before  # nothing is taken of a resume that is refused
-    resumed = CliRunner().invoke(app, ["resume", str(out), "--changed-code", "--quiet"])
+    resumed = invoked("resume", out, "--changed-code", "--quiet")
     assert resumed.exit_code == 0, resumed.exception
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     (noted,) = [event for event in events if event["event"] == "adjusted"]
@@ -354,6 +353,6 @@ def test_a_pretraining_that_cannot_go_on_says_how_it_is_made_anew(
     record.unlink()
     with pytest.raises(RecipeError, match=r"begun\.json: missing.* `coalface cache clear pretrained`"):
         experiment.run(tiny(**start), tmp_path / "run", Silent())
-    cleared = CliRunner().invoke(app, ["cache", "clear", "pretrained"])
+    cleared = invoked("cache", "clear", "pretrained")
     assert cleared.exit_code == 0 and "removed 1 pre-trained model" in cleared.output
     experiment.run(tiny(**start), tmp_path / "run", Silent())

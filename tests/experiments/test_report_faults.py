@@ -89,13 +89,6 @@ def test_the_ledger_is_held_against_what_was_counted(
     assert faults.ledger_difference(many).startswith("The bytes are those of the first 200 of 900 ledgers")
 
 
-def test_what_did_not_count_is_told_apart(write_run: Any) -> None:
-    run = runs.read(write_run(bytes={"down": 1, "up": 9_000, "refused": 2_000, "lost": 1_000}))
-    assert faults.not_counted(run) == (
-        "Of what the parties sent, 2 kB was refused and 1 kB was lost or late, and did not count."
-    )
-
-
 @pytest.mark.parametrize(
     ("checked", "sentence", "well"),
     [

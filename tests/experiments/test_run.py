@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tinyruns import Normed, Silent, model_bytes, tiny
 
 from coalface import models
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.data.cache import default_cache
 from coalface.engine.processes import wait_for_workers
 from coalface.engine.transport import RunFailed
@@ -371,3 +371,11 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path) -> None:
     (out / "notes.txt").rename(out / "config.yaml.new")  # left by a run that was killed as it began
     experiment.run(tiny(rounds=1), out, Silent())
     assert (out / "summary.json").exists()
+
+
+@pytest.mark.parametrize("place", ["file/run", "/proc/run"])
+def test_where_no_folder_can_be_made_is_said(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError) as error:
+        experiment.run(tiny(), tmp_path / place, Silent())
+    assert error.value.where == str(tmp_path / place)

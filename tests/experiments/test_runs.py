@@ -9,13 +9,6 @@ from coalface.core.text import size
 from coalface.experiments.report import runs
 
 
-def test_a_run_folder_is_read_whole(write_run):
-    run = runs.read(write_run("one", method="fedface", rounds=5))
-    assert (run.name, run.label, run.method) == ("one", "one", "fedface")
-    assert len(run.metrics) == len(run.events) == 5
-    assert run.figures["devtest/accuracy"] == 80.0 and run.untrained["devtest/accuracy"] == 60.0
-
-
 def test_a_line_cut_off_by_a_kill_is_left_out_but_a_broken_line_inside_is_named(write_run):
     folder = write_run()
     metrics = folder / "metrics.jsonl"

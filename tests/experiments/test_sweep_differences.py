@@ -60,11 +60,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bootstrap, "DRAWS", 200)
-
-
 def finished(cells: Sequence[Cell], path: Path) -> dict[str, dict[str, Any]]:
     """Lines as of finished cells, whose pairs have the scores of a better model the further back the cell stands."""
     (chosen,) = Parts(loader.load(path)).pairs
@@ -114,15 +109,18 @@ def compared(rows: list[list[str]]) -> dict[str, str]:
     [([CENTRAL], BESIDE), (["method=centralized, local.steps_per_round=75"], TO_ONE), ([CENTRAL] * 2, BESIDE)],
 )
 def test_one_baseline_has_a_row_for_every_setting_and_figure(
-    folder: Path, baselines: list[str], expected: dict[tuple[str, ...], tuple[str, ...]]
+    folder: Path,
+    baselines: list[str],
+    expected: dict[tuple[str, ...], tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(bootstrap, "DRAWS", 2000)
     cells = grid(folder / "tiny.yaml", ["method=centralized,fedavg", "local.steps_per_round=5,75", "seed=0,1"])
     text, whole = table(cells, finished(cells, folder / "tiny.yaml"), baselines)
     short = text.replace("method=", "").replace("local.steps_per_round=", "").partition("Differences to")[2]
     assert whole and {tuple(row[:-3]): tuple(row[-3:]) for row in markdown_rows(short)[2:]} == expected
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_several_baselines_have_a_table_each_and_like_is_compared_with_like(swept: Swept) -> None:
     cells, lines = swept
     by_baseline = tables(table(cells, lines, [CENTRAL, RESET, NONE])[0])
@@ -142,7 +140,6 @@ def test_several_baselines_have_a_table_each_and_like_is_compared_with_like(swep
         assert compared(by_baseline[baseline]) == to  # centralised, and `reset` to `none`, stand in a table above
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_a_cell_of_several_has_the_difference_and_its_interval(swept: Swept, folder: Path) -> None:
     """Each as `paired` gives it for the two settings alone; bold where the interval does not hold zero."""
     cells, lines = swept
@@ -168,7 +165,6 @@ def test_a_cell_of_several_has_the_difference_and_its_interval(swept: Swept, fol
     assert any(bold) and not all(bold)
 
 
-@pytest.mark.usefixtures("few_draws")
 def test_what_is_compared_with_a_setting_that_is_not_done_is_left_out(swept: Swept) -> None:
     cells, lines = swept
     absent = f"method=fedavg, {RESET}, loss.name=arcface, local.steps_per_round=75"
@@ -180,7 +176,6 @@ def test_what_is_compared_with_a_setting_that_is_not_done_is_left_out(swept: Swe
     assert list(tables(table(cells, only, [CENTRAL, RESET, NONE])[0])) == [CENTRAL, NONE]
 
 
-@pytest.mark.usefixtures("few_draws")
 @pytest.mark.parametrize(("folds", "change"), [([0, 1, 2], {}), (None, {"list": "another"})])
 def test_settings_evaluated_on_other_pairs_say_so_in_each_column(
     swept: Swept, folder: Path, folds: list[int] | None, change: dict[str, str]

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import tinyruns
+from commands import said
 from tinyruns import Silent
-from typer.testing import CliRunner
 
-from coalface.cli import main
 from coalface.core.errors import RecipeError
 from coalface.experiments.sweep import run as sweeping
 from coalface.experiments.sweep.grid import grid
@@ -25,9 +24,7 @@ def test_it_tells_what_is_done_failed_and_left_and_writes_nothing(tmp_path: Path
     (out / "failed.json").write_text(json.dumps({failed: "no memory"}))
     (out / "cells.jsonl").write_text((out / "cells.jsonl").read_text() + '{"hash": "cut o')
     before = {entry: entry.read_bytes() for entry in tmp_path.rglob("*") if entry.is_file()}
-    result = CliRunner().invoke(main.app, ["sweep", str(path), *CHANGES, "--out", str(out), "--dry-run"])
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+    lines = said("sweep", path, *CHANGES, "--out", out, "--dry-run").splitlines()
     assert lines[0].startswith("cell 1 of 4: method=solo seed=0: done, ")
     assert lines[1] == "cell 2 of 4: method=solo seed=1: to run; 1 round over 2 parties"
     assert lines[3] == "cell 4 of 4: method=fedavg seed=1: failed before (no memory); 1 round over 2 parties"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import tinyruns
+from commands import said
 from pages import Reader, markdown_rows
-from typer.testing import CliRunner
 
 from coalface.cli import main
 from coalface.experiments.recipe import loader
@@ -21,7 +21,7 @@ from coalface.experiments.sweep.grid import Cell, grid
 
 GRIDS = """recipe: tiny.yaml
 grids:
-  - {method: fedavg, local.steps_per_round: [40, 1, 2], seed: [0, 1]}
+  - {method: fedavg, local.steps_per_round: [20, 1, 2], seed: [0, 1]}
   - {method: centralized, local.steps_per_round: 2, seed: [0, 1]}
 """
 EVIL = '</title><script>alert(1)</script><img src=x onerror="alert(2)">'
@@ -29,10 +29,8 @@ EVIL = '</title><script>alert(1)</script><img src=x onerror="alert(2)">'
 
 def swept(folder: Path, *arguments: object) -> str:
     """The page that the command writes."""
-    command = ["sweep", folder / "grids.yaml", "--out", folder / "out", "--quiet", *arguments]
-    result = CliRunner().invoke(main.app, [str(a) for a in command], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    assert f"page: {folder / 'out' / 'sweep.html'}" in result.stdout.splitlines()[-1]
+    text = said("sweep", folder / "grids.yaml", "--out", folder / "out", "--quiet", *arguments)
+    assert f"page: {folder / 'out' / 'sweep.html'}" in text.splitlines()[-1]
     return (folder / "out" / "sweep.html").read_text(encoding="utf-8")
 
 
@@ -63,9 +61,9 @@ def test_the_page_draws_each_figure_over_the_setting_that_takes_several_numbers(
 def test_the_numbers_of_a_drawing_are_those_of_the_cells(finished: Path) -> None:
     rows = Reader(page(finished)).rows
     head, fedavg, centralized, untrained = rows[:4]
-    assert head == ["setting", "local.steps_per_round = 1", "2", "40", "without local.steps_per_round"]
+    assert head == ["setting", "local.steps_per_round = 1", "2", "20", "without local.steps_per_round"]
     cells = sweeping.read_cells(finished / "out" / "cells.jsonl").values()
-    for column, number in enumerate((1, 2, 40), start=1):
+    for column, number in enumerate((1, 2, 20), start=1):
         runs = [c for c in cells if c["cell"]["method"] == "fedavg" and c["cell"]["local.steps_per_round"] == number]
         first, second = (run["figures"]["unseen"]["accuracy"] for run in runs)
         low, high = min(first, second), max(first, second)
@@ -78,7 +76,7 @@ def test_the_tables_are_those_of_the_markdown(finished: Path) -> None:
     text = (finished / "out" / "table.md").read_text()
     rows = [row for row in markdown_rows(text) if not set("".join(row)) <= set("-:")]
     assert Reader(page(finished)).rows[-len(rows) :] == rows
-    assert "Differences to method=fedavg, local.steps_per_round=40" in page(finished)
+    assert "Differences to method=fedavg, local.steps_per_round=20" in page(finished)
 
 
 def test_a_sweep_that_is_resumed_writes_the_same_bytes(finished: Path, tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ GRIDS = [
 ]
 
 
+DRAWS = 100
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished sweep of clients that have models of their own; tests only read it."""
@@ -36,7 +39,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = recipe(**EVALUATED).model_dump(mode="json", exclude_unset=True)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     (folder / "grids.yaml").write_text(yaml.safe_dump({"recipe": "tiny.yaml", "grids": GRIDS}), encoding="utf-8")
-    sweep(folder / "grids.yaml", [], folder / "out", Silent(), baselines=["base"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(differences, "DRAWS", DRAWS)
+        sweep(folder / "grids.yaml", [], folder / "out", Silent(), baselines=["base"])
     torch.set_num_threads(threads)
     return folder
 
@@ -93,9 +98,9 @@ def test_differences_are_paired_by_client_and_seed(swept: Path) -> None:
             clients, base = (c["personalised"]["clients"] for c in (cell, base_cell))
             (figure,) = (f for f in clients["silo-00"][sides[0][1]] if figure_name(f) == name)
             apart.append([clients[c][sides[0][1]][figure] - base[c][sides[1][1]][figure] for c in sorted(clients)])
-        rng, drawn = generator(0, "personalised", "draws"), np.zeros(differences.DRAWS)
+        rng, drawn = generator(0, "personalised", "draws"), np.zeros(DRAWS)
         for gaps in apart:
-            for draw, places in enumerate(rng.integers(0, len(gaps), (differences.DRAWS, len(gaps)))):
+            for draw, places in enumerate(rng.integers(0, len(gaps), (DRAWS, len(gaps)))):
                 drawn[draw] += sum(gaps[place] for place in places) / len(gaps) / len(apart)
         low, high = np.percentile(drawn, (2.5, 97.5))
         assert middle == f"{np.mean(apart):+.2f}"

@@ -35,14 +35,6 @@ def test_an_interval_that_touches_zero_decides_nothing():
     ]
 
 
-def test_text_says_what_a_person_needs(write_run):
-    runs = [write_run("fedavg"), write_run("merge", method="merge", pooled=True)]
-    text = table.text(table.compare(runs))
-    assert "merge (pooled)" in text and "80.0 ± 1.1" in text and "101 MB" in text
-    assert "Pooled (all the images in one place, not federated): merge." in text
-    assert "differ also" not in text
-
-
 def test_other_differences_in_config_and_numerics_are_named(write_run):
     first, second = write_run("a"), write_run("b", numerics={"threads": 2, "cohorts": "off", "block": 16})
     edit(second, seed=7, data={"train": {"min_images": 8}, "image_size": 112})

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import said
 from federations import TWO_SILOS, digests
 from flwr.app import Message
 from grids import InProcessGrid, context, played_here, run_recipe
 from tinyruns import Silent
-from typer.testing import CliRunner
 
-from coalface.cli.main import app
 from coalface.core.errors import RecipeError
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
@@ -107,8 +106,7 @@ def test_batchnorm_that_parties_would_keep_from_a_pre_training_is_refused(tmp_pa
 
 
 def test_flower_builds_the_project_and_its_keys_are_the_recipes(recipe: Path, tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["flower", "new", str(tmp_path / "project"), "--recipe", str(recipe)])
-    assert result.exit_code == 0 and "its README.md says how" in result.output
+    assert "its README.md says how" in said("flower", "new", tmp_path / "project", "--recipe", recipe)
     place = tmp_path / "project"
     assert (place / "recipe.yaml").read_bytes() == recipe.read_bytes()
     flwr = [sys.executable, "-c", "from flwr.cli.app import app; app()", "build", "--app", str(place)]

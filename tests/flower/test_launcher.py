@@ -16,12 +16,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from commands import invoked
 from federations import Standing
 from flwr.common.config import parse_config_args
 from tinyruns import run
-from typer.testing import CliRunner
 
-from coalface.cli.main import app
 from coalface.core.errors import RecipeError
 from coalface.core.names import KITS
 from coalface.experiments import status as following
@@ -34,7 +33,7 @@ from coalface.flower.provision import project
 
 def run_coalface(*words: str | Path) -> tuple[int, str]:
     """What a command ends with, and what it prints or raises."""
-    result = CliRunner().invoke(app, [str(word) for word in words])
+    result = invoked(*words)
     return result.exit_code, result.output + (str(result.exception) if result.exception else "")
 
 
@@ -43,6 +42,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that tests give in their own process stay in the network of this machine, and nobody else is on it."""
     monkeypatch.setattr(network, "enter", lambda kits: "so the tests have it")
     monkeypatch.setattr(network, "other_users", lambda: [])
+    monkeypatch.setenv("COLUMNS", "400")  # an error with a path of any length takes one line
 
 
 @pytest.fixture(scope="module")

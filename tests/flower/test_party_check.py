@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import invoked
 from federations import NOW
 from ownparties import PEOPLE, write_parties, write_recipe
-from typer.testing import CliRunner
 
-from coalface.cli.main import app
 from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.setup import party_data
@@ -29,7 +28,7 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check_party(file: Path, *options: str) -> tuple[int, str]:
     """Exit status and lines of `coalface party check`."""
-    result = CliRunner().invoke(app, ["party", "check", str(file), *options])
+    result = invoked("party", "check", file, *options)
     return result.exit_code, result.output
 
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import said
 from federations import NOW, TWO_SILOS, read_files, run_script, write_federation
 from flwr.common.config import parse_config_args
 from grids import run_recipe
 from tinyruns import Silent
-from typer.testing import CliRunner
 
-from coalface.cli.main import app
 from coalface.engine.party.commits import LINES, Commit
 from coalface.engine.transport import RunFailed
 from coalface.experiments import run as experiment
@@ -122,8 +121,7 @@ def test_a_wrong_key_is_refused_by_name_and_nothing_begins_anew(
         assert (read_files(tmp_path / "homes"), (tmp_path / "run" / "metrics.jsonl").read_bytes()) == before
     for party in PARTIES:  # a key that has been seen is replaced, and the run goes on
         home = tmp_path / "homes" / party
-        result = CliRunner().invoke(app, ["party", "rekey", str(home), "--from", str(keys[0]), "--to", str(keys[1])])
-        assert result.exit_code == 0 and "1 file was rewritten" in result.output, result.output
+        assert "1 file was rewritten" in said("party", "rekey", home, "--from", keys[0], "--to", keys[1])
     run(recipe, tmp_path / "homes", tmp_path / "run", key=keys[1])
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before[1]
 

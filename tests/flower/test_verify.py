@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import invoked
 from federations import DAY, FEDERATION, NOW, write_federation
-from typer.testing import CliRunner
 
-from coalface.cli.main import app
 from coalface.core.errors import RecipeError
 from coalface.flower.provision import certificates, verify
 from coalface.flower.provision import kits as provisioning
@@ -118,10 +117,9 @@ def test_each_harm_is_a_line_that_begins_with_its_place(kits: Path, harm: Any, f
 
 
 def test_the_command_prints_the_faults_and_ends_with_status_1(kits: Path) -> None:
-    runner = CliRunner()
-    assert runner.invoke(app, ["provision", "check", str(kits)]).exit_code == 0
+    assert invoked("provision", "check", kits).exit_code == 0
     (kits / "parties/silo-00/node.key").unlink()
-    result = runner.invoke(app, ["provision", "check", str(kits)])
+    result = invoked("provision", "check", kits)
     assert result.exit_code == 1 and result.output.splitlines() == verify.check(kits, NOW)
 
 

@@ -11,6 +11,7 @@ import naive
 import numpy as np
 import pytest
 import torch
+from cases import by_default
 from naive_unlabelled import LR, TAU, WORLD, Client, made
 
 from coalface.core.method import Tensors
@@ -63,15 +64,18 @@ class Loop:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"weights": "images"},
-        {"source": False},
-        {"constraint": 0.0},
-        {"relabel": 2},
-        {"pretrain": 0},
-        {"pretrain": 1, "relabel": 1, "rounds": 3, "weights": "images"},
-    ],
+    by_default(
+        4,
+        [
+            {},
+            {"pretrain": 1, "relabel": 1, "rounds": 3, "weights": "images"},
+            {"source": False},
+            {"constraint": 0.0},
+            {"weights": "images"},
+            {"relabel": 2},
+            {"pretrain": 0},
+        ],
+    ),
     ids=str,
 )
 @pytest.mark.parametrize("norm", [False, True])

@@ -8,16 +8,13 @@ import re
 import pytest
 import torch
 from cases import by_default
-from typer.testing import CliRunner
+from commands import invoked, said
 
-from coalface.cli import main
 from coalface.models import BACKBONES, catalogue, speed
 
 
 def output(*arguments):
-    result = CliRunner().invoke(main.app, ["models", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return said("models", *arguments)
 
 
 def settings(arithmetic):
@@ -64,12 +61,12 @@ def test_a_backbone_that_cannot_take_the_size_says_so_in_its_row_and_beneath(nam
 @pytest.mark.parametrize("size", by_default(1, [8, 0, -1]))
 def test_where_nothing_can_be_listed_the_command_fails_and_says_why(names, size):
     arguments = ["models", *names, "--size", str(size)]
-    result = CliRunner().invoke(main.app, arguments)
+    result = invoked(*arguments)
     assert result.exit_code == 1 and result.stdout == ""
     assert [line.split("; ")[0] for line in result.stderr.splitlines()] == [
         f"coalface: backbone {name!r}: images of {size}×{size} are too small" for name in names
     ]
-    as_json = CliRunner().invoke(main.app, [*arguments, "--json"])
+    as_json = invoked(*arguments, "--json")
     assert as_json.exit_code == 1
     assert [sorted(entry) for entry in json.loads(as_json.stdout)["models"]] == [["cannot", "name"]] * len(names)
 

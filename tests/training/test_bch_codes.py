@@ -4,6 +4,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from cases import by_default
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -67,7 +68,7 @@ def test_the_least_distance_of_small_codes_over_all_their_words(n, k):
     assert weights[0] == 0 and weights[1:].min() == code.d
 
 
-@codes
+@pytest.mark.parametrize(("n", "k"), by_default(1, OF_FEDUV))
 def test_a_code_of_feduv_is_the_one_of_another_library(n, k):
     import galois
 
@@ -228,7 +229,7 @@ def test_a_share_is_the_decimal_number_that_is_written():
     scores=st.lists(st.integers(-3, 3).map(float) | st.floats(-2, 2, width=32), min_size=1, max_size=30),
     percent=st.integers(1, 100),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_threshold_is_the_highest_that_the_share_reaches(scores, percent):
     threshold = warm_up_threshold(torch.tensor(scores), percent / 100)
     reach = [at for at in scores if 100 * sum(score >= at for score in scores) >= percent * len(scores)]

@@ -229,7 +229,7 @@ def pairwise_f(labels: Labels, clusters: Labels) -> float:
 
 
 def test_the_threshold_with_the_best_score() -> None:
-    features, labels = identities(17, 25, 24, 0.5)
+    features, labels = identities(17, 14, 24, 0.5)
     tried: dict[float, float] = {}
 
     def score(labels: Labels, clusters: Labels) -> float:

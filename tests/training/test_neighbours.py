@@ -89,11 +89,10 @@ CASES: dict[str, Callable[[], Tensor]] = {
 def test_equals_float64_brute_force(name: str) -> None:
     rows = CASES[name]()
     index, cosine = brute(rows)
-    for precision in PRECISIONS:
-        for block in (64, 192, None):
-            neighbours = first_neighbours(rows, precision=precision, block=block)
-            assert neighbours.index.tolist() == index.tolist(), (precision, block)
-            assert neighbours.cosine.tolist() == cosine.tolist(), (precision, block)
+    for precision, block in (*zip(PRECISIONS, (64, 192, None), strict=True), ("float32", None), ("bfloat16", 64)):
+        neighbours = first_neighbours(rows, precision=precision, block=block)
+        assert neighbours.index.tolist() == index.tolist(), (precision, block)
+        assert neighbours.cosine.tolist() == cosine.tolist(), (precision, block)
 
 
 def test_agrees_with_rational_arithmetic() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forked import forkserver
 
 from coalface.training.distributed.shards import Shards
 
@@ -20,10 +20,7 @@ class Together:
 
     def __init__(self, size: int) -> None:
         self._folder = tempfile.TemporaryDirectory()
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["coalface.engine.local", "coalface.methods", "coalface.data.synthetic.generator"]
-        )
+        context = forkserver()
         self._pipes, self._processes = [], []
         for rank in range(size):
             here, there = context.Pipe()

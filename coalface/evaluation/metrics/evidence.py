@@ -174,9 +174,12 @@ def _accuracies(
     folds: Sequence[int] | None,
 ) -> NDArray[np.float64]:
     rates, present = np.zeros(len(weights)), np.zeros(len(weights))
+    signed = np.where(same, weights, -weights)
+    of_all, balance_of_all = np.add.reduceat(weights, starts, axis=1), np.add.reduceat(signed, starts, axis=1)
     for number in np.unique(fold) if folds is None else folds:
         in_fold = np.flatnonzero(fold == number)
-        cut = _best_cuts(weights, same, in_fold, starts)
+        others = _without(of_all, weights[:, in_fold], ranks[in_fold])
+        cut = _best_cuts(others > 0, _without(balance_of_all, signed[:, in_fold], ranks[in_fold]))
         right_weight = (weights[:, in_fold] * ((ranks[in_fold] >= cut[:, None]) == same[in_fold])).sum(axis=1)
         fold_weight = weights[:, in_fold].sum(axis=1)
         rates += right_weight / np.maximum(fold_weight, 1)
@@ -211,22 +214,26 @@ def _eers(genuine: NDArray[np.int64], impostor: NDArray[np.int64]) -> NDArray[np
     return np.asarray(far[draw, before] + step * (far[draw, after] - far[draw, before]))
 
 
-def _best_cuts(
-    weights: NDArray[np.int32], same: NDArray[np.bool_], fold_pairs: NDArray[np.int64], starts: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """For each draw, the rank from which on it is best to accept, evaluated on all pairs but `fold_pairs`.
+def _without(levels: NDArray[np.int32], pairs: NDArray[np.int32], ranks: NDArray[np.int64]) -> NDArray[np.int32]:
+    """(draws, levels) sums over the pairs of each level, less some (draws, pairs) whose `ranks` ascend."""
+    starts = np.flatnonzero(np.diff(ranks, prepend=-1))
+    remaining = levels.copy()
+    remaining[:, ranks[starts]] -= np.add.reduceat(pairs, starts, axis=1)
+    return remaining
 
+
+def _best_cuts(occurs: NDArray[np.bool_], balance: NDArray[np.int32]) -> NDArray[np.int64]:
+    """For each draw, the rank from which on it is best to accept.
+
+    Both are (draws, levels): whether some pair of a level is in the draw, and its genuine pairs less its impostors.
     The rule is that of `best_threshold`: of the ranks that occur in the draw (and the one above all), the middle best.
     """
-    remaining = weights.copy()  # (draws, pairs), pairs in ascending order of score
-    remaining[:, fold_pairs] = 0
-    occurs = np.add.reduceat(remaining, starts, axis=1) > 0
-    wrong = np.zeros((len(weights), len(starts) + 1), dtype=np.int32)
-    np.cumsum(np.add.reduceat(np.where(same, remaining, -remaining), starts, axis=1), axis=1, out=wrong[:, 1:])
+    wrong = np.zeros((len(balance), balance.shape[1] + 1), dtype=np.int32)
+    np.cumsum(balance, axis=1, out=wrong[:, 1:])
     best = wrong == wrong.min(axis=1, keepdims=True)
     best[:, :-1] &= occurs
     draw, cut = np.nonzero(best)
-    ties = np.bincount(draw, minlength=len(weights))
+    ties = np.bincount(draw, minlength=len(balance))
     return cut[np.cumsum(ties) - ties + (ties - 1) // 2]
 
 

@@ -96,12 +96,14 @@ class FinishedRun:
 
     def __repr__(self) -> str:
         parts = [f"{name} {value}" for name, value in self._main_figures()]
-        rounds = several(len(self._read.metrics), "round")
+        rounds, worse = several(len(self._read.metrics), "round"), runs.below_start(self.summary)
+        parts += [worse] if worse else []
         return f"<run {str(self.path)!r}: {', '.join([self._read.method, rounds, *parts])}>"
 
     def _repr_html_(self) -> str:
         rows = [("method", self._read.method), ("parties", len(self._read.parties))]
         rows += [("rounds", len(self._read.metrics)), *self._main_figures()]
+        rows += [("note", worse)] if (worse := runs.below_start(self.summary)) else []
         return html_table(rows, caption=self.path)
 
     def _main_figures(self) -> list[tuple[str, str]]:

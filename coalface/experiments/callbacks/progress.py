@@ -208,6 +208,7 @@ class Progress(Callback):
         if run.ended % every == 0 or run.ended == run.rounds:
             parts = [clean(run.name), f"round {run.progress()}", *run.details(), run.time(self._clock())]
             self._print("  ".join(parts))
+            run.evaluated = {}  # a line shows what is new in it
 
     def note(self, text: str) -> None:
         self._print(clean(text))

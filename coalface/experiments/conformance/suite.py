@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coalface.core.checks import UnknownKey
 from coalface.experiments import preflight
 from coalface.experiments.conformance.checks import CHECKS
 from coalface.experiments.conformance.subject import Failure, Subject
 from coalface.experiments.conformance.tiny_federation import WORK
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.schema import BY_NAME
+from coalface.experiments.recipe.schema import BY_NAME, Recipe
 from coalface.methods import METHODS
 
 
@@ -36,7 +37,10 @@ def find_subject(name: str, changes: Sequence[str], folder: Path, sends: frozens
     Raises RecipeError for an unknown method or setting.
     """
     cls = METHODS.find(name, "METHOD")
-    own = {field.name for field in dataclasses.fields(cls)} - set(BY_NAME.shared)  # type: ignore[arg-type]
+    own = [f.name for f in dataclasses.fields(cls) if f.name not in BY_NAME.shared]  # type: ignore[arg-type]
+    for key in (re.split("[.=]", change)[0] for change in changes):
+        if key not in (*own, *Recipe.model_fields):
+            raise UnknownKey(key, own, f"a recipe, nor a setting of {name}")
     changes = [f"methods.{name}.{c}" if re.split("[.=]", c)[0] in own else c for c in changes]
     first = [f"method={name}", *preflight.stand_in(name)]
     methods: list[Any] = [loader.load(None, [*first, *more]).build_method() for more in ((), changes)]

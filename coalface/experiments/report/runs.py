@@ -16,7 +16,7 @@ import numpy as np
 
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.parsing import parse_yaml
-from coalface.evaluation.figures import ENROLLED_BY, SERVED_BY, declare_all
+from coalface.evaluation.figures import ENROLLED_BY, SERVED_BY, declare_all, figure_name, figure_text
 
 DIGESTS = "digests.json"
 """In the folder of a finished run, the SHA-256 of what is read of it; a version before wrote none."""
@@ -189,6 +189,16 @@ def _finite(figures: object) -> dict[str, float]:
 def without_errors(names: Iterable[str]) -> list[str]:
     """The names of figures, each once, without those of standard errors."""
     return [name for name in dict.fromkeys(names) if not name.endswith("_se")]
+
+
+def below_start(summary: Mapping[str, Any]) -> str:
+    """Of a run whose accuracy ends below that before the first round, by two standard errors or more: so, and why."""
+    end, start = flat_figures(summary.get("figures")), flat_figures(summary.get("untrained"))
+    for key in (key for key in end if key.endswith("/accuracy") and {key, f"{key}_se"} <= start.keys()):
+        if start[key] - end[key] > 2 * math.hypot(start[f"{key}_se"], end.get(f"{key}_se", 0.0)):
+            fallen = f"{figure_name(key)} fell from {figure_text(start, key)} before the first round to"
+            return f"{fallen} {figure_text(end, key)}; most often local.lr or loss.scale is too high"
+    return ""
 
 
 def start_name(pretrain: object) -> str:
