@@ -26,10 +26,15 @@ class PReLU(nn.PReLU):
 
 
 class _PReLU(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, maps: Tensor, slopes: Tensor) -> Tensor:
-        ctx.save_for_backward(maps, slopes)
+    def forward(maps: Tensor, slopes: Tensor) -> Tensor:
         return torch._prelu_kernel(maps, slopes)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coalface.core.method import Backbone, Party, Tensors
 from coalface.training.classifier import HEAD, Classifier, DenseClassifier
@@ -284,7 +285,8 @@ def stacked(module: nn.Module, parties: int) -> Tensors:
 def embed_stacked(module: nn.Module, theta: Tensors, images: Tensor) -> Tensor:
     """(P, n, d) embeddings of images (P, n, …), those of party i by its weights θ_i of `theta` (P, …)."""
     embed = torch.vmap(lambda weights, some: functional_call(module, weights, (some,)))
-    embeddings: Tensor = embed(theta, images)
+    with sdpa_kernel(SDPBackend.MATH):  # fused attention is taken party by party
+        embeddings: Tensor = embed(theta, images)
     return embeddings
 
 

@@ -117,6 +117,16 @@ def test_as_many_clients_train_as_one_batch_as_is_fastest(speeds: dict[int, floa
     assert tuning.tuned(chosen_recipe, lambda text: None, stacks({8: 99.0})) == chosen_recipe
 
 
+def test_where_a_backbone_cannot_be_stacked_clients_train_one_by_one() -> None:
+    def measure(recipe: Recipe, candidates: Sequence[Arithmetic]) -> list[float]:
+        raise RuntimeError("vmap: no\nmore of it")
+
+    recipe = tinyruns.tiny(engine={"client_batch": "auto"}, local={"epochs": 2}, data={"scenario": "devices"})
+    notes: list[str] = []
+    assert tuning.tuned(recipe, notes.append, measure).engine.client_batch == 0
+    assert notes[0].endswith("vmap: no")
+
+
 def test_a_dry_run_says_what_a_run_will_measure() -> None:
     recipe = tinyruns.tiny(engine={"threads": "auto", "autocast": "auto"})
     assert "engine.threads, engine.autocast" in preflight.describe(recipe)

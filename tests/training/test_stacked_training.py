@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coalface.core.method import Party, Tensors
+from coalface.core.method import Party, Tensors, generator
 from coalface.experiments.conformance.tiny_federation import LOSS, Tiny
+from coalface.models import build
 from coalface.models.groups import Backbone
 from coalface.training.classifier import HEAD, DenseClassifier
 from coalface.training.local_training import Learner, learn
@@ -21,7 +22,13 @@ from coalface.training.losses.adaface import AdaFace
 from coalface.training.losses.base import CosineLoss
 from coalface.training.losses.elasticface import ElasticFace
 from coalface.training.sgd import SGD
-from coalface.training.stacked_training import learn_together, train_together, unstackable_reason
+from coalface.training.stacked_training import (
+    embed_stacked,
+    learn_together,
+    stacked,
+    train_together,
+    unstackable_reason,
+)
 
 EXACT = Tiny(parties=6, double=True)
 """Silos of 12, 11, 10, 12, 11 and 10 images of two identities, half of which are turned at random."""
@@ -158,3 +165,20 @@ def test_what_a_party_s_own_batch_changes_cannot_be_stacked(module: nn.Module, r
     assert unstackable_reason(Backbone(module)).startswith(reason) and bool(
         unstackable_reason(Backbone(module))
     ) == bool(reason)
+
+
+@pytest.mark.parametrize("name", ["cnn-small", "feduv-cnn", "sphere20", "vit-tiny"])
+def test_every_backbone_without_statistics_is_stacked(name: str) -> None:
+    """Embeddings and gradients of two parties are those of each; torch warns of nothing that it does one by one."""
+    size = 112 if name in ("sphere20", "vit-tiny") else 64
+    module = build(name, size=size, channels=3, generator=generator(0, "backbone")).double().train()
+    images = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (2, 2, 3, size, size)))
+    theta = stacked(module, 2)
+    embeddings = embed_stacked(module, theta, images)
+    gradients = torch.autograd.grad(embeddings.square().sum(), list(theta.values()))
+    for place in range(2):
+        own = module(images[place])
+        assert torch.allclose(embeddings[place], own, rtol=1e-10, atol=1e-10)
+        alone = torch.autograd.grad(own.square().sum(), [p for p in module.parameters() if p.requires_grad])
+        for together, single in zip(gradients, alone, strict=True):
+            assert torch.allclose(together[place], single, rtol=1e-10, atol=1e-10 * float(single.abs().max()))

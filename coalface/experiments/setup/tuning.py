@@ -83,10 +83,14 @@ def tuned(recipe: Recipe, note: Callable[[str], None], measure: Measure | None =
     values = {key: getattr(chosen, key) for key in engine.to_measure}
     if "client_batch" in keys:
         stacks = [Stacked(**vars(chosen), parties=count) for count in _counts(parts)]
-        speeds = dict(zip(stacks, measure(recipe, stacks), strict=True))
-        fastest = max(stacks, key=speeds.__getitem__)
+        try:
+            speeds = dict(zip(stacks, measure(recipe, stacks), strict=True))
+            fastest = max(stacks, key=speeds.__getitem__)
+            note(_told(speeds, fastest))
+        except RuntimeError as error:  # a backbone of somebody's may do what cannot be done for many
+            fastest = stacks[0]
+            note(f"trains party by party, since its backbone cannot be stacked: {str(error).splitlines()[0]}")
         values["client_batch"] = fastest.parties * parts.most_images if fastest.parties > 1 else 0
-        note(_told(speeds, fastest))
     tree = recipe.resolved()
     return loader.parse(tree | {"engine": tree["engine"] | values})
 
