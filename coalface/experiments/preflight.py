@@ -163,6 +163,11 @@ def describe(recipe: Recipe) -> str:
         f"every {every}",
         *([f"measured when the run begins: engine.{', engine.'.join(left_open)}"] if left_open else []),
         *([f"parties are computed together, {batch} images at a time (engine.client_batch)"] if batch else []),
+        *(
+            ["many small parties: engine.client_batch=auto computes them together, which is faster"]
+            if parts.would_batch
+            else []
+        ),
         "",
         *_takes(recipe, parties, messages, asked),
         "",

@@ -68,6 +68,9 @@ def test_the_dry_run_says_what_is_computed_together_and_refuses_as_a_run_does() 
         recipe(engine={"client_batch": "auto"})
     )
     assert "computed together" not in preflight.describe(recipe())
+    many = {"data": {"faces": {"identities": 200}}}
+    assert "engine.client_batch=auto" in preflight.describe(recipe(**many))
+    assert "engine.client_batch=auto" not in preflight.describe(recipe(**many, engine={"client_batch": 0}))
     several_steps = preflight.describe(recipe(engine={"client_batch": "auto"}, local={"epochs": 2}))
     assert "computed together" not in several_steps
     assert "measured when the run begins: engine.client_batch" in several_steps

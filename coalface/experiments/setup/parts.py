@@ -35,6 +35,8 @@ VALIDATOR = "validator"
 
 CLIENT_BATCH = 256
 """Images of a client batch where `engine.client_batch` is `auto`."""
+MANY, SMALL = 20, 32
+"""From so many parties on, of fewer images than that, client batches are worth a word."""
 
 
 class Parts:
@@ -221,6 +223,13 @@ class Parts:
         if engine.client_batch != "auto" or self._unbatchable_reason or self.recipe.local.count(self.most_images) == 1:
             return keys
         return (*keys, "client_batch")
+
+    @property
+    def would_batch(self) -> bool:
+        """Whether the recipe says nothing of client batches, and they would pay: many parties take one small step."""
+        if self.recipe.engine.client_batch is not None or len(self.trainers) < MANY or self._unbatchable_reason:
+            return False
+        return self.recipe.local.count(self.most_images) == 1 and self.most_images < SMALL
 
     @property
     def most_images(self) -> int:
