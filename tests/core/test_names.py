@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from coalface.core.errors import RecipeError
 from coalface.core.names import LONGEST, check_name, is_plain, made_plain
+from coalface.engine.party.executor import ExecutorContext
 from coalface.engine.party.service import PartyService, answer
 from coalface.engine.transport import Member
 from coalface.experiments.recipe import loader
@@ -111,10 +111,11 @@ def test_a_cell_of_a_sweep_over_paths_has_a_name_that_it_can_go_on_with(tmp_path
 @pytest.mark.parametrize("field", ["base", "horizon", "accepted"])
 def test_a_party_opens_no_commit_outside_of_its_folder(tmp_path: Path, field: str) -> None:
     """A server says which commit a party goes on from."""
+    nobody: Any = None  # no step is run
     away = "../../elsewhere/0000001.000-0"
     values: dict[str, Any] = {"party": "a", "base": None, "horizon": [0, None], "accepted": None, "ordinal": 1}
     values[field] = [0, away] if field == "horizon" else away
-    service = PartyService("a", Member("trainer", 1, 1), SimpleNamespace(folder=tmp_path))  # type: ignore[arg-type]
+    service = PartyService("a", Member("trainer", 1, 1), ExecutorContext(nobody, nobody, tmp_path))
     about = "settle" if field == "accepted" else "step"
     answered, _ = answer(lambda: service, about, values, {})
     assert answered == {"failed": "ValueError"}
