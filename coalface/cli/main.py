@@ -77,7 +77,7 @@ _RUNS = ("run", "resume", "up", "demo")
 def _end_stopped() -> NoReturn:
     """Say how to go on after Ctrl-C and exit with 130; one more while Python ends would change that status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    typer.echo("stopped; `coalface resume RUN` continues a run, and the same command a sweep", err=True)
+    typer.echo("stopped; `coalface resume RUN` continues a run, and the same command a sweep or `data align`", err=True)
     sys.exit(130)
 
 

@@ -145,7 +145,7 @@ def test_a_command_that_is_to_be_typed_has_its_path_in_quotes(
     assert [shlex.split(command) for command in typed] == [["coalface", "resume", str(out)]]
 
 
-STOPPED = "stopped; `coalface resume RUN` continues a run, and the same command a sweep\n"
+STOPPED = "stopped; `coalface resume RUN` continues a run, and the same command a sweep or `data align`\n"
 
 
 @contextlib.contextmanager

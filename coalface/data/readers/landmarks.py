@@ -43,7 +43,7 @@ class Landmarks:
     @property
     def known(self) -> NDArray[np.bool_]:
         """(n,) whether an image has landmarks."""
-        return np.asarray(~np.isnan(self.points).any(axis=(1, 2)))
+        return np.asarray(~np.isnan(self.points).all(axis=(1, 2)))
 
 
 def landmark_lists(path: Path) -> list[Path]:
