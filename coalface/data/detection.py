@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
@@ -59,6 +60,7 @@ class YuNet:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.content = self.path.read_bytes()
+        self._threads = threading.local()
         blank = np.zeros((64, 64, 3), np.uint8)
         try:
             _run(self._network(), blank)
@@ -85,7 +87,7 @@ class YuNet:
 
     def detect(self, image: NDArray[np.uint8]) -> list[Face]:
         """The faces of an image (height, width, 3), red, green, blue, the surest first."""
-        network = self._network()  # a network holds the sizes of its last image: one for each call
+        network = self._network()
         image = np.ascontiguousarray(image[:, :, ::-1])
         factor = min(1.0, LONGEST / max(image.shape[:2]))
         width, height = (max(1, round(side * factor)) for side in image.shape[1::-1])
@@ -105,14 +107,17 @@ class YuNet:
         return best
 
     def _network(self) -> cv2.FaceDetectorYN:
-        return cv2.FaceDetectorYN.create("onnx", np.frombuffer(self.content, np.uint8), np.empty(0, np.uint8), (64, 64))
+        """The network of this thread: one holds the size of its last picture."""
+        if not hasattr(self._threads, "network"):
+            content, none = np.frombuffer(self.content, np.uint8), np.empty(0, np.uint8)
+            self._threads.network = cv2.FaceDetectorYN.create("onnx", content, none, (64, 64), LEAST)
+        return self._threads.network
 
 
 def _run(network: cv2.FaceDetectorYN, image: NDArray[np.uint8]) -> list[Face]:
     """The faces of a picture (height, width, 3), blue, green, red, the surest first."""
     height, width = image.shape[:2]
     network.setInputSize((width, height))
-    network.setScoreThreshold(LEAST)
     rows = network.detect(image)[1]
     rows = np.empty((0, 15)) if rows is None else rows[np.argsort(-rows[:, 14], kind="stable")][:MOST]
     return [Face(row[4:14].reshape(5, 2).astype(np.float64), float(row[14])) for row in rows]
