@@ -39,9 +39,12 @@ class Detector(Protocol):
 
 LONGEST = 640
 """Pixels of the longer side of the picture in which faces are sought: those of at least 2 % of it are found."""
-SURE = 0.92
-"""Upright faces score more. Where none does, the photograph is turned by a quarter, a half and three quarters as well,
-and the turn whose best face scores highest counts; of a face on its side the landmarks are wrong by an eye distance."""
+SURE = 0.93
+"""A face that scores as much is upright: of 102 real photographs the right turn scored 0.941 or more, a wrong one 0.924
+or less. Where none does, the photograph is turned by a quarter, a half and three quarters as well. Of a face on its
+side the landmarks are wrong by an eye distance."""
+BETTER = 0.02
+"""By how much a turn must score more than one before; the right one led by 0.029 or more."""
 LEAST = 0.6
 """Below this score nothing is a face."""
 MOST = 100
@@ -100,7 +103,7 @@ class YuNet:
             faces = [
                 _again(network, image, Face(points, face.score)) for points, face in zip(placed, turned, strict=True)
             ]
-            if faces and (not best or faces[0].score > best[0].score):
+            if faces and (not best or faces[0].score > best[0].score + BETTER):
                 best = faces
             if best and best[0].score >= SURE:
                 break
