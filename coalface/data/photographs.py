@@ -87,7 +87,7 @@ def decode_photograph(encoded: bytes | memoryview, where: str | Path) -> NDArray
     """
     grey = check_header(encoded, where).channels <= 2
     image = decode_pixels(encoded, where, cv2.IMREAD_GRAYSCALE if grey else cv2.IMREAD_COLOR)
-    return image[:, :, None] if grey else np.ascontiguousarray(image[:, :, ::-1])
+    return image[:, :, None] if grey else np.asarray(cv2.cvtColor(image, cv2.COLOR_BGR2RGB), np.uint8)
 
 
 def prominence(face: Face, shape: tuple[int, ...]) -> float:
@@ -128,10 +128,20 @@ def cut_faces(
         if (problem := _problem(image, face, limits)) is not None:
             left_out.append(problem)
         else:
-            taken.append((align(image, face.points, size=size), face.points))
+            taken.append((cut_face(image, face, size), face.points))
     shape = (len(taken), size, size, image.shape[2])
     crops = np.array([crop for crop, _ in taken], np.uint8).reshape(shape)
     return Aligned(crops, np.array([points for _, points in taken]).reshape(-1, 5, 2), tuple(left_out))
+
+
+def cut_face(image: NDArray[np.uint8], face: Face, size: int) -> NDArray[np.uint8]:
+    """The face (size, size) or (size, size, 3), as `align` cuts it; where it shrinks to less than half, averaged."""
+    times = int(square_side(face) / size)
+    if times < 2:
+        return align(image, face.points, size=size)
+    matrix = similarity(face.points, TEMPLATE * (size / SIDE * times) + (times - 1) / 2)
+    large = cv2.warpAffine(image, matrix, (size * times, size * times), flags=cv2.INTER_LINEAR)
+    return np.asarray(cv2.resize(large, (size, size), interpolation=cv2.INTER_AREA), np.uint8)
 
 
 def _problem(image: NDArray[np.uint8], face: Face, limits: Limits) -> LeftOut | None:
@@ -145,7 +155,7 @@ def _problem(image: NDArray[np.uint8], face: Face, limits: Limits) -> LeftOut | 
     within = ((face.points >= -0.5) & (face.points < np.array([width, height]) - 0.5)).all()
     if limits.outside < 1 and (1 - inside > limits.outside or not within):
         return LeftOut("cut off", f"{1 - inside:.0%} outside", corners)
-    if limits.sharpness and (sharp := sharpness(align(image, face.points))) < limits.sharpness:
+    if limits.sharpness and (sharp := sharpness(cut_face(image, face, SIDE))) < limits.sharpness:
         return LeftOut("blurred", f"sharpness {sharp:.4f}", corners)
     return None
 

@@ -59,12 +59,12 @@ def aligned(root: Path, detector: KnownFaces, **options: object) -> AlignedFolde
 
 
 def test_each_face_comes_out_in_its_place(tmp_path: Path) -> None:
-    folder = aligned(tmp_path, album(tmp_path / "photos"), size=64)
+    folder = aligned(tmp_path, album(tmp_path / "photos"), size=96)
     assert (folder.faces, folder.left_out) == (6, [])
     for k, file in enumerate(sorted(folder.photographs, key=lambda one: one.file[-5])):
         picture, face = photograph(k % 4, 240 + k)
         image = cv2.imread(str(tmp_path / "out" / file.file))[:, :, ::-1]
-        assert np.array_equal(image, align(picture, face.points, size=64))
+        assert np.array_equal(image, align(picture, face.points, size=96))
 
 
 def test_whatever_gives_no_face_is_left_out_with_the_reason(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from coalface.core.errors import DataError, RecipeError
 from coalface.data import detection
 from coalface.data.detection import YuNet
 from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.data.synthetic.photographs import write_photographs
 
 DATA = os.environ.get("COALFACE_DATA")
 
@@ -47,6 +48,24 @@ def test_a_drawn_face_is_found_at_every_quarter_turn(seed: int) -> None:
     for quarters, expected in ((1, (y, 399 - x)), (2, (399 - x, 399 - y)), (3, (399 - y, x))):
         (turned,) = yunet().detect(np.ascontiguousarray(np.rot90(image, quarters)))
         assert np.abs(turned.points - np.stack(expected, axis=1)).max() < 12
+
+
+def test_of_upright_photographs_none_is_turned() -> None:
+    upright, on_its_side = YuNet(yunet().path, upright=True), np.ascontiguousarray(np.rot90(picture(0)))
+    assert upright.fingerprint() != yunet().fingerprint()
+    (right,), wrong = yunet().detect(on_its_side), upright.detect(on_its_side)
+    assert not wrong or np.abs(wrong[0].points - right.points).max() > 20
+    assert np.array_equal(upright.detect(picture(0))[0].points, yunet().detect(picture(0))[0].points)
+
+
+def test_a_photograph_of_a_made_up_person_shows_the_face_where_it_says(tmp_path: Path) -> None:
+    places = write_photographs(tmp_path, identities=4, images=2, seed=3)
+    assert len(places) == 8 and places.keys() == {f.relative_to(tmp_path).as_posix() for f in tmp_path.rglob("*.jpg")}
+    upright = YuNet(yunet().path, upright=True)
+    for file, place in places.items():
+        (face,) = upright.detect(cv2.imread(str(tmp_path / file))[:, :, ::-1])
+        in_face = (face.points - place[:, 2]) @ np.linalg.inv(place[:, :2]).T
+        assert np.hypot(*(in_face.mean(axis=0) - [81, 91])) < 0.2 * 160
 
 
 def test_two_faces_are_two_and_none_is_none() -> None:

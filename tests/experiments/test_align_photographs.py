@@ -56,6 +56,17 @@ def test_every_form_of_a_photograph_gives_its_face(form: bytes | np.ndarray, tol
     assert np.array_equal(aligned.points[0], FACE.points)
 
 
+def test_a_large_face_is_averaged_and_lies_in_the_same_place() -> None:
+    rng = np.random.default_rng(0)
+    large = np.repeat(np.repeat(PICTURE, 6, axis=0), 6, axis=1)
+    noisy = np.clip(large + rng.normal(0, 40, large.shape), 0, 255).astype(np.uint8)
+    face = Face((FACE.points + 0.5) * 6 - 0.5)
+    detector = KnownFaces({noisy.shape[:2]: [face]})
+    cut = coalface.align(noisy, detector=detector).face[4:-4, 4:-4].astype(float)
+    errors = [np.abs(cut - EXPECTED[4 + y : 108 + y, 4 + x : 108 + x]).mean() for y, x in ((0, 0), (0, 1), (1, 0))]
+    assert errors[0] < min(errors[1:]) and errors[0] < 0.4 * np.abs(align(noisy, face.points)[4:-4, 4:-4] - cut).mean()
+
+
 def test_grey_stays_grey_and_a_list_gives_a_list(tmp_path: Path) -> None:
     grey = PICTURE[:, :, 1]
     (tmp_path / "grey.pgm").write_bytes(encoded(grey, ".pgm"))
