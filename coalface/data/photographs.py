@@ -27,6 +27,8 @@ REASONS = {
     "blurred": "the aligned face has too little detail for its contrast",
 }
 """Why a file gives no face, with what that means."""
+UNREADABLE = ("not an image", "damaged")
+"""Those of files that show nothing."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,17 @@ from coalface.core.names import broken_rule
 from coalface.core.text import shown
 from coalface.data.align import SIDE
 from coalface.data.detection import Detector, Face
-from coalface.data.photographs import ANY, LIMITS, Aligned, LeftOut, Limits, cut_faces, decode_photograph, find_faces
+from coalface.data.photographs import (
+    ANY,
+    LIMITS,
+    UNREADABLE,
+    Aligned,
+    LeftOut,
+    Limits,
+    cut_faces,
+    decode_photograph,
+    find_faces,
+)
 from coalface.data.readers.folders import SUFFIXES, read_file
 from coalface.data.source import in_order
 from coalface.data.tools.decode_check import StderrCapture, check_whole
@@ -145,12 +155,12 @@ def write_faces(
     threads = cv2.getNumThreads()
     cv2.setNumThreads(1)  # whole photographs are looked at side by side, which is faster than their parts
     try:
-        with StderrCapture() as capture, open(out / JOURNAL, "a", encoding="utf-8") as journal:
+        with StderrCapture() as capture, open(out / JOURNAL, "ab", buffering=0) as journal:
             for start in range(0, len(todo), _BATCH):
                 batch = todo[start : start + _BATCH]
                 results, complaints = capture.run(partial(attempt_all, batch))
                 for photograph, crops in results:
-                    if complaints and crops:
+                    if complaints and not _unread(photograph):
                         photograph, crops = _checked(source, photograph, crops, capture)
                     for name in set(earlier[photograph.file].faces if photograph.file in earlier else ()):
                         (out / name).unlink(missing_ok=True)
@@ -158,10 +168,8 @@ def write_faces(
                         _write(out, name, data)
                     kept[photograph.file] = photograph
                     with writing(out / JOURNAL):
-                        journal.write(_line(photograph))
-                with writing(out / JOURNAL):
-                    journal.flush()
-                progress(start + len(batch))
+                        journal.write(_line(photograph).encode())
+                progress(len(files) - len(todo) + start + len(batch))
     finally:
         cv2.setNumThreads(threads)
     landmark_lists = {path.resolve() for path in lists}
@@ -253,6 +261,10 @@ def _photograph(
         beside = f"they lie about ({x:.0f}, {y:.0f}), beside its {image.shape[1]} × {image.shape[0]} pixels"
         return Aligned(*none, (LeftOut("no landmarks", beside),))
     return cut_faces(image, faces, size=size, limits=limits, all_faces=all_faces)
+
+
+def _unread(photograph: Photograph) -> bool:
+    return any(left_out.reason in UNREADABLE for left_out in photograph.left_out)
 
 
 def _checked(

@@ -16,7 +16,17 @@ from coalface.core.errors import DataError
 from coalface.core.text import shown
 from coalface.data.align import SIDE
 from coalface.data.detection import Detector, YuNet
-from coalface.data.photographs import ANY, LIMITS, REASONS, Aligned, Limits, cut_faces, decode_photograph, find_faces
+from coalface.data.photographs import (
+    ANY,
+    LIMITS,
+    REASONS,
+    UNREADABLE,
+    Aligned,
+    Limits,
+    cut_faces,
+    decode_photograph,
+    find_faces,
+)
 from coalface.data.readers.folders import SUFFIXES, read_file
 from coalface.data.readers.landmarks import landmark_lists, read_landmarks
 from coalface.data.tools.aligned_folder import AlignedFolder, Photograph, list_photographs, write_faces
@@ -177,7 +187,7 @@ def _thumbnail(folder: AlignedFolder, photograph: Photograph, reason: str) -> Th
     """The photograph, small, with a frame around the square that would have become the face."""
     left_out = next(one for one in photograph.left_out if one.reason == reason)
     jpeg = b""
-    if reason not in ("damaged", "not an image"):
+    if reason not in UNREADABLE:
         path = folder.source / photograph.file
         try:
             image = decode_photograph(read_file(path), path)
