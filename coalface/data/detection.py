@@ -123,6 +123,7 @@ def _run(network: cv2.FaceDetectorYN, image: NDArray[np.uint8]) -> list[Face]:
     network.setInputSize((width, height))
     rows = network.detect(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))[1]
     rows = np.empty((0, 15)) if rows is None else rows[np.argsort(-rows[:, 14], kind="stable")][:MOST]
+    rows = rows[(np.abs(rows[:, 4:14]) < 4 * max(width, height)).all(axis=1)]  # of a strip, OpenCV 4 makes 1e29
     return [Face(row[4:14].reshape(5, 2).astype(np.float64), float(row[14])) for row in rows]
 
 
