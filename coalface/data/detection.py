@@ -100,9 +100,8 @@ class YuNet:
         for quarters in range(1 if self.upright else 4):
             turned = _run(network, np.ascontiguousarray(np.rot90(small, quarters)))
             placed = [(_unturned(face.points, quarters, small.shape) + 0.5) / scale - 0.5 for face in turned]
-            faces = [
-                _again(network, image, Face(points, face.score)) for points, face in zip(placed, turned, strict=True)
-            ]
+            again = [_again(network, image, Face(p, face.score)) for p, face in zip(placed, turned, strict=True)]
+            faces = sorted(again, key=lambda face: -face.score)
             if faces and (not best or faces[0].score > best[0].score + BETTER):
                 best = faces
             if best and best[0].score >= SURE:

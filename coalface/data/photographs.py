@@ -46,7 +46,7 @@ class Limits:
 
 
 LIMITS = Limits()
-ANY = Limits(side=0, outside=1, sharpness=0, rival=np.inf)
+ANY = Limits(side=0, outside=1, sharpness=0, rival=2)
 """Whatever has landmarks is taken."""
 
 

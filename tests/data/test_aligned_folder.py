@@ -182,6 +182,9 @@ def test_it_follows_photographs_that_change_and_keeps_to_its_settings(tmp_path: 
         assert error.value.where == str(tmp_path / "out")
     with pytest.raises(DataError, match="finder"):
         aligned(tmp_path, KnownFaces(detector.faces, name="another"))
+    (tmp_path / "out" / ".align.jsonl").write_text("")
+    with pytest.raises(DataError, match="damaged"):
+        aligned(tmp_path, detector)
 
 
 def run(*arguments: object) -> Result:

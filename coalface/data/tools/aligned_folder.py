@@ -327,8 +327,11 @@ def _read_journal(out: Path, head: dict[str, Any]) -> dict[str, Photograph]:
     if not (out / JOURNAL).is_file():
         disk.check_free(out)
         return {}
-    first, *lines = (out / JOURNAL).read_text(encoding="utf-8").splitlines()
-    before = json.loads(first)
+    try:
+        first, *lines = (out / JOURNAL).read_text(encoding="utf-8").splitlines()
+        before = dict(json.loads(first))
+    except (ValueError, TypeError) as error:
+        raise DataError("it is damaged; choose another folder, or delete this one", where=out / JOURNAL) from error
     if before != head:
         other = sorted(key for key in {*before, *head} if before.get(key) != head.get(key))
         raise DataError(
