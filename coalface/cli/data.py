@@ -96,25 +96,61 @@ def convert(
 
 @data.command()
 def align(
-    source: Annotated[Path, typer.Argument(help="Folders of images: identity folders, or a layout such as RFW.")],
-    landmarks: Annotated[Path, typer.Argument(help="A list of landmarks, or a folder with lists named …_lmk.txt.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
-    size: Annotated[int, typer.Option(help="Side of the aligned images in pixels.")] = 112,
-    part: Part = "",
+    source: Annotated[Path, typer.Argument(help="A folder of photographs, such as identity folders.")],
+    out: Annotated[Path, typer.Argument(help="The folder of aligned faces to write, or to go on with.")],
+    all_faces: Annotated[
+        bool, typer.Option("--all", help="All faces of a photograph, as photo_1.jpg, photo_2.jpg, …")
+    ] = False,
+    landmarks: Annotated[
+        Path | None,
+        typer.Option(help="A list of landmarks, or a folder with lists named …_lmk.txt, in place of a detector."),
+    ] = None,
+    detector: Annotated[
+        Path | None, typer.Option(help="The ONNX file of a YuNet; by default that of the extra `photos`.")
+    ] = None,
+    upright: Annotated[
+        bool, typer.Option("--upright", help="No photograph lies on its side: turn none to look for faces.")
+    ] = False,
+    size: Annotated[int, typer.Option(help="Side of the aligned faces in pixels.")] = 112,
+    min_side: Annotated[
+        float, typer.Option(help="Pixels of the photograph along the side of the square around a face, at least.")
+    ] = 40,
+    min_sharpness: Annotated[
+        float, typer.Option(help="Detail of a face, at least: report.html has the figures of what was left out.")
+    ] = 0.006,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Align faces by five landmarks each, and write them into a folder with the same tree."""
-    from coalface.data.align import align_folder
-    from coalface.data.readers.landmarks import landmark_lists, read_landmarks
-    from coalface.data.stores import open_store
-    from coalface.data.tools.progress_bar import counting
+    """Find the faces of photographs, align them by five landmarks, and write them into a folder with the same tree.
 
-    store = open_store(source, part=part)
-    points = read_landmarks(landmark_lists(landmarks), store.files)
-    with counting("aligning", int(points.known.sum()), quiet or as_json) as count:
-        remarks = align_folder(store, points, out, size=size, progress=count)
-    _print_written(out, open_store(out, part=part), f"{size}×{size}", remarks, as_json)
+    What gives no face is listed with the reason in OUT/left-out.csv and OUT/report.html. The same command again goes
+    on after Ctrl-C, and looks only at photographs that are new or changed.
+    """
+    from coalface.core.errors import RecipeError
+    from coalface.data.detection import YuNet
+    from coalface.data.photographs import Limits
+    from coalface.data.tools.aligned_folder import list_photographs
+    from coalface.data.tools.progress_bar import counting
+    from coalface.experiments.api import align as aligning
+
+    if landmarks is not None and (detector is not None or upright or all_faces):
+        raise RecipeError("no face is looked for where landmarks are given: leave the others out", where="--landmarks")
+    limits = Limits(side=min_side, sharpness=min_sharpness)
+    options: dict[str, Any] = {"landmarks": landmarks, "all_faces": all_faces, "size": size}
+    if landmarks is None:
+        options["detector"] = YuNet.find(upright=upright) if detector is None else YuNet(detector, upright=upright)
+    with counting("aligning", len(list_photographs(source)[0]), quiet or as_json) as count:
+        folder = aligning.align_folder(source, out, **options, limits=limits, progress=count)
+    if as_json:
+        counts = {"files": len(folder.photographs), "faces": folder.faces, "looked_at": folder.fresh}
+        print_json({"out": out, "size": size, **counts, "left_out": folder.reasons, "removed": folder.removed})
+        return
+    if folder.removed:
+        typer.echo(f"note: {several(len(folder.removed), 'face')} in {out} came from photographs that are gone")
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in folder.reasons.items())
+    left_out = f"; {len(folder.left_out):,} gave none ({reasons}): {out / aligning.REPORT}" if reasons else ""
+    files = several(len(folder.photographs), "file")
+    typer.echo(f"{out}: {several(folder.faces, 'face')} of {files}, {size}×{size}{left_out}")
 
 
 @data.command()

@@ -19,7 +19,10 @@ from coalface.data.readers.headers import Header, check_header, damaged
 Read = TypeVar("Read")
 
 if "OPENCV_LOG_LEVEL" not in os.environ:  # errors name the image: OpenCV's own lines do not
-    cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    if hasattr(cv2.utils, "logging"):
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
+    else:  # OpenCV 4
+        cv2.setLogLevel(0)  # type: ignore[attr-defined]
 
 
 class Source(Protocol):

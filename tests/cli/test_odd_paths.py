@@ -26,7 +26,8 @@ from commands import refused
         ("ledger PATH", "binary"),
         ("resume PATH", "empty"),
         ("data pack PATH new", "missing"),
-        ("data align faces PATH --out new", "binary"),
+        ("data align faces new --landmarks PATH", "binary"),
+        ("data align faces new --detector PATH", "binary"),
     ],
 )
 def test_what_a_path_is_instead_is_said_in_one_line(

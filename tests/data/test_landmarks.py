@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from field_layouts import say
 
 from coalface.core.errors import DataError
 from coalface.data.align import TEMPLATE
-from coalface.data.readers.landmarks import read_landmarks
+from coalface.data.readers.landmarks import landmark_lists, read_landmarks
 
 FILES = ("African/m.01/m.01_0001.jpg", "African/m.01/m.01_0002.jpg", "Asian/m.0x/m.0x_0001.jpg")
 
@@ -82,6 +83,85 @@ def test_an_image_that_is_not_there_lends_its_points_to_no_other(tmp_path: Path)
     assert np.array_equal(landmarks.points[1], face(1))
 
 
+def dlib(number: int) -> np.ndarray:
+    """68 points whose eyes, nose tip and corners of the mouth are those of the face."""
+    points = np.arange(136.0).reshape(68, 2)
+    left, right, points[30], points[48], points[54] = face(number)
+    points[36:42], points[42:48] = left + np.arange(-5, 7, 2)[:, None], right + np.arange(-5, 7, 2)[:, None]
+    return points
+
+
+def numbers(points: np.ndarray, separator: str = " ") -> str:
+    return separator.join(f"{value:.3f}" for value in np.reshape(points, -1))
+
+
+def test_a_score_may_follow_and_68_points_give_five(tmp_path: Path) -> None:
+    scored = [f"{file} {numbers(face(k))} 0.9{k}" for k, file in enumerate(FILES)]  # as IJB's name_5pts_score.txt
+    assert np.array_equal(read_landmarks([listed(tmp_path, *scored)], FILES).points, [face(k) for k in range(3)])
+    lines = [f"{file} 1 {numbers(dlib(k))}" for k, file in enumerate(FILES)]
+    assert np.allclose(read_landmarks([listed(tmp_path, *lines)], FILES).points, [face(k) for k in range(3)])
+
+
+@pytest.mark.parametrize("form", ["mtcnn", "retinaface", "insightface", "list", "dlib"])
+def test_detectors_json(tmp_path: Path, form: str) -> None:
+    def entry(k: int) -> object:
+        points = face(k).tolist()
+        left, right, nose, left_mouth, right_mouth = points
+        match form:
+            case "mtcnn":
+                names = ("left_eye", "right_eye", "nose", "mouth_left", "mouth_right")
+                small = dict(zip(names, (face(k) / 9).tolist(), strict=True))
+                return [{"keypoints": small}, {"box": [1, 2, 3, 4], "keypoints": dict(zip(names, points, strict=True))}]
+            case "retinaface":  # left is the person's
+                eyes = {"right_eye": left, "left_eye": right, "nose": nose}
+                mouth = {"mouth_right": left_mouth, "mouth_left": right_mouth}
+                return {"face_1": {"score": 0.9, "facial_area": [1, 2, 3, 4], "landmarks": eyes | mouth}}
+            case "insightface":
+                return {"bbox": [1, 2, 3, 4], "kps": points, "det_score": 0.9}
+            case "dlib":
+                return dlib(k).tolist()
+        return {"file": FILES[k], "landmark": points}
+
+    entries = [entry(k) for k in range(3)]
+    content = entries if form == "list" else dict(zip(FILES, entries, strict=True))
+    (tmp_path / "faces.json").write_text(json.dumps(content))
+    landmarks = read_landmarks([tmp_path / "faces.json"], FILES)
+    assert np.allclose(landmarks.points, [face(k) for k in range(3)])
+
+
+@pytest.mark.parametrize("text", ["[", "[1]", "{}", '{"a.jpg": {"kps": [[1, 2]]}}', '{"a.jpg": [[NaN]]}', "[" * 99999])
+def test_json_without_points_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "faces.json").write_text(text)
+    with pytest.raises(DataError):
+        read_landmarks([tmp_path / "faces.json"], FILES)
+
+
+def test_files_of_points_lie_in_folders_called_as_those_of_the_images(tmp_path: Path) -> None:
+    for k, file in enumerate(FILES):
+        head = ["version: 1", "n_points: 68", "{"]
+        say(tmp_path, f"points/{file[:-4]}.pts", *head, *(f"{x} {y}" for x, y in dlib(k)), "}")
+    landmarks = read_landmarks(landmark_lists(tmp_path / "points"), [f"images/{file}" for file in FILES])
+    assert np.allclose(landmarks.points, [face(k) for k in range(3)])
+    say(tmp_path, "points/Asian/m.0x/m.0x_0001.pts", "1 2", "3 4")
+    with pytest.raises(DataError, match="2 lines") as error:
+        read_landmarks(landmark_lists(tmp_path / "points"), FILES)
+    assert error.value.where.endswith("m.0x_0001.pts")
+
+
+def test_cfps_fiducials_are_three_points_of_one_side(tmp_path: Path) -> None:
+    left, right, nose, left_mouth, right_mouth = face(1)
+    for name, eye, mouth in (("01", left, left_mouth), ("02", right, right_mouth)):
+        points = np.zeros((30, 2))
+        points[12:18], points[21], points[25] = eye, nose, mouth
+        say(tmp_path, f"Fiducials/001/profile/{name}.txt", *(f"{x},{y}" for x, y in points))
+    files = ["001/profile/01.jpg", "001/profile/02.jpg", "001/profile/03.jpg"]
+    landmarks = read_landmarks(landmark_lists(tmp_path / "Fiducials"), files)
+    assert landmarks.known.tolist() == [True, True, False]
+    assert np.allclose(landmarks.points[0, [0, 2, 3]], [left, nose, left_mouth])
+    assert np.allclose(landmarks.points[1, [1, 2, 4]], [right, nose, right_mouth])
+    assert np.isnan(landmarks.points[0, [1, 4]]).all() and np.isnan(landmarks.points[1, [0, 3]]).all()
+
+
 GOOD = line(FILES[0], 0)
 
 
@@ -90,7 +170,7 @@ GOOD = line(FILES[0], 0)
     [
         ([GOOD, FILES[1] + " 1 2 3 4 5 6 7 8 9"], r"points\.txt, line 2: African.* is not an image, at most 5 fields"),
         ([FILES[1] + " 1 2 3 4 5 6 7 8 9 nan"], "line 1: .* five points"),
-        ([FILES[1] + " 5" * 136], "line 1: .* five points"),
+        ([FILES[1] + " 5" * 134], "line 1: .* five points"),
         ([GOOD, line(FILES[0], 1)], r"line 2: the points of African/m\.01/m\.01_0001\.jpg differ .* line 1; keep one"),
         ([line("x/1.jpg", 0), line("y/1.jpg", 0)], r"none of the 2 lines .* one of the 3 images, .*line 1: x/1\.jpg"),
         ([FILES[0] + " 9 9 1 9 5 5 9 1 1 1"], r"points\.txt: the points of 1 line of 1 make no upright face"),

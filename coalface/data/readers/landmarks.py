@@ -1,17 +1,24 @@
-"""Five landmarks of each face, from the lists that data sets bring beside their images, such as RFW's `…_lmk.txt`.
+"""Five landmarks of each face, from the lists that data sets and detectors bring beside their images.
 
-A line is an image's path, perhaps a few fields more (a label, a box), and ten numbers, in pixels of the image as it is
-distributed, pixel centres at whole numbers: the left eye as it is seen, the right eye, the tip of the nose, the left
-corner of the mouth, the right one. Numbers come point by point, x1 y1 … x5 y5, or all x before all y, x1 … x5 y1 … y5;
-which it is, the faces tell.
+- **text**, such as RFW's `…_lmk.txt`: a line is an image's path, perhaps a few fields more (a label, a box), and ten
+  numbers, perhaps a score, or the 136 of dlib's 68 points;
+- **JSON**: an object by path, or a list of objects with a path, with the faces as MTCNN, RetinaFace and insightface
+  give them;
+- **a file for each image**: 300-W's `.pts`, CFP's fiducials, lines `x y` or `x,y` of 5, 30 or 68 points.
+
+Points are in pixels of the image as it is distributed, pixel centres at whole numbers: the left eye as it is seen, the
+right eye, the tip of the nose, the left corner of the mouth, the right one. Ten numbers come point by point,
+x1 y1 … x5 y5, or all x before all y, and some call left what is left to the person: which it is, the faces tell.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,19 +50,19 @@ class Landmarks:
     @property
     def known(self) -> NDArray[np.bool_]:
         """(n,) whether an image has landmarks."""
-        return np.asarray(~np.isnan(self.points).any(axis=(1, 2)))
+        return np.asarray(~np.isnan(self.points).all(axis=(1, 2)))
 
 
 def landmark_lists(path: Path) -> list[Path]:
-    """The file itself, or all that are called `…_lmk.txt` in a folder and those below it, by name.
+    """The file itself; of a folder all that are called `…_lmk.txt`, else the files of points of single images.
 
     Raises FileNotFoundError where there is none.
     """
     if path.is_dir():
-        lists = sorted(file for file in path.rglob(f"*{ENDING}") if not file.name.startswith("."))
-        if not lists:
-            raise FileNotFoundError(f"{shown(path)} holds no list of landmarks (…{ENDING}): give the list itself")
-        return lists
+        for pattern in (f"*{ENDING}", "*.pts", "*.txt"):
+            if lists := sorted(file for file in path.rglob(pattern) if not file.name.startswith(".")):
+                return lists
+        raise FileNotFoundError(f"{shown(path)} holds no landmarks (…{ENDING}, .pts, .txt): give the list itself")
     if not path.is_file():
         raise FileNotFoundError(f"{shown(path)} does not exist: give a list of landmarks, or a folder that holds some")
     return [path]
@@ -78,17 +85,22 @@ def read_landmarks(lists: Sequence[Path], files: Sequence[str]) -> Landmarks:
     unmatched = total = 0
     first = ""
     for path in lists:
-        listed, numbers = _read(path)
+        single = _points_of_one(path)
+        if single is not None:
+            listed, faces = [(str(path), str(path.with_suffix("")))], single[None].astype(np.float32)
+        else:
+            listed, orders = _read_json(path) if path.suffix.lower() == ".json" else _read(path)
+            faces = _best_order(orders, path)
         prefix = path.name.removesuffix(ENDING) if path.name.endswith(ENDING) else ""
-        for (where, name), face in zip(listed, _in_order(numbers, path), strict=True):
+        for (where, name), face in zip(listed, faces, strict=True):
             total += 1
-            image = places.find(name, prefix, where)
+            image = places.find(name, prefix, where) if single is None else places.find_beside(name)
             if image is None:
                 unmatched += 1
                 first = first or f"{where}: {shown(name[:200])}"
             elif image not in line_of:
                 points[image], line_of[image] = face, where
-            elif not np.array_equal(points[image], face):
+            elif not np.array_equal(points[image], face, equal_nan=True):
                 raise DataError(
                     f"the points of {name[:200]} differ from those that it has in {line_of[image]}; "
                     "keep one of the two lines",
@@ -102,40 +114,124 @@ def read_landmarks(lists: Sequence[Path], files: Sequence[str]) -> Landmarks:
     return Landmarks(points, unmatched, tuple(lists))
 
 
-def _read(path: Path) -> tuple[list[tuple[str, str]], NDArray[np.float32]]:
-    """Where each line is and the path in it, and its ten numbers: (lines, 10)."""
-    listed, rows = [], []
+def _read(path: Path) -> tuple[list[tuple[str, str]], list[NDArray[np.float32]]]:
+    """Where each line of a text is, the path in it, and the points (lines, 5, 2) in each order that they may have."""
+    listed: list[tuple[str, str]] = []
+    last: list[NDArray[np.float64]] = []
+    before_score: list[NDArray[np.float64]] = []
     for where, line in text_lines(path):
         match = _IMAGE.match(line)
         name = match[1] if match else line.split()[0]
         fields = re.split(r"[\s,]+", line[line.index(name) + len(name) :].strip())
-        try:
-            values = [float(field) for field in fields[-10:]]
-        except ValueError:
-            values = []
-        if len(values) != 10 or len(fields) > 10 + _BETWEEN or not np.isfinite(values).all():
+        count = 136 if len(fields) >= 136 else 10
+        values = _numbers(fields[-count:])
+        if len(values) != count or len(fields) > count + _BETWEEN or not np.isfinite(values).all():
             raise DataError(
-                f"{line.strip()[:80]} is not an image, at most {_BETWEEN} fields, and five points x y; "
-                "fetch the list again",
+                f"{line.strip()[:80]} is not an image, at most {_BETWEEN} fields, and five points x y, or 68; fetch "
+                "the list again",
                 where=where,
             )
         listed.append((where, name))
-        rows.append(values)
-    return listed, np.array(rows, np.float32)
+        last.append(_five(values.reshape(-1, 2)))
+        earlier = _numbers(fields[-11:-1]) if count == 10 else np.empty(0)
+        before_score.append(earlier.reshape(5, 2) if len(earlier) == 10 else np.full((5, 2), np.nan))
+    orders = []
+    for numbers in (np.array(last, np.float32), np.array(before_score, np.float32)):
+        orders += [numbers, numbers.reshape(-1, 2, 5).swapaxes(1, 2)]
+    return listed, orders
 
 
-def _in_order(numbers: NDArray[np.float32], path: Path) -> NDArray[np.float32]:
-    """(lines, 5, 2) of a list's numbers (lines, 10), in that of the two orders in which more lines show a face."""
-    orders = numbers.reshape(-1, 5, 2), numbers.reshape(-1, 2, 5).swapaxes(1, 2)
-    fit = [int(_upright(points).sum()) for points in orders]
-    if 2 * max(fit) < len(numbers):
+def _numbers(fields: list[str]) -> NDArray[np.float64]:
+    try:
+        return np.array(fields, float)
+    except ValueError:
+        return np.empty(0)
+
+
+_PATHS = ("file", "path", "image", "name", "file_name", "filename", "img")
+_POINTS = ("keypoints", "kps", "landmarks", "landmark", "points")
+_NAMES = ("left_eye", "right_eye", "nose", "mouth_left", "mouth_right")
+
+
+def _read_json(path: Path) -> tuple[list[tuple[str, str]], list[NDArray[np.float32]]]:
+    """The same of JSON; of several faces of an image, those of the largest."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        if isinstance(content, list):
+            content = {next(str(entry[key]) for key in _PATHS if key in entry): entry for entry in content}
+        by_name = {name: [_points_in(face) for face in _faces_in(entry)] for name, entry in content.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, StopIteration, RecursionError) as error:
         raise DataError(
-            f"the points of {several(len(numbers) - max(fit), 'line')} of {len(numbers):,} make no "
-            "upright face as left eye, right eye, nose, left and right corner of the mouth, left as it is seen: check "
-            "the order",
+            f"it is not JSON with a path and five points for each image ({type(error).__name__}: {str(error)[:80]})",
+            where=path,
+        ) from None
+    listed = [(f"{path}, {name[:80]}", name) for name, faces in by_name.items() if faces]
+    largest = [max(faces, key=lambda face: float(np.ptp(face, axis=0).max())) for faces in by_name.values() if faces]
+    points = np.array(largest, np.float32).reshape(-1, 5, 2)
+    return listed, [points, points[:, [1, 0, 2, 4, 3]]]
+
+
+def _faces_in(entry: Any) -> list[Any]:
+    """The faces of an image: a list of them, RetinaFace's object of them, or a single one."""
+    if isinstance(entry, dict) and isinstance(entry.get("faces"), list):
+        return list(entry["faces"])
+    if isinstance(entry, dict) and not any(key in entry for key in (*_POINTS, *_NAMES)):
+        return [face for face in entry.values() if isinstance(face, dict)]
+    return entry if isinstance(entry, list) and np.shape(entry) not in ((5, 2), (68, 2), (10,)) else [entry]
+
+
+def _points_in(face: Any) -> NDArray[np.float64]:
+    """(5, 2) the points of a face. Raises KeyError, TypeError or ValueError for what has none."""
+    if isinstance(face, dict):
+        face = next((face[key] for key in _POINTS if face.get(key) is not None), face)
+    if isinstance(face, dict):
+        face = [face[name] for name in _NAMES]
+    points = np.array(face, float)
+    points = _five(points) if points.shape == (68, 2) else points.reshape(5, 2)
+    if not np.isfinite(points).all():
+        raise ValueError("a point is not finite")
+    return points
+
+
+_POINT_LINE = re.compile(r"\s*(-?[\d.]+(?:e[+-]?\d+)?)[\s,]+(-?[\d.]+(?:e[+-]?\d+)?)\s*", re.IGNORECASE)
+
+
+def _points_of_one(path: Path) -> NDArray[np.float64] | None:
+    """(5, 2) the points of a file that has those of one image; None for a list."""
+    if path.suffix.lower() not in (".pts", ".txt"):
+        return None
+    lines = path.read_text(encoding="utf-8", errors="replace").split("{")[-1].replace("}", "").strip().splitlines()
+    matches = [_POINT_LINE.fullmatch(line) for line in lines[:69]]
+    if not lines or matches[0] is None:
+        return None
+    if len(lines) not in (5, 30, 68) or not all(matches):
+        raise DataError(f"it has {len(lines)} lines; give the 5, 30 (CFP) or 68 points of an image", where=path)
+    return _five(np.array([match.groups() for match in matches if match], float))
+
+
+def _five(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The five points of five or of dlib's 68; of CFP's 30, which lie on one side of the face, its three, else NaN."""
+    if len(points) == 68:
+        eyes = points[36:42].mean(axis=0), points[42:48].mean(axis=0)
+        return np.array([*eyes, points[30], points[48], points[54]])
+    if len(points) == 30:
+        eye, nose, mouth = points[12:18].mean(axis=0), points[21], points[25]
+        five = np.full((5, 2), np.nan)
+        five[[0, 2, 3] if mouth[0] < nose[0] else [1, 2, 4]] = eye, nose, mouth
+        return five
+    return points
+
+
+def _best_order(orders: list[NDArray[np.float32]], path: Path) -> NDArray[np.float32]:
+    """(lines, 5, 2) of a list, in the order in which most lines show a face."""
+    fit = [int(_upright(points).sum()) for points in orders]
+    if 2 * max(fit) < (count := len(orders[0])):
+        raise DataError(
+            f"the points of {several(count - max(fit), 'line')} of {count:,} make no upright face as left eye, right "
+            "eye, nose, left and right corner of the mouth, left as it is seen: check the order",
             where=path,
         )
-    return orders[fit[1] > fit[0]]
+    return orders[fit.index(max(fit))]
 
 
 def _upright(points: NDArray[np.float32]) -> NDArray[np.bool_]:
@@ -177,6 +273,16 @@ class _Places:
                 f"{name[:200]} may mean {some}: read the part of the data set that the list is of", where=where
             )
         return images[0] if images else None
+
+    def find_beside(self, name: str) -> int | None:
+        """The image that lies in folders called as those of a file of points, the fewer of them the worse."""
+        parts = name.replace("\\", "/").strip("/").split("/")
+        for start in range(len(parts)):
+            key = "/".join(parts[start:])
+            images = {*self.ends.get(key, []), *([self.whole[key]] if key in self.whole else [])}
+            if images:
+                return images.pop() if len(images) == 1 else None
+        return None
 
 
 def _stem(file: str) -> str:

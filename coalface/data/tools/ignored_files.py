@@ -10,7 +10,7 @@ from pathlib import Path
 from coalface.core.text import first_few, several, shown
 from coalface.data.readers.folders import SUFFIXES
 
-_TEXTS = (".txt", ".csv", ".md", ".json", ".lst", ".mat", ".pdf", ".html", ".py", ".xml")
+TEXTS = (".txt", ".csv", ".md", ".json", ".lst", ".mat", ".pdf", ".html", ".py", ".xml")
 """Endings of lists and descriptions: they lie beside images, and are taken for images by nobody."""
 
 
@@ -47,7 +47,7 @@ def passed_over(
                 continue
             place = os.path.join(below, file) if below != "." else file
             if not file.lower().endswith(SUFFIXES):
-                described = hidden or (file.lower().endswith(_TEXTS) and (below == "." or layout != ""))
+                described = hidden or (file.lower().endswith(TEXTS) and (below == "." or layout != ""))
                 other_files += [] if described or (part is not None and part not in parts_read) else [place]
             elif part is None or part in parts_read:
                 astray.append(place)

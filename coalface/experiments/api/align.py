@@ -1,0 +1,204 @@
+"""Photographs to aligned faces in Python, and the command `coalface data align`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, overload
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.errors import DataError
+from coalface.core.text import shown
+from coalface.data.align import SIDE
+from coalface.data.detection import Detector, YuNet
+from coalface.data.photographs import (
+    ANY,
+    LIMITS,
+    REASONS,
+    UNREADABLE,
+    Aligned,
+    Limits,
+    cut_faces,
+    decode_photograph,
+    find_faces,
+)
+from coalface.data.readers.folders import SUFFIXES, read_file
+from coalface.data.readers.landmarks import landmark_lists, read_landmarks
+from coalface.data.tools.aligned_folder import AlignedFolder, Photograph, list_photographs, write_faces
+from coalface.experiments.report.photographs import Group, Thumbnail, write_page
+
+REPORT = "report.html"
+_PICTURES = 24
+"""Pictures on the page for each reason."""
+_THUMBNAIL = 160
+"""Pixels of the longer side of each."""
+
+
+@overload
+def align(
+    photographs: list[Any] | tuple[Any, ...],
+    *,
+    detector: Detector | str | os.PathLike[str] | None = None,
+    all_faces: bool = False,
+    size: int = SIDE,
+    limits: Limits = LIMITS,
+) -> list[Aligned]: ...
+@overload
+def align(
+    photographs: str | os.PathLike[str] | bytes | NDArray[Any],
+    *,
+    detector: Detector | str | os.PathLike[str] | None = None,
+    all_faces: bool = False,
+    size: int = SIDE,
+    limits: Limits = LIMITS,
+) -> Aligned: ...
+def align(
+    photographs: Any,
+    *,
+    detector: Detector | str | os.PathLike[str] | None = None,
+    all_faces: bool = False,
+    size: int = SIDE,
+    limits: Limits = LIMITS,
+) -> Aligned | list[Aligned]:
+    """Find the faces of photographs, and bring them to the place, size and angle that the field's models expect.
+
+    A photograph is the path of a file, its bytes, or an array (height, width), (height, width, 1, 3 or 4) of bytes or
+    of 16 bits, red, green, blue. One gives its `Aligned` faces, a list a list of them. `detector` is an object, the
+    file of a YuNet, or nothing: the one of the extra `photos`. Of several faces the largest central one is taken, or
+    with `all_faces` all. `align_folder` does so for folders.
+
+    Raises DataError for a photograph that is damaged, and RecipeError where no detector is installed.
+
+    Examples:
+        >>> align("ann.jpg").face.shape  # doctest: +SKIP
+        (112, 112, 3)
+    """
+    finder = _detector(detector)
+    many = photographs if isinstance(photographs, list | tuple) else [photographs]
+    images = [_image(photograph, f"photograph {i}") for i, photograph in enumerate(many)]
+    aligned = [
+        cut_faces(image, find_faces(image, finder), size=size, limits=limits, all_faces=all_faces) for image in images
+    ]
+    return aligned if many is photographs else aligned[0]
+
+
+def align_folder(
+    source: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    landmarks: str | os.PathLike[str] | None = None,
+    detector: Detector | str | os.PathLike[str] | None = None,
+    all_faces: bool = False,
+    size: int = SIDE,
+    limits: Limits = LIMITS,
+    progress: Callable[[int], None] = lambda done: None,
+) -> AlignedFolder:
+    """Write the aligned faces of a folder of photographs to `out`, in the same tree under the same names.
+
+    `landmarks` is a list of them, or a folder of lists, in place of a detector. What gives no face stands with the
+    reason in `out/left-out.csv` and on the page `out/report.html`. Called again, it goes on where it was stopped, and
+    looks only at photographs that are new or changed.
+
+    Raises DataError and FileExistsError for an `out` that is not to be written, and RecipeError where no detector is
+    installed.
+    """
+    lists = [] if landmarks is None else landmark_lists(Path(landmarks))
+    finder = _detector(detector) if landmarks is None else _by_file(Path(source), lists)
+    folder = write_faces(
+        source, out, finder, lists=lists, size=size, limits=limits, all_faces=all_faces, progress=progress
+    )
+    write_report(folder)
+    return folder
+
+
+def _detector(detector: Detector | str | os.PathLike[str] | None) -> Detector:
+    if detector is None:
+        return YuNet.find()
+    return YuNet(Path(detector)) if isinstance(detector, str | os.PathLike) else detector
+
+
+def _by_file(source: Path, lists: list[Path]) -> Mapping[str, NDArray[np.float32]]:
+    files = [file for file in list_photographs(source)[0] if file.lower().endswith(SUFFIXES)]
+    landmarks = read_landmarks(lists, files)
+    return {files[i]: landmarks.points[i] for i in np.flatnonzero(landmarks.known)}
+
+
+def _image(photograph: Any, where: str) -> NDArray[np.uint8]:
+    if isinstance(photograph, str | os.PathLike):
+        return decode_photograph(read_file(Path(photograph)), Path(photograph))
+    if isinstance(photograph, bytes | bytearray | memoryview):
+        return decode_photograph(bytes(photograph), where)
+    return _pixels(photograph, where)
+
+
+def _pixels(photograph: Any, where: str) -> NDArray[np.uint8]:
+    """(height, width, 1 or 3) of an array. Raises DataError for what is no image of bytes or of 16 bits."""
+    pixels = np.asarray(photograph)
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    if (
+        pixels.ndim != 3
+        or pixels.shape[2] not in (1, 3, 4)
+        or not pixels.size
+        or pixels.dtype not in (np.uint8, np.uint16)
+    ):
+        raise DataError(
+            f"its shape is {pixels.shape}, of {pixels.dtype}; give (height, width) or (height, width, 1, 3 or 4), of "
+            "uint8 or uint16",
+            where=where,
+        )
+    pixels = pixels[:, :, :3] if pixels.shape[2] == 4 else pixels
+    return np.ascontiguousarray(pixels >> 8 if pixels.dtype == np.uint16 else pixels, np.uint8)
+
+
+def write_report(folder: AlignedFolder) -> Path:
+    """Write the page of what was left out, with small pictures, into the folder of aligned faces."""
+    by_reason: dict[str, list[Photograph]] = {reason: [] for reason in REASONS}
+    for photograph in folder.photographs:
+        for reason in {left_out.reason: None for left_out in photograph.left_out}:
+            by_reason[reason].append(photograph)
+    groups = [
+        Group(
+            reason,
+            REASONS[reason],
+            len(photographs),
+            [_thumbnail(folder, one, reason) for one in photographs[:_PICTURES]],
+        )
+        for reason, photographs in by_reason.items()
+        if photographs
+    ]
+    limits = {} if folder.limits == ANY else asdict(folder.limits)
+    return write_page(
+        folder.out / REPORT,
+        name=shown(folder.source.resolve().name),
+        faces=folder.faces,
+        photographs=len(folder.photographs),
+        left_out=len(folder.left_out),
+        limits=limits,
+        groups=groups,
+    )
+
+
+def _thumbnail(folder: AlignedFolder, photograph: Photograph, reason: str) -> Thumbnail:
+    """The photograph, small, with a frame around the square that would have become the face."""
+    left_out = next(one for one in photograph.left_out if one.reason == reason)
+    jpeg = b""
+    if reason not in UNREADABLE:
+        path = folder.source / photograph.file
+        try:
+            image = decode_photograph(read_file(path), path)
+        except (OSError, DataError):  # it changed in this very moment
+            return Thumbnail(shown(photograph.file), left_out.detail, b"")
+        factor = min(1.0, _THUMBNAIL / max(image.shape[:2]))
+        width, height = (max(1, round(side * factor)) for side in image.shape[1::-1])
+        small: Any = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
+        small = cv2.cvtColor(small, cv2.COLOR_GRAY2BGR if small.ndim == 2 else cv2.COLOR_RGB2BGR)
+        if left_out.corners:
+            frame = np.rint((np.array(left_out.corners) + 0.5) * factor - 0.5).astype(np.int32)
+            cv2.polylines(small, [frame], True, (40, 90, 255), 1, cv2.LINE_AA)
+        jpeg = bytes(cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, 80])[1])
+    return Thumbnail(shown(photograph.file), left_out.detail, jpeg)
