@@ -55,6 +55,7 @@ ADJUSTABLE = (
 """What a resume may change although the result depends on it; the run folder then records the change."""
 FREE = (
     "data.root",
+    "model.weights",
     *(
         f"engine.{key}"
         for key in ("workers", "max_in_flight", "save_replies", "checkpoint_every", "keep_checkpoints", "trackers")
@@ -158,6 +159,11 @@ class Recipe(Section):
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
+    def starts_trained(self) -> bool:
+        """Whether the network has been trained before the run."""
+        return self.pretrain is not None or self.model.weights is not None
+
+    @property
     def own(self) -> Own | None:
         """The data, where each party brings images of its own."""
         return self.data if isinstance(self.data, Own) else None
@@ -215,10 +221,12 @@ def _what_is_set(tree: Any) -> Any:
 
 
 def _unplaced(whole: dict[str, Any]) -> dict[str, Any]:
-    """A resolved recipe without where the parties' own images lie, on which the result does not depend."""
+    """A resolved recipe without where parties' own images and the files of a pre-training lie."""
     if whole["data"]["scenario"] == "own":
         whole["data"]["party_data"] = {}
     for validator in whole["validators"].values():
         if validator["own"]:
             validator.update(source=None, kind="balanced", path=None, list=None)
+    if whole["pretrain"]:  # its files are named by their SHA-256
+        whole["pretrain"].get("model", {}).pop("weights", None)
     return whole
