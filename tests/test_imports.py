@@ -40,7 +40,7 @@ RULES = {
         "training": "core data evaluation.metrics models training.distributed training.losses",
         "training.clustering": "core evaluation.metrics",
         "training.domain_adaptation": "core training training.losses",
-        "methods": f"core {TRAINING} data.faceset evaluation.metrics",
+        "methods": f"core {TRAINING} data.faceset evaluation.metrics models.pretrained.input",
         "engine": f"core {DATA} {TRAINING} privacy engine.party",
         "engine.party": f"core {DATA} {TRAINING} privacy engine",
         "evaluation": f"{BELOW} {ENGINE}",

@@ -102,7 +102,7 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     _check_utf8(tree)
     tree = {key: {"name": value} if key in NAMED and isinstance(value, str) else value for key, value in tree.items()}
     check_names(tree)
-    keys = translate_words(tree)
+    keys = _with_teacher(translate_words(tree))
     pretrain = keys.pop("pretrain", None)
     try:
         recipe = Recipe.model_validate(keys)
@@ -186,6 +186,22 @@ def _with_partition_file(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"data": data.model_copy(update={"partition": kept})})
 
 
+def _with_teacher(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys with `teacher` where it belongs, below `methods`, and with the SHA-256 of its file."""
+    keys = dict(tree)
+    if "teacher" in keys:
+        keys = merged(keys, {"methods": {"distill": {"teacher": keys.pop("teacher")}}})
+    settings = (keys.get("methods") or {}).get("distill")
+    if isinstance(settings, Mapping) and settings.get("teacher") and not settings.get("sha256"):
+        path = Path(str(settings["teacher"])).absolute()
+        try:
+            pinned = {"teacher": str(path), "sha256": identify(path)[0]}
+        except (OSError, DataError) as error:
+            raise RecipeError(disk.explained(error), where="methods.distill.teacher") from None
+        return merged(keys, {"methods": {"distill": pinned}})
+    return keys
+
+
 def _with_weights(recipe: Recipe) -> Recipe:
     """The recipe with the SHA-256 of the weights that it starts from, and the input convention that they bring."""
     model = recipe.model
@@ -216,7 +232,7 @@ def with_files(tree: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
         tree = {**tree, "model": {**given, **recipe.model.model_dump(mode="json", include={*PINNED})}}
     if recipe.pretrain is not None:
         tree = {**tree, "pretrain": recipe.pretrain.write()}
-    return dict(tree)
+    return _with_teacher(tree)
 
 
 def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:

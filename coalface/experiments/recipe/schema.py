@@ -131,6 +131,7 @@ class Recipe(Section):
             schema["properties"][key] = {**about, "anyOf": [{"type": "string"}, schema["properties"][key]]}
         about = {key: value for key, value in schema["properties"]["pretrain"].items() if key != "type"}
         schema["properties"]["pretrain"] = {**about, "anyOf": [{"$ref": "#"}, {"type": "null"}]}
+        schema["properties"]["teacher"] = {"type": "string", "description": "`methods.distill.teacher`, in short."}
         return schema
 
     def build_method(self) -> Method:
@@ -227,6 +228,8 @@ def _unplaced(whole: dict[str, Any]) -> dict[str, Any]:
     for validator in whole["validators"].values():
         if validator["own"]:
             validator.update(source=None, kind="balanced", path=None, list=None)
-    if whole["pretrain"]:  # its files are named by their SHA-256
-        whole["pretrain"].get("model", {}).pop("weights", None)
+    for tree in filter(None, (whole, whole["pretrain"])):  # files are named by their SHA-256
+        for section, key in ((tree.get("model"), "weights"), ((tree.get("methods") or {}).get("distill"), "teacher")):
+            if isinstance(section, dict):
+                section.pop(key, None)
     return whole

@@ -28,13 +28,16 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, partition, splits
 from coalface.experiments.setup.pair_lists import evaluation_pairs, validator
 from coalface.experiments.setup.partition import POOLED
-from coalface.experiments.setup.sources import Packing
+from coalface.experiments.setup.sources import Packing, unseen
 from coalface.experiments.setup.splits import Split
+from coalface.experiments.setup.teachers import open_teacher, teach
+from coalface.methods.distill import Distill
 from coalface.models import Backbone, build, sketch
 from coalface.models.pretrained.input import InputConvention
 from coalface.models.pretrained.weights import fit_weights, read_weights
 from coalface.training.compute import Compute
 
+COMPUTED = ("device", "autocast", "channels_last")
 VALIDATOR = "validator"
 """The role of the parties that score models."""
 
@@ -180,10 +183,34 @@ class Parts:
             augment=own_augments,
             pairs={name: pairs for name, (_, pairs) in self.validators.items()},
             calibration_data={domains.NAMED_SOURCE: self.split.calibration} if calibrates else {},
+            taught=self.taught,
             roles=dict.fromkeys(validators, VALIDATOR) | domains.roles(recipe, parties),
             backbone=self.backbone,
             compute=compute,
         )
+
+    @cached_property
+    def taught(self) -> dict[str, Any]:
+        """Party -> its teacher's embeddings of its images, where the method has one; nothing of unseen images.
+
+        Raises RecipeError for a teacher that cannot be read, or whose embeddings are of another size.
+        """
+        if not isinstance(self.method, Distill):
+            return {}
+        compute = Compute(**{key: getattr(self.recipe.engine.arithmetic, key) for key in COMPUTED})
+        teacher = open_teacher(self.method, compute)
+        if self.packing is unseen:
+            return {}
+        data = self.recipe.data.model_copy(update={"size": teacher.size, "grey": teacher.channels == 1})
+        larger = splits.split(self.recipe.model_copy(update={"data": data}), self.packing).train
+        embeddings = teach(self.method, larger, teacher, compute, self.packing)
+        if embeddings.shape[1] != self.backbone.embedding_size:
+            raise RecipeError(
+                f"the teacher's embeddings have {embeddings.shape[1]} numbers, the student's "
+                f"{self.backbone.embedding_size}; set it to the teacher's",
+                where="model.embedding_size",
+            )
+        return {POOLED: embeddings}
 
     def _augments(self) -> tuple[Augment, dict[str, Augment], tuple[Augment, ...]]:
         """(that of parties without their own, those of the others, those of the silos of a pooled party)."""
