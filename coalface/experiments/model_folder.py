@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def built(recipe: Recipe) -> dict[str, Any]:
     """How the network of a recipe is built, as `read_model` needs it."""
     about = {"backbone": recipe.model.name, "size": recipe.data.size, "channels": 1 if recipe.data.grey else 3}
     about |= {"embedding_size": recipe.model.embedding_size}
-    return about if recipe.model.input is None else about | {"input": recipe.model.input.model_dump(mode="json")}
+    return about if recipe.model.input is None else about | {"input": asdict(recipe.model.input)}
 
 
 def _card(recipe: Recipe, server: Server, models: Models, figures: verification.Figures, readable: str) -> str:

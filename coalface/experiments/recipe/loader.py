@@ -28,8 +28,9 @@ from coalface.experiments.recipe.partitions import PARTITIONS, FromFile
 from coalface.experiments.recipe.renamed_keys import check_names
 from coalface.experiments.recipe.scenarios import SCENARIOS, Partitioned
 from coalface.experiments.recipe.schema import NAMED, Pretraining, Recipe
-from coalface.experiments.recipe.sections import SOURCES, Input
+from coalface.experiments.recipe.sections import SOURCES
 from coalface.methods import METHODS
+from coalface.models.pretrained.input import convention_of
 from coalface.models.pretrained.weights import identify
 from coalface.training.classifier import check_sampleable
 from coalface.training.distributed.softmax import check_shardable
@@ -219,7 +220,7 @@ def _with_weights(recipe: Recipe) -> Recipe:
                 f"{path} has the weights of a {about['backbone']} at {about['size']}×{about['size']}; use that",
                 where="model.name",
             )
-        convention = None if about.get("input") is None else Input(**about["input"])
+        convention = convention_of(about)
         if model.input not in (None, convention):
             raise RecipeError(f"the weights of {path} bring their own; remove this key", where="model.input")
     kept = model.model_copy(update={"weights": str(path), "sha256": sha256, "input": convention})

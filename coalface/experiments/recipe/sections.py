@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from coalface.core.compression import Updates
 from coalface.core.names import check_name, check_party
 from coalface.data import source
 from coalface.evaluation.metrics.pair_figures import PAIR_FIGURES
 from coalface.experiments.recipe.base import Kinds, PluginSection, Section
+from coalface.experiments.recipe.objects import OrNone
 from coalface.models import BACKBONES
-from coalface.models.pretrained.input import IMAGENET
+from coalface.models.pretrained.input import IMAGENET, InputConvention
 from coalface.models.speed import Arithmetic
 
 Name = Annotated[str, AfterValidator(check_name)]
@@ -199,31 +200,8 @@ BackboneName = Annotated[str, BeforeValidator(lambda given: BACKBONES.name_of(gi
 """In Python also an `nn.Module`, or what makes one of (size, channels, embedding_size)."""
 
 
-Levels = float | tuple[float, float, float]
-"""One number, or one for each channel in the order that the network takes them."""
-
-
 def _named_input(value: object) -> object:
-    return asdict(IMAGENET) if value == "imagenet" else value
-
-
-class Input(Section):
-    """What a network expects of its input: (pixel − mean) / std, for pixels from 0 to 255."""
-
-    mean: Levels = 127.5
-    """Subtracted from a pixel."""
-    std: Levels = 127.5
-    """What the difference is divided by."""
-    order: Literal["rgb", "bgr"] = "rgb"
-    """The order of the channels."""
-    channels: Literal[1, 3] | None = None
-    """Channels of the network; 3 with `data.grey`: the one channel three times. None: those of the images."""
-
-    @model_validator(mode="after")
-    def _fits_channels(self) -> Self:
-        if min(self.std if isinstance(self.std, tuple) else [self.std]) <= 0:
-            raise ValueError("std must be above 0")
-        return self
+    return IMAGENET if value == "imagenet" else value
 
 
 class Model(Section):
@@ -240,7 +218,9 @@ class Model(Section):
     as `docs/models.md` says. None: drawn by the seed."""
     sha256: str | None = None
     """Of the file of weights; filled in when the run begins."""
-    input: Annotated[Input | None, BeforeValidator(_named_input)] = None
+    input: Annotated[InputConvention | None, OrNone("model.input", InputConvention), BeforeValidator(_named_input)] = (
+        None
+    )
     """What the network expects of its input; `imagenet` for torchvision's mean and std, or that of the weights, where
     they are a run's or a model folder's. None: pixels in [−1, 1], as every backbone trained from the start."""
 

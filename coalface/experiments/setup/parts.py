@@ -33,7 +33,6 @@ from coalface.experiments.setup.splits import Split
 from coalface.experiments.setup.teachers import open_teacher, teach
 from coalface.methods.distill import Distill
 from coalface.models import Backbone, build, sketch
-from coalface.models.pretrained.input import InputConvention
 from coalface.models.pretrained.weights import fit_weights, read_weights
 from coalface.training.compute import Compute
 
@@ -307,14 +306,9 @@ def first_backbone(recipe: Recipe, start: Tensors | None = None) -> Backbone:
 
 def network_options(recipe: Recipe) -> dict[str, Any]:
     """What `build` and `sketch` take of a recipe's network beside its name."""
-    channels, model = 1 if recipe.data.grey else 3, recipe.model
-    convention = None if model.input is None else InputConvention(**model.input.model_dump())
-    return {
-        "size": recipe.data.size,
-        "channels": channels,
-        "embedding_size": model.embedding_size,
-        "convention": convention,
-    }
+    model = recipe.model
+    shape = {"size": recipe.data.size, "channels": 1 if recipe.data.grey else 3}
+    return shape | {"embedding_size": model.embedding_size, "convention": model.input}
 
 
 def imported_weights(recipe: Recipe) -> tuple[Tensors, tuple[str, ...]]:

@@ -17,10 +17,17 @@ class InputConvention:
     """What a network expects: (pixel − mean) / std, for pixels from 0 to 255, and the order of its channels."""
 
     mean: Levels = 127.5
+    """Subtracted from a pixel; one number, or one for each channel as the network takes them."""
     std: Levels = 127.5
+    """What the difference is divided by."""
     order: Literal["rgb", "bgr"] = "rgb"
+    """The order of the channels."""
     channels: Literal[1, 3] | None = None
     """Channels of the network; 3 with grey images: the one channel three times. None: those of the images."""
+
+    def __post_init__(self) -> None:
+        if min(self.std if isinstance(self.std, tuple) else [self.std]) <= 0:
+            raise ValueError("std must be above 0")
 
 
 IMAGENET = InputConvention(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375), channels=3)
@@ -28,9 +35,11 @@ IMAGENET = InputConvention(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 5
 
 
 def convention_of(about: Mapping[str, Any]) -> InputConvention | None:
-    """That of `model.json`, or of a recipe's `model`; None for pixels in [−1, 1] as they come."""
-    given = about.get("input")
-    return None if given is None else InputConvention(**given)
+    """That of `model.json`; None for pixels in [−1, 1] as they come."""
+    if (given := about.get("input")) is None:
+        return None
+    mean, std = (tuple(level) if isinstance(level, list) else level for level in (given["mean"], given["std"]))
+    return InputConvention(mean, std, given["order"], given["channels"])
 
 
 class WithInput(nn.Module):
