@@ -25,11 +25,12 @@ from coalface.evaluation.finished_model import check_shape, evaluate_network, na
 from coalface.experiments import model_folder
 from coalface.experiments.api.faces import Faces, load_faces
 from coalface.experiments.recipe import loader
-from coalface.experiments.recipe.sections import Pack, Source
+from coalface.experiments.recipe.sections import Model, Pack, Source
 from coalface.experiments.setup.parts import first_backbone, imported_weights
 from coalface.models import Backbone, branched
 from coalface.models.embedding import embed, unit_features
 from coalface.models.folder import save, write_about
+from coalface.models.pretrained.onnx import read_onnx
 
 
 class FaceModel(nn.Module):
@@ -91,9 +92,27 @@ class FaceModel(nn.Module):
         model._hold(Path(path), None, first_backbone(recipe, tensors), model_folder.built(recipe))
         return model
 
+    @classmethod
+    def from_onnx(
+        cls, path: str | os.PathLike[str], *, size: int = 112, grey: bool = False, input: Any = None
+    ) -> FaceModel:
+        """The network of an ONNX file, to embed and evaluate with; it cannot be trained or saved.
+
+        `size`, `grey` and `input` are as in `from_weights`. Raises DataError where OpenCV cannot run it on such images.
+        """
+        convention = Model(input=input).input
+        channels = 1 if grey else 3
+        network = read_onnx(Path(path), size=size, images=channels, convention=convention)
+        about = {"backbone": "onnx", "size": size, "channels": channels, "embedding_size": network.embedding_size}
+        model = cls.__new__(cls)
+        model._hold(Path(path), None, Backbone(network), about)
+        return model
+
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the model, as it is now, into a new folder. Raises RecipeError where something is there."""
         folder = Path(folder)
+        if self.about["backbone"] == "onnx":
+            raise RecipeError("an ONNX file stays as it is; copy the file", where=self.folder)
         if folder.exists():
             raise RecipeError("it exists already; give a new folder", where=folder)
         with beside(folder) as partial:

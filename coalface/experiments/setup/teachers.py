@@ -22,6 +22,7 @@ from coalface.evaluation.finished_model import read_model
 from coalface.methods.distill import Distill
 from coalface.models import build
 from coalface.models.embedding import raw_features
+from coalface.models.pretrained.onnx import read_onnx
 from coalface.models.pretrained.weights import fit_weights, identify, read_weights
 from coalface.training.compute import Compute
 
@@ -48,15 +49,15 @@ def open_teacher(distill: Distill, compute: Compute) -> Teacher:
     try:
         if identify(path)[0] != distill.sha256:
             raise DataError("its SHA-256 is not that of `sha256`; put the file back", where=path)
-        if path.suffix == ".onnx":
-            return Teacher(distill.size, distill.input.channels or 3, _onnx(distill, path))
+        size, channels = distill.size, 3
         if path.is_dir():
             backbone, about = read_model(path)
             module, size, channels = backbone.module, about["size"], about["channels"]
+        elif path.suffix == ".onnx":
+            module = read_onnx(path, size=size, images=channels, convention=distill.input)
         else:
             if distill.backbone is None:
                 raise DataError("a file of weights needs the name of their backbone: set `backbone`", where=path)
-            size, channels = distill.size, 3
             module = build(
                 distill.backbone,
                 size=size,
@@ -77,26 +78,6 @@ def open_teacher(distill: Distill, compute: Compute) -> Teacher:
             return raw_features(module, pixels, device=compute.device)
 
     return Teacher(size, channels, embed)
-
-
-def _onnx(distill: Distill, path: Path) -> Callable[[NDArray[np.uint8]], NDArray[np.float32]]:
-    import cv2
-
-    try:
-        net = cv2.dnn.readNetFromONNX(str(path))
-    except cv2.error as error:
-        raise DataError(f"OpenCV cannot read it: {error.err}", where=path) from None
-    convention = distill.input
-    mean, std = np.array(convention.mean, np.float32), np.array(convention.std, np.float32)
-
-    def embed(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-        rows = []
-        for image in pixels[..., ::-1] if convention.order == "bgr" else pixels:  # many graphs fix the batch at 1
-            net.setInput(((image.astype(np.float32) - mean) / std).transpose(2, 0, 1)[None].copy())
-            rows.append(net.forward().reshape(-1))
-        return np.stack(rows)
-
-    return embed
 
 
 def teach(
