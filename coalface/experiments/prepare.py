@@ -91,7 +91,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         parts.start = start
         for line in (f"starts from {recipe.model.weights} (SHA-256 {recipe.model.sha256})", *steps):
             callback.note(line)
-    callback.doing("reading the images")
+    callback.doing(f"reading the images{', and computing what the teacher gives for them' * parts.method.taught}")
     data, method, notes = parts.data, parts.method, []
     numerics, evaluators = parts.numerics(parts.client_batch), make_evaluators(parts)
     if not parts.pairs:

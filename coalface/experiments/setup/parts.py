@@ -202,7 +202,7 @@ class Parts:
             return {}
         data = self.recipe.data.model_copy(update={"size": teacher.size, "grey": teacher.channels == 1})
         larger = splits.split(self.recipe.model_copy(update={"data": data}), self.packing).train
-        embeddings = teach(self.method, larger, teacher, compute, self.packing)
+        embeddings = teach(self.method, larger, teacher, compute)
         if embeddings.shape[1] != self.backbone.embedding_size:
             raise RecipeError(
                 f"the teacher's embeddings have {embeddings.shape[1]} numbers, the student's "

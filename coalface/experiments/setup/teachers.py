@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from coalface.core import disk
 from coalface.core.errors import DataError, RecipeError
@@ -80,9 +79,7 @@ def open_teacher(distill: Distill, compute: Compute) -> Teacher:
     return Teacher(size, channels, embed)
 
 
-def teach(
-    distill: Distill, faces: FaceSet, teacher: Teacher, compute: Compute, progress: Callable[[int, int], None] | None
-) -> NDArray[np.float32]:
+def teach(distill: Distill, faces: FaceSet, teacher: Teacher, compute: Compute) -> NDArray[np.float32]:
     """(n, d) what the teacher gives for each image, of length 1, from the cache where it was computed before."""
     made_of = [distill.sha256, distill.backbone, asdict(distill.input), compute.autocast, compute.channels_last]
     key = hashlib.sha256(json.dumps(made_of).encode())
@@ -90,23 +87,15 @@ def teach(
     for block in blocks:
         key.update(faces.take(block).tobytes())
     folder = open_cache(default_cache()) / TEACHERS / key.hexdigest()[:24]
-    if not (folder / "embeddings.npy").exists():
-        rows = []
-        for block in blocks:
-            rows.append(teacher.embed(faces.take(block)))
-            if progress is not None:
-                progress(int(block[-1]) + 1, len(faces))
-        features = torch.nn.functional.normalize(torch.from_numpy(np.concatenate(rows)), dim=1)
-        _keep(folder, features)
+    if not folder.exists():
+        rows = np.concatenate([teacher.embed(faces.take(block)) for block in blocks])
+        if not np.isfinite(rows).all():
+            raise RecipeError("it gives embeddings that are not finite", where="methods.distill.teacher")
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        with disk.beside(folder) as partial:
+            partial.mkdir()
+            np.save(partial / "embeddings.npy", rows / np.linalg.norm(rows, axis=1, keepdims=True))
+            if not folder.exists():  # another process may have made it meanwhile
+                partial.rename(folder)
     use(folder)
     return np.asarray(np.load(folder / "embeddings.npy"), np.float32)
-
-
-def _keep(folder: Path, features: Tensor) -> None:
-    if not features.isfinite().all():
-        raise RecipeError("it gives embeddings that are not finite", where="methods.distill.teacher")
-    folder.parent.mkdir(mode=0o700, exist_ok=True)
-    with disk.beside(folder) as partial:
-        partial.mkdir(parents=True)
-        np.save(partial / "embeddings.npy", features.numpy())
-        partial.rename(folder)
