@@ -84,6 +84,18 @@ def test_other_names_are_matched_by_the_order_of_shapes(tmp_path: Path) -> None:
     assert steps[0] == "takes its parts in the order STEM, BLOCKS, WIDEN, GDCONV, LINEAR"
 
 
+def test_a_file_without_parts_is_matched_in_its_own_order(tmp_path: Path) -> None:
+    flat = {name.partition(".")[2]: t for name, t in renamed(["stem", "blocks", "widen", "gdconv", "linear"]).items()}
+    torch.save(flat, tmp_path / "a.pt")  # more than a hundred layers, many of them alike
+    tensors, _ = fit_weights(read_weights(tmp_path / "a.pt"), network(seed=1))
+    assert same(tensors, floats(network()))
+    names = [name.partition(".")[0] for name in flat]
+    moved = sorted(flat, key=lambda name: names.index(name.partition(".")[0]) if not name.startswith("3.") else 999)
+    torch.save({name: flat[name] for name in moved}, tmp_path / "b.pt")
+    with pytest.raises(DataError):
+        fit_weights(read_weights(tmp_path / "b.pt"), network(seed=1))
+
+
 class Pair(nn.Module):
     """Two like layers and another, in an order of their own."""
 

@@ -36,7 +36,6 @@ from coalface.models import Backbone, build, sketch
 from coalface.models.pretrained.weights import fit_weights, read_weights
 from coalface.training.compute import Compute
 
-COMPUTED = ("device", "autocast", "channels_last")
 VALIDATOR = "validator"
 """The role of the parties that score models."""
 
@@ -196,7 +195,8 @@ class Parts:
         """
         if not isinstance(self.method, Distill):
             return {}
-        compute = Compute(**{key: getattr(self.recipe.engine.arithmetic, key) for key in COMPUTED})
+        how = self.recipe.engine.arithmetic
+        compute = Compute(device=how.device, autocast=how.autocast, channels_last=how.channels_last)
         teacher = open_teacher(self.method, compute)
         if self.packing is unseen:
             return {}

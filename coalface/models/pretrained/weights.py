@@ -9,7 +9,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ from coalface.models.pretrained.input import WithInput
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 COUNTER = "num_batches_tracked"
-_SEARCHED = 10_000
-"""Places at which an order of a file's parts is given up."""
+_MOST_PARTS, _MOST_SETS = 64, 10_000
+"""Of a file whose parts may stand in another order: more parts, or sets of parts to continue from, are not searched."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,6 @@ class Weights:
     sha256: str
     """Of the file of tensors."""
     tensors: Tensors
-    about: Mapping[str, Any] = field(default_factory=dict)
-    """`model.json` of a folder."""
     steps: tuple[str, ...] = ()
     """What was done to have the tensors by name."""
 
@@ -73,12 +71,15 @@ def read_weights(path: Path) -> Weights:
         folder = _model_folder(path)
         about = read_about(folder)
         tensors = read_tensors(folder, "backbone.safetensors", about)
-        return Weights(path, about["sha256"]["backbone.safetensors"], tensors, about)
+        return Weights(path, about["sha256"]["backbone.safetensors"], tensors)
     if path.suffix not in SUFFIXES:
         raise DataError(f"not a file of weights by its name; use a run, or {', '.join(SUFFIXES)}", where=path)
     data = path.read_bytes()
     try:
-        content: Any = load(data) if path.suffix == ".safetensors" else _unpickled(data)
+        if path.suffix == ".safetensors":
+            content: Any = load(data)
+        else:
+            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise DataError(f"not a safetensors file: {error}", where=path) from None
     except pickle.UnpicklingError as error:
@@ -88,10 +89,6 @@ def read_weights(path: Path) -> Weights:
         raise DataError(f"it cannot be read: {str(error).partition(chr(10))[0]}", where=path) from None
     tensors, steps = _tensors(content, path)
     return Weights(path, hashlib.sha256(data).hexdigest(), tensors, steps=tuple(steps))
-
-
-def _unpickled(data: bytes) -> Any:
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 def _tensors(content: Any, path: Path) -> tuple[Tensors, list[str]]:
@@ -126,7 +123,9 @@ def fit_weights(weights: Weights, network: nn.Module) -> tuple[Tensors, tuple[st
     steps = list(weights.steps)
     if counters := len(weights.tensors) - len(given):
         steps.append(f"leaves out {several(counters, 'counter')} ({COUNTER})")
-    if given.keys() != expected.keys():
+    if given.keys() == expected.keys():
+        steps.append("takes every tensor by its name")
+    else:
         last = f".{next(iter(expected))}"
         prefixes = (name.removesuffix(last) + "." for name in given if name.endswith(last))
         prefix = next((p for p in prefixes if expected.keys() == _below(given, p).keys()), None)
@@ -139,8 +138,6 @@ def fit_weights(weights: Weights, network: nn.Module) -> tuple[Tensors, tuple[st
         else:
             given, by_order = _by_order(given, expected, weights.path)
             steps += by_order
-    if not (weights.steps or steps[counters > 0 :]):
-        steps.append("every tensor by its name")
     wrong = [name for name, tensor in expected.items() if given[name].shape != tensor.shape]
     if wrong:
         raise DataError(_unfit(given, expected, wrong), where=weights.path)
@@ -199,24 +196,31 @@ def _by_kind(layers: Sequence[_Layer]) -> Kinds:
     return kinds
 
 
+def _forms(kinds: Kinds) -> dict[str, list[Form]]:
+    return {kind: [layer.form for layer in layers] for kind, layers in kinds.items()}
+
+
 def _by_order(given: Tensors, expected: Tensors, path: Path) -> tuple[Tensors, list[str]]:
     """The file's tensors by the network's names, and a step for each layer."""
-    parts: dict[str, list[_Layer]] = {}
-    for layer in _layers(given):
-        parts.setdefault(layer.name.partition(".")[0], []).append(layer)
-    goal = _by_kind(_layers(expected))
-    sizes = {kind: len(layers) for kind, layers in goal.items()}
-    orders: list[tuple[str, ...]] = []
-    if sizes == {kind: len(layers) for kind, layers in _by_kind(_layers(given)).items()}:
-        orders = _orders({name: _by_kind(layers) for name, layers in parts.items()}, goal)
-    if not orders:
-        raise DataError(_unfit(given, expected), where=path)
-    if len(orders) > 1 and orders[0] != tuple(parts):
-        one, other = next(pair for pair in zip(*orders, strict=True) if pair[0] != pair[1])
-        raise DataError(f"ambiguous: by their shapes {one} and {other} may each stand for the other", where=path)
-    steps = [] if orders[0] == tuple(parts) else [f"takes its parts in the order {', '.join(orders[0])}"]
+    goal, file_layers = _by_kind(_layers(expected)), _by_kind(_layers(given))
+    steps = []
+    if _forms(file_layers) != _forms(goal):
+        parts: dict[str, list[_Layer]] = {}
+        for layer in _layers(given):
+            parts.setdefault(layer.name.partition(".")[0], []).append(layer)
+        orders: list[tuple[str, ...]] = []
+        sizes = [{kind: len(layers) for kind, layers in kinds.items()} for kinds in (file_layers, goal)]
+        if sizes[0] == sizes[1] and len(parts) <= _MOST_PARTS:
+            orders = _orders({name: _by_kind(layers) for name, layers in parts.items()}, goal)
+        if not orders:
+            raise DataError(_unfit(given, expected), where=path)
+        if len(orders) > 1:
+            first, second = next(pair for pair in zip(*orders, strict=True) if pair[0] != pair[1])
+            raise DataError(f"ambiguous: by their shapes {first} and {second} may change places", where=path)
+        steps.append(f"takes its parts in the order {', '.join(orders[0])}")
+        file_layers = _by_kind([layer for name in orders[0] for layer in parts[name]])
     tensors: Tensors = {}
-    for kind, layers in _by_kind([layer for name in orders[0] for layer in parts[name]]).items():
+    for kind, layers in file_layers.items():
         for source, target in zip(layers, goal[kind], strict=True):
             steps.append(f"{source.name} → {target.name}")
             for last, _ in target.form:
@@ -229,7 +233,7 @@ def _joined(layer: str, last: str) -> str:
 
 
 def _orders(parts: Mapping[str, Kinds], goal: Kinds) -> list[tuple[str, ...]]:
-    """Up to two orders of a file's parts in which their layers have the network's shapes, the file's own first.
+    """Up to two orders of a file's parts in which their layers have the network's shapes.
 
     Two that map the layers alike are one: a norm and a convolution beside it may change places. What can follow depends
     only on which parts are placed.
@@ -241,7 +245,7 @@ def _orders(parts: Mapping[str, Kinds], goal: Kinds) -> list[tuple[str, ...]]:
         return {kind: [layer.name for layer in below] for kind, below in _by_kind(layers).items()}
 
     def follow(placed: frozenset[str]) -> list[tuple[str, ...]]:
-        if placed not in after and len(after) < _SEARCHED:
+        if placed not in after and len(after) < _MOST_SETS:
             orders: list[tuple[str, ...]] = []
             for name in (name for name in parts if name not in placed and fits(name, placed)):
                 for order in ((name, *rest) for rest in follow(placed | {name})):
