@@ -129,7 +129,7 @@ def run_all(names: Iterable[str], workers: Iterable[int], demo: bool) -> Iterato
         os.environ["COALFACE_CACHE"] = f"{place}/cache"  # so that pre-trained models are made anew
         recipe_of, file = recipes(), Path(place, "recipe.yaml")
         for name in names:
-            file.write_text(yaml.safe_dump(recipe_of[name]), encoding="utf-8")
+            file.write_text(yaml.safe_dump(recipe_of[name]).replace("$RUNS", place), encoding="utf-8")
             for count in workers:
                 out = Path(place, f"{name}-{count}")
                 coalface("run", str(file), "--out", str(out), "--workers", str(count), "--quiet")

@@ -28,6 +28,7 @@ _NAMES = {
     "experiments.recipe.partitions": "Partition Equal Dirichlet Shares OneIdentity ByDomain FromFile",
     "experiments.recipe.sections": "Synthetic Folder Records Pack JoinedParts EvaluationPairs Validator Personalised "
     "Evaluation Model Engine Reader",
+    "models.pretrained.input": "InputConvention",
     "engine.faults": "SimulatedFaults",
     "training.local_work": "LocalTraining",
     "training.losses.base": "CosineLoss",
@@ -41,7 +42,7 @@ _NAMES = {
     "training.losses.hinge": "PositiveHinge",
     "methods": "FedAvg FedProx Scaffold Mime MimeLite SlowMo PFM PFMFV FedAvgFV Solo Centralized "
     "FedFace FedAwS FedFV FedUV PositiveOnly RandomInit FedFRJoint Finetune KD FedFaceMulti "
-    "FedFRUDA FinetunePseudo SourceOnly TargetOnly Merge DAN DANN",
+    "FedFRUDA FinetunePseudo SourceOnly TargetOnly Merge DAN DANN Distill",
     "experiments.callbacks.base": "Callback",
     "experiments.callbacks.progress": "Progress",
     "experiments.callbacks.tensorboard": "TensorBoard",

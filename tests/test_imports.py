@@ -18,7 +18,7 @@ ROOT = Path(coalface.__file__).parent
 DATA = "data data.readers data.synthetic data.tools"
 TRAINING = "training training.clustering training.distributed training.domain_adaptation training.losses"
 ENGINE = "engine engine.party"
-BELOW = f"core {DATA} models {TRAINING} privacy evaluation.metrics"
+BELOW = f"core {DATA} models models.pretrained {TRAINING} privacy evaluation.metrics"
 EXPERIMENTS = " ".join(
     ["experiments", *(f"experiments.{name}" for name in "api setup callbacks conformance recipe report sweep".split())]
 )
@@ -31,7 +31,8 @@ RULES = {
         "data.readers": "core data",
         "data.synthetic": "core data",
         "data.tools": "core data data.readers",
-        "models": "core data",
+        "models": "core data models.pretrained",
+        "models.pretrained": "core models.folder",
         "evaluation.metrics": "core data",
         "privacy": "core",
         "training.losses": "core",
@@ -39,7 +40,7 @@ RULES = {
         "training": "core data evaluation.metrics models training.distributed training.losses",
         "training.clustering": "core evaluation.metrics",
         "training.domain_adaptation": "core training training.losses",
-        "methods": f"core {TRAINING} data.faceset evaluation.metrics",
+        "methods": f"core {TRAINING} data.faceset evaluation.metrics models.pretrained.input",
         "engine": f"core {DATA} {TRAINING} privacy engine.party",
         "engine.party": f"core {DATA} {TRAINING} privacy engine",
         "evaluation": f"{BELOW} {ENGINE}",

@@ -50,7 +50,9 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
 
 @cache.command()
 def clear(
-    kind: Annotated[str | None, typer.Argument(help="packs, pretrained or unfinished; all by default.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(help="packs, pretrained, teachers or unfinished; all by default.")
+    ] = None,
     older_than: Annotated[
         float, typer.Option(metavar="DAYS", min=0, help="Keep what was used in the last DAYS days.")
     ] = 0,
@@ -75,6 +77,11 @@ def _ago(moment: float) -> str:
 
 
 def _counted(entries: Sequence[Entry]) -> str:
-    names = {"packs": "pack", "pretrained": "pre-trained model", "unfinished": "unfinished folder"}
+    names = {
+        "packs": "pack",
+        "pretrained": "pre-trained model",
+        "teachers": "set of a teacher's embeddings",
+        "unfinished": "unfinished folder",
+    }
     counts = collections.Counter(names[entry.kind] for entry in entries)
     return ", ".join(several(count, name) for name, count in counts.items()) or "nothing"

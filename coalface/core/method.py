@@ -363,6 +363,9 @@ class Method(HasSteps, ABC):
     the targets are among it or not."""
     learns: ClassVar[bool] = True
     """False for a baseline whose model must not come to recognise people."""
+    taught: ClassVar[bool] = False
+    """Whether a trainer is given a teacher's embeddings of its images, in their order, as its `extra_data`: (n, d),
+    of length 1."""
     rounds: int
 
     def __init_subclass__(cls, **options: Any) -> None:

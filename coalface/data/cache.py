@@ -18,6 +18,8 @@ from coalface.core import disk
 
 PRETRAINED = "pretrained"
 """The folder of pre-trained models, each of them the folder of a run."""
+TEACHERS = "teachers"
+"""The folder of teachers' embeddings, a folder for each teacher and set of images."""
 LOCKS = "pretrained.locks"
 """A file for each pre-trained model: whoever trains it, or removes it, holds its lock."""
 SOUND = "sound"
@@ -26,6 +28,7 @@ SOUND = "sound"
 _FORMS = {
     "packs": re.compile(r"[0-9a-f]{24}-\d+-(grey|rgb)"),
     PRETRAINED: re.compile(r"[0-9a-f]{24}"),
+    TEACHERS: re.compile(r"[0-9a-f]{24}"),
     "unfinished": re.compile(r"\.[0-9a-f]{24}(-\d+-(grey|rgb))?\.[0-9a-f]{8}\.partial"),
 }
 KINDS = tuple(_FORMS)
@@ -52,7 +55,11 @@ def open_cache(cache: Path) -> Path:
         error.filename = str(cache)
         raise
     names, forms = os.listdir(cache), (_FORMS["packs"], _FORMS["unfinished"])
-    ours = [name for name in names if name in (PRETRAINED, LOCKS, SOUND) or any(form.fullmatch(name) for form in forms)]
+    ours = [
+        name
+        for name in names
+        if name in (PRETRAINED, TEACHERS, LOCKS, SOUND) or any(form.fullmatch(name) for form in forms)
+    ]
     for path in [*([cache] if len(ours) == len(names) else []), *(cache / name for name in ours)]:
         _close(path)
     return cache
@@ -109,7 +116,7 @@ def entries(cache: Path) -> list[Entry]:
     _check_folder(cache)
     listed = []
     for kind, form in _FORMS.items():
-        folder = cache / PRETRAINED if kind == PRETRAINED else cache
+        folder = cache / kind if kind in (PRETRAINED, TEACHERS) else cache
         for path in folder.iterdir() if folder.is_dir() else ():
             if not form.fullmatch(path.name) or path.is_symlink() or not path.is_dir():
                 continue

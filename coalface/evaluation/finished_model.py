@@ -37,7 +37,8 @@ from coalface.evaluation.metrics.verification import (
 )
 from coalface.models import Backbone, branched, build
 from coalface.models.embedding import embed, images_needed
-from coalface.models.folder import ABOUT, read_about, read_tensors, remedy
+from coalface.models.folder import ABOUT, locate, read_about, read_tensors, remedy
+from coalface.models.pretrained.input import convention_of
 
 FARS = (0.1, 0.01, 0.001)
 FOLDS = 10
@@ -53,7 +54,7 @@ def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[st
     """
     if party is not None:
         check_name(party)
-    folder = _folder(place)
+    folder = locate(place)
     if not (folder / ABOUT).exists():
         hint = remedy(place / "model") if (place / "model").exists() else "give a run folder, or its folder `model`"
         raise FileNotFoundError(f"{place} holds no model: {folder / ABOUT} does not exist; {hint}")
@@ -71,6 +72,7 @@ def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[st
         size=about["size"],
         channels=about["channels"],
         embedding_size=about["embedding_size"],
+        convention=convention_of(about),
         generator=generator(0, "replaced by the weights"),
     )
     backbone, tensors = Backbone(module), read_tensors(folder, name, about)
@@ -80,10 +82,6 @@ def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[st
     except ValueError as error:
         raise DataError(f"it is not the {about['backbone']} that {ABOUT} describes: {error}", where=path) from None
     return Backbone(branched.Branched(module, branch)) if branch else backbone, about
-
-
-def _folder(place: Path) -> Path:
-    return place / "model" if (place / "model" / "model.json").exists() else place
 
 
 def read_faces(place: Path, about: dict[str, Any], show: Show = QUIET) -> FaceSet:
@@ -143,9 +141,9 @@ def evaluate_model(
     the first.
     """
     backbone, about = read_model(model, party)
-    members = membership.read_beside(_folder(model))
+    members = membership.read_beside(locate(model))
     options: dict[str, Any] = {"images": images, "threshold_from": threshold_from, "flip": flip, "pairs": pairs}
-    named = named_beside(_folder(model))
+    named = named_beside(locate(model))
     figures = evaluate_network(backbone.module, about, on, members, named, **options, list_name=list_name, show=show)
     return {"model": str(model), "on": str(on), **figures}
 

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,4 +111,6 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, Section):
         told_by = {"scenario", "kind"} | value.model_fields_set
         return {name: as_plain(getattr(value, name)) for name in type(value).model_fields if name in told_by}
+    if is_dataclass(value):
+        return changed(value)
     return {key: as_plain(below) for key, below in value.items()} if isinstance(value, Mapping) else value

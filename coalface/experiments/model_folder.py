@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ def write(
 def built(recipe: Recipe) -> dict[str, Any]:
     """How the network of a recipe is built, as `read_model` needs it."""
     about = {"backbone": recipe.model.name, "size": recipe.data.size, "channels": 1 if recipe.data.grey else 3}
-    return about | {"embedding_size": recipe.model.embedding_size}
+    about |= {"embedding_size": recipe.model.embedding_size}
+    return about if recipe.model.input is None else about | {"input": asdict(recipe.model.input)}
 
 
 def _card(recipe: Recipe, server: Server, models: Models, figures: verification.Figures, readable: str) -> str:
@@ -70,7 +72,9 @@ def _card(recipe: Recipe, server: Server, models: Models, figures: verification.
     parties = "pooled at one party" if method.pools else f"{count:,} {'party' if count == 1 else 'parties'}"
     parties = parties if method.pools and two is None else f"{assigned}, {parties}"
     lines += [f"- data: {images}; {parties}"]
-    lines += ["- pixels: (x − 127.5) / 127.5; compare embeddings by cosine", ""]
+    expected = recipe.model.input
+    pixels = "(x − 127.5) / 127.5" if expected is None else f"(x − {expected.mean}) / {expected.std}, {expected.order}"
+    lines += [f"- pixels: {pixels}; compare embeddings by cosine", ""]
     if models.shared is None:
         lines += ["One model per party, in `parties/`; the figures are the mean over the parties evaluated.", ""]
     lines += ["| evaluated on | figure | % |", "|---|---|---|"]

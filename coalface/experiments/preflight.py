@@ -22,7 +22,7 @@ from coalface.experiments.callbacks.registry import trackers_of
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, machine, party_data, sources
-from coalface.experiments.setup.parts import VALIDATOR, Parts
+from coalface.experiments.setup.parts import VALIDATOR, Parts, imported_weights, network_options
 from coalface.methods import METHODS
 from coalface.models import Backbone, sketch
 from coalface.training.federated_validation import FederatedValidation
@@ -53,6 +53,8 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, Parts]:
             check(inner)
         except (OSError, ValueError) as error:
             raise RecipeError(disk.explained(error), where="pretrain") from None
+    elif recipe.model.weights is not None:
+        imported_weights(recipe)
     nobody = () if recipe.own is not None and party_data.lacking(recipe) else None
     parts = Parts(recipe, sources.unseen, played=nobody)
     messages, members = planned(parts), parts.data.members()
@@ -176,7 +178,7 @@ def describe(recipe: Recipe) -> str:
         "not checked: whether every image can be decoded, which shows when they are packed",
     ]
     lines += passed_over
-    if recipe.pretrain is None and (wrong := recipe.build_method().untrained()):
+    if not recipe.starts_trained and (wrong := recipe.build_method().untrained()):
         lines.append(wrong)
     if not recipe.evaluation.pairs:
         lines.append(NOTHING_EVALUATED)
@@ -313,7 +315,7 @@ class Footprint:
 def footprint(recipe: Recipe, parties: Mapping[str, FaceSet]) -> Footprint:
     """What the largest party takes in a step, and keeps."""
     channels, size = 1 if recipe.data.grey else 3, recipe.data.size
-    module = sketch(recipe.model.name, size=size, channels=channels, embedding_size=recipe.model.embedding_size)
+    module = sketch(recipe.model.name, **network_options(recipe))
     backbone, method = Backbone(module, recipe.model.batchnorm), recipe.build_method()
     loss, work = recipe.loss, recipe.local
     classes = max(len(faces.names) for faces in parties.values())

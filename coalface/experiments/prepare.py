@@ -29,7 +29,7 @@ from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.evaluators import make_evaluators
-from coalface.experiments.setup.parts import Parts, make_data
+from coalface.experiments.setup.parts import Parts, imported_weights, make_data
 from coalface.models.folder import read_about, read_tensors
 
 Make = Callable[[Recipe, Path, Callback], None]
@@ -64,6 +64,8 @@ class PreparedRun:
     """Who is trained on; None where only the parties know. It hashes every image, so it is asked at the end."""
     notes: tuple[str, ...] = ()
     """What a person is told before the run begins."""
+    weights_steps: tuple[str, ...] = ()
+    """How the tensors of `model.weights` were matched to the network."""
 
     @property
     def first_model(self) -> Tensors:
@@ -80,15 +82,21 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
     """
     played: tuple[str, ...] | None = () if recipe.own is not None and elsewhere else None
     parts, start, classifier, before = Parts(recipe, callback.packing, played=played), None, None, None
+    steps: tuple[str, ...] = ()
     if recipe.pretrain is not None:
         start, classifier, before = _pretrained(parts, recipe.pretrain.recipe, callback, make)
         parts.backbone.load(start)
-    callback.doing("reading the images")
+    elif recipe.model.weights is not None:
+        start, steps = imported_weights(recipe)
+        parts.start = start
+        for line in (f"starts from {recipe.model.weights} (SHA-256 {recipe.model.sha256})", *steps):
+            callback.note(line)
+    callback.doing(f"reading the images{', and computing what the teacher gives for them' * parts.method.taught}")
     data, method, notes = parts.data, parts.method, []
     numerics, evaluators = parts.numerics(parts.client_batch), make_evaluators(parts)
     if not parts.pairs:
         notes.append(preflight.NOTHING_EVALUATED)
-    if recipe.pretrain is None and (wrong := method.untrained()):
+    if not recipe.starts_trained and (wrong := method.untrained()):
         notes.append(wrong)
     if recipe.test is not None and parts.split.test is None:
         notes.append("data.test: the test images are the parties' own, so nobody is verified on them")
@@ -104,6 +112,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         classifier=classifier,
         find_members=functools.partial(parts.members, before),
         notes=tuple(notes),
+        weights_steps=steps,
     )
 
 

@@ -42,6 +42,8 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
         "stays": list(run.plan.stays),
         "environment": environment(recipe),
     }
+    if run.weights_steps:
+        about["weights"] = {"sha256": recipe.model.sha256, "steps": list(run.weights_steps)}
     if models.class_embeddings:
         about["class_embeddings"] = class_embeddings(torch.cat(list(models.class_embeddings.values())))
     return about | {key: value for key, value in evaluated.items() if key != "judged"}

@@ -33,6 +33,7 @@ _OWN = {
     "dan": "coalface.methods.dan:DAN",
     "dann": "coalface.methods.dann:DANN",
     "solo": "coalface.methods.solo:Solo",
+    "distill": "coalface.methods.distill:Distill",
     "centralized": "coalface.methods.centralized:Centralized",
 }
 METHODS = Registry[type[Method]](

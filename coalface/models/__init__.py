@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from coalface.core.errors import PluginError
+from coalface.core.errors import PluginError, RecipeError
 from coalface.core.registry import Registry
 from coalface.core.text import several
 from coalface.models.cnn import CnnSmall
@@ -19,6 +19,7 @@ from coalface.models.feduv_cnn import FedUvCnn
 from coalface.models.groups import Backbone, BatchNormPolicy
 from coalface.models.iresnet import IResNet
 from coalface.models.mobilefacenet import MobileFaceNet
+from coalface.models.pretrained.input import InputConvention, WithInput
 from coalface.models.resnet import ResNet34
 from coalface.models.sphere import SphereNet
 from coalface.models.vit import VitTiny
@@ -36,6 +37,7 @@ _OWN: dict[str, Callable[..., nn.Module]] = {
     "sphere20": partial(SphereNet, 20),
     "sphere64": partial(SphereNet, 64),
     "mobilefacenet": MobileFaceNet,
+    "mobilefacenet-relu": partial(MobileFaceNet, relu=True),
     "vit-tiny": VitTiny,
 }
 BACKBONES = Registry[Callable[..., nn.Module]](
@@ -49,13 +51,20 @@ normalised to unit length.
 
 
 def build(
-    name: str, *, size: int, channels: int, embedding_size: int | None = None, generator: np.random.Generator
+    name: str,
+    *,
+    size: int,
+    channels: int,
+    embedding_size: int | None = None,
+    convention: InputConvention | None = None,
+    generator: np.random.Generator,
 ) -> nn.Module:
     """A backbone on the CPU, in training mode, with fresh weights drawn from `generator` alone.
 
     One draw from `generator` seeds the weights: the same state of the generator gives the same bytes, and torch's own
     random state is left as it was. `size` is the side of the square image in pixels, `channels` 1 (grey) or 3 (RGB);
-    `embedding_size` None means the backbone's own default.
+    `embedding_size` None means the backbone's own default. With a `convention`, the network stands in a `WithInput`,
+    which takes images in [−1, 1] all the same.
 
     Raises ValueError for an unknown name, or a size that the backbone cannot take.
     """
@@ -63,26 +72,39 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         with torch.device("cpu"):
-            return _make(name, size, channels, embedding_size)
+            return _make(name, size, channels, embedding_size, convention)
 
 
-def sketch(name: str, *, size: int, channels: int, embedding_size: int | None = None) -> nn.Module:
+def sketch(
+    name: str,
+    *,
+    size: int,
+    channels: int,
+    embedding_size: int | None = None,
+    convention: InputConvention | None = None,
+) -> nn.Module:
     """A backbone on the meta device: names, shapes and dtypes without memory for weights, for counting.
 
     Raises ValueError as `build` does.
     """
     with torch.device("meta"):
-        return _make(name, size, channels, embedding_size)
+        return _make(name, size, channels, embedding_size, convention)
 
 
-def _make(name: str, size: int, channels: int, embedding_size: int | None) -> nn.Module:
+def _make(
+    name: str, size: int, channels: int, embedding_size: int | None, convention: InputConvention | None
+) -> nn.Module:
     make = BACKBONES.find(name, "model.name")
     if channels not in (1, 3):
         raise ValueError(f"backbone {name!r}: {channels} channels; images are grey (channels=1) or RGB (channels=3)")
     if embedding_size is not None and embedding_size < 1:
         raise ValueError(f"backbone {name!r}: an embedding of {embedding_size} numbers; give embedding_size 1 or more")
+    images, channels = channels, (convention and convention.channels) or channels
+    if channels < images:
+        raise RecipeError("the network takes one channel and the images have three: use data.grey", where="model.input")
     given = (size, channels) if embedding_size is None else (size, channels, embedding_size)
-    return make(*given) if name in BACKBONES.own else _measured(make, given, name)
+    module = make(*given) if name in BACKBONES.own else _measured(make, given, name)
+    return module if convention is None else WithInput(module, convention, images, channels)
 
 
 def _measured(make: Callable[..., nn.Module], given: tuple[int, ...], name: str) -> nn.Module:

@@ -23,6 +23,11 @@ _LONGEST = 1 << 26
 """Bytes of `model.json`; one that names a file for each of very many parties is long."""
 
 
+def locate(place: Path) -> Path:
+    """The model folder of a run, or the folder itself."""
+    return place / "model" if (place / "model" / ABOUT).exists() else place
+
+
 def read_about(folder: Path) -> dict[str, Any]:
     """What `model.json` says. Raises DataError where it is damaged, or holds no digests."""
     path = folder / ABOUT

@@ -16,17 +16,17 @@ class Bottleneck(nn.Module):
     """1×1 to `expansion` times the width, 3×3 depthwise (strided), 1×1 back without an activation.
 
     (n, width, h, w) → (n, wider, ⌈h / stride⌉, ⌈w / stride⌉), added to the input where the shape stays. Source: Sandler
-    et al., "MobileNetV2" (CVPR 2018), with PReLU.
+    et al., "MobileNetV2" (CVPR 2018), with PReLU, or with its own ReLU6.
     """
 
-    def __init__(self, width: int, wider: int, stride: int, expansion: int) -> None:
+    def __init__(self, width: int, wider: int, stride: int, expansion: int, relu: bool = False) -> None:
         super().__init__()
         inner = expansion * width
         self.layers = nn.Sequential(
             *_normed(width, inner, 1),
-            PReLU(inner),
+            nn.ReLU6() if relu else PReLU(inner),
             *_normed(inner, inner, 3, stride, groups=inner),
-            PReLU(inner),
+            nn.ReLU6() if relu else PReLU(inner),
             *_normed(inner, wider, 1),
         )
         self.adds = stride == 1 and width == wider
@@ -44,28 +44,32 @@ class MobileFaceNet(nn.Module):
     followed by BatchNorm, and by PReLU unless the paper calls it linear. At 112×112 RGB and 128 numbers: 1,003,136
     parameters, of which 993,344 are left when BatchNorm is folded into the convolutions (the paper's 0.99 M), and 221 M
     multiply-adds. Convolutions start from He et al.'s normal weights (fan-out).
+    With `relu` (the backbone `mobilefacenet-relu`) it is the network that foamliu/MobileFaceNet trained: ReLU6 and ReLU
+    in the place of PReLU, a 1×1 with BatchNorm and ReLU at the end of the stem, and a bias in the last convolution.
     insightface's `mbf` is another network (twice the widths, half the expansion, 512 numbers): its weights do not load.
     Source: Chen et al., "MobileFaceNets" (CCBR 2018), table 1.
 
     Raises ValueError for a size below 32.
     """
 
-    def __init__(self, size: int, channels: int, embedding_size: int = 128) -> None:
+    def __init__(self, size: int, channels: int, embedding_size: int = 128, *, relu: bool = False) -> None:
         super().__init__()
         if size < 32:
             raise ValueError(f"backbone 'mobilefacenet': images of {size}×{size} are too small; give size 32 or more")
         side = -(-size // 16)
-        stem = [*_normed(channels, STEM, 3, 2), PReLU(STEM), *_normed(STEM, STEM, 3, groups=STEM), PReLU(STEM)]
+        stem = [*_normed(channels, STEM, 3, 2), nn.ReLU6() if relu else PReLU(STEM)]
+        stem += [*_normed(STEM, STEM, 3, groups=STEM), nn.ReLU() if relu else PReLU(STEM)]
+        stem += [*_normed(STEM, STEM, 1), nn.ReLU()] if relu else []
         blocks, width = [], STEM
         for expansion, wider, repetitions, stride in BOTTLENECKS:
             for place in range(repetitions):
-                blocks.append(Bottleneck(width, wider, stride if place == 0 else 1, expansion))
+                blocks.append(Bottleneck(width, wider, stride if place == 0 else 1, expansion, relu))
                 width = wider
         self.stem = nn.Sequential(*stem)
         self.blocks = nn.Sequential(*blocks)
-        self.widen = nn.Sequential(*_normed(width, LAST, 1), PReLU(LAST))
+        self.widen = nn.Sequential(*_normed(width, LAST, 1), nn.ReLU6() if relu else PReLU(LAST))
         self.gdconv = nn.Sequential(nn.Conv2d(LAST, LAST, side, groups=LAST, bias=False), nn.BatchNorm2d(LAST))
-        self.linear = nn.Sequential(*_normed(LAST, embedding_size, 1))
+        self.linear = nn.Sequential(*_normed(LAST, embedding_size, 1, bias=relu))
         self.embedding_size = embedding_size
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -75,6 +79,8 @@ class MobileFaceNet(nn.Module):
         return self.linear(self.gdconv(self.widen(self.blocks(self.stem(images))))).flatten(1)
 
 
-def _normed(width: int, wider: int, kernel: int, stride: int = 1, groups: int = 1) -> tuple[nn.Module, nn.Module]:
-    convolution = nn.Conv2d(width, wider, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
+def _normed(
+    width: int, wider: int, kernel: int, stride: int = 1, groups: int = 1, bias: bool = False
+) -> tuple[nn.Module, nn.Module]:
+    convolution = nn.Conv2d(width, wider, kernel, stride, padding=kernel // 2, groups=groups, bias=bias)
     return convolution, nn.BatchNorm2d(wider)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
+from onnx_graphs import linear_graph
 from sklearn.base import clone
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.pipeline import make_pipeline
@@ -140,3 +141,23 @@ def test_the_embedder_is_a_transformer_of_scikit_learn(model: FaceModel, fedavg_
         getattr(estimator_checks, f"check_{check}")("FaceEmbedder", FaceEmbedder(str(fedavg_run)))
     estimator_checks.check_parameters_default_constructible("FaceEmbedder", FaceEmbedder())
     estimator_checks.check_mixin_order("FaceEmbedder", FaceEmbedder())
+
+
+def test_an_onnx_file_embeds_and_is_evaluated_as_it_is(tmp_path: Path) -> None:
+    matrix = np.random.default_rng(0).normal(size=(3 * 32 * 32, 8)).astype(np.float32)
+    (tmp_path / "a.onnx").write_bytes(linear_graph(matrix, 32))
+    model = FaceModel.from_onnx(
+        tmp_path / "a.onnx", size=32, grey=True, input={"mean": 100, "std": [1, 2, 4], "order": "bgr", "channels": 3}
+    )
+    pixels = (np.repeat(FACES.pixels.astype(np.float64), 3, axis=3) - 100) / (1, 2, 4)
+    rows = pixels.transpose(0, 3, 1, 2).reshape(len(pixels), -1) @ matrix
+    expected = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    np.testing.assert_allclose(model.embed(FACES), expected, atol=1e-5)
+    assert model.evaluate(FACES, pairs=20)["pairs"] == 40
+    with pytest.raises(RecipeError):
+        model.save_pretrained(tmp_path / "copy")
+    for content, size in ((b"no graph", 32), (linear_graph(matrix, 32), 48)):
+        (tmp_path / "b.onnx").write_bytes(content)
+        with pytest.raises(DataError) as error:
+            FaceModel.from_onnx(tmp_path / "b.onnx", size=size)
+        assert error.value.where == str(tmp_path / "b.onnx")

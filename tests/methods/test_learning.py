@@ -46,7 +46,8 @@ def test_it_learns(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     offer.
     """
     monkeypatch.setitem(feduv.SIZES, 7, 4)
-    settings = {"rounds": ROUNDS, "local": LEARNING} | worlds.OWN.get(name, {}) | SETTINGS.get(name, {})
+    work = {"local": LEARNING} if hasattr(METHODS[name], "local") else {}
+    settings = {"rounds": ROUNDS, **work} | worlds.OWN.get(name, {}) | SETTINGS.get(name, {})
     method, build = recipe(name, **settings)
     if name == "feduv":
         build = replace(build, parties=16)

@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +17,10 @@ from torch import nn
 from coalface.models import build
 from coalface.models.catalogue import multiply_adds
 from coalface.models.mobilefacenet import Bottleneck
+from coalface.models.pretrained.input import IMAGENET
+from coalface.models.pretrained.weights import fit_weights, read_weights
 
+MODELS = os.environ.get("COALFACE_MODELS")
 TABLE = [(2, 64, 64, 2)] + 4 * [(2, 64, 64, 1)] + [(4, 64, 128, 2)] + 6 * [(2, 128, 128, 1)]
 TABLE += [(4, 128, 128, 2)] + 2 * [(2, 128, 128, 1)]
 """Table 1 of the paper, a bottleneck a row: expansion, width in, width out, stride."""
@@ -91,3 +100,25 @@ def test_a_bottleneck_is_added_to_its_input_only_where_the_shape_stays():
             out = block(maps)
         assert out.shape == (1, wider, 6 // stride, 6 // stride)
         assert torch.equal(out, maps) if adds else not out.any()
+
+
+@pytest.mark.skipif(MODELS is None, reason="COALFACE_MODELS is not set: it names the folder with mobilefacenet.pt")
+def test_weights_that_others_trained_give_what_their_network_gives(monkeypatch):
+    monkeypatch.setitem(sys.modules, "custom_config", SimpleNamespace(device="cpu", num_classes=2, emb_size=128))
+    monkeypatch.syspath_prepend(MODELS)
+    oracle = importlib.import_module("mobilefacenet_reference").MobileFaceNet().eval()
+    path = Path(MODELS, "mobilefacenet.pt")
+    oracle.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    options = {"size": 112, "convention": IMAGENET, "generator": np.random.default_rng(0)}
+    pixels = torch.randint(0, 256, (4, 3, 112, 112), generator=torch.Generator().manual_seed(0)).float()
+    pixels[2:] = pixels[2:, :1]  # grey
+    mean, std = (torch.tensor(level).view(3, 1, 1) for level in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    for channels in (3, 1):
+        network = build("mobilefacenet-relu", channels=channels, **options)
+        tensors, _ = fit_weights(read_weights(path), network)
+        network.load_state_dict(tensors, strict=False)
+        given = pixels if channels == 3 else pixels[2:]
+        with torch.no_grad():
+            expected = oracle((given / 255 - mean) / std)
+            embeddings = network.eval()((given[:, :channels] - 127.5) / 127.5)
+        torch.testing.assert_close(embeddings, expected, rtol=0, atol=1e-5)

@@ -39,6 +39,8 @@ class FederatedData:
     """The pairs of each validator, of the images that it holds: `coalface.data.pairs.PairList`."""
     calibration_data: Mapping[str, FaceSet] = dataclasses.field(default_factory=dict)
     """Party -> images of its own that nobody trains on, by which it chooses settings."""
+    taught: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Party -> (n, d) a teacher's embeddings of its images."""
 
     def __post_init__(self) -> None:
         for name in self.data:
@@ -73,7 +75,12 @@ class Setup:
         """The executor's view of this process."""
         members, device = world.members(), torch.device(self.numerics.device)
         initial, public = world.backbone.shared(), None if world.public is None else PublicImages(world.public)
-        extra_data: dict[str, Any] = {**dict.fromkeys(world.data, public), **world.calibration_data, **world.pairs}
+        extra_data: dict[str, Any] = {
+            **dict.fromkeys(world.data, public),
+            **world.calibration_data,
+            **world.pairs,
+            **world.taught,
+        }
         computes = {p: dataclasses.replace(world.compute, augment=augment) for p, augment in world.augment.items()}
 
         def party(request: Request) -> Party:

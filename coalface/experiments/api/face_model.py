@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,15 @@ from coalface.data.faceset import FaceSet
 from coalface.evaluation import membership
 from coalface.evaluation.figures import FIGURES, figure_name, figure_of, figure_text
 from coalface.evaluation.finished_model import check_shape, evaluate_network, named_beside, read_model
+from coalface.experiments import model_folder
 from coalface.experiments.api.faces import Faces, load_faces
-from coalface.experiments.recipe.sections import Pack, Source
+from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.sections import Model, Pack, Source
+from coalface.experiments.setup.parts import first_backbone, imported_weights
 from coalface.models import Backbone, branched
 from coalface.models.embedding import embed, unit_features
 from coalface.models.folder import save, write_about
+from coalface.models.pretrained.onnx import read_onnx
 
 
 class FaceModel(nn.Module):
@@ -42,10 +46,13 @@ class FaceModel(nn.Module):
 
         Raises FileNotFoundError, with what there is, and DataError where a file is not as it was written.
         """
-        super().__init__()
-        self.folder, self.party = Path(folder), party
         with _arguments():
-            backbone, self.about = read_model(self.folder, party)
+            backbone, about = read_model(Path(folder), party)
+        self._hold(Path(folder), party, backbone, about)
+
+    def _hold(self, folder: Path, party: str | None, backbone: Backbone, about: dict[str, Any]) -> None:
+        super().__init__()
+        self.folder, self.party, self.about = folder, party, about
         self.network, self._embedding_size = backbone.module, backbone.embedding_size
         self.eval()
 
@@ -59,9 +66,53 @@ class FaceModel(nn.Module):
         """A model that `save_pretrained` wrote."""
         return cls(folder)
 
+    @classmethod
+    def from_weights(
+        cls,
+        path: str | os.PathLike[str],
+        backbone: str,
+        *,
+        size: int,
+        grey: bool = False,
+        embedding_size: int | None = None,
+        input: Any = None,
+        note: Callable[[str], None] = print,
+    ) -> FaceModel:
+        """A network that others trained: a `.safetensors`, `.pt` or `.pth` file with the weights of a backbone.
+
+        `input` is what the network expects, as `model.input` of a recipe: `"imagenet"`, `{"mean": 127, "std": 128}`.
+        `note` is told how each tensor was matched. Raises RecipeError where they do not fit.
+        """
+        network = {"name": backbone, "weights": os.fspath(path), "embedding_size": embedding_size, "input": input}
+        recipe = loader.parse({"data": {"size": size, "grey": grey}, "model": network})
+        tensors, steps = imported_weights(recipe)
+        for step in steps:
+            note(step)
+        model = cls.__new__(cls)
+        model._hold(Path(path), None, first_backbone(recipe, tensors), model_folder.built(recipe))
+        return model
+
+    @classmethod
+    def from_onnx(
+        cls, path: str | os.PathLike[str], *, size: int = 112, grey: bool = False, input: Any = None
+    ) -> FaceModel:
+        """The network of an ONNX file, to embed and evaluate with; it cannot be trained or saved.
+
+        `size`, `grey` and `input` are as in `from_weights`. Raises DataError where OpenCV cannot run it on such images.
+        """
+        convention = Model(input=input).input
+        channels = 1 if grey else 3
+        network = read_onnx(Path(path), size=size, images=channels, convention=convention)
+        about = {"backbone": "onnx", "size": size, "channels": channels, "embedding_size": network.embedding_size}
+        model = cls.__new__(cls)
+        model._hold(Path(path), None, Backbone(network), about)
+        return model
+
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the model, as it is now, into a new folder. Raises RecipeError where something is there."""
         folder = Path(folder)
+        if self.about["backbone"] == "onnx":
+            raise RecipeError("an ONNX file stays as it is; copy the file", where=self.folder)
         if folder.exists():
             raise RecipeError("it exists already; give a new folder", where=folder)
         with beside(folder) as partial:

@@ -88,6 +88,8 @@ class Tiny:
     """Of a method for two domains, those it trains on: the first party is the source, the others are targets."""
     uses_target_labels: bool = False
     """The targets know who is in their images."""
+    taught: bool = False
+    """A teacher embeds the images: each at a direction of its identity's."""
     public: int = 0
     """Identities whose images the server and every party hold."""
 
@@ -160,6 +162,9 @@ class Tiny:
             public=self.everybodys(),
             roles=dict(self.roles) | dict.fromkeys(validators, "validator") | ({} if self.pooled else kinds),
             pairs={name: pairs for name, (_, pairs) in validators.items()},
+            taught={name: np.eye(8, dtype=np.float32)[images.labels] for name, images in trainers.items()}
+            if self.taught
+            else {},
         )
 
 
@@ -300,6 +305,7 @@ def tiny(cls: type[Method], **settings: Any) -> tuple[Method, Tiny]:
         validators=2 if validated else 0,
         domains=cls.sides if cls.scenario == "domains" else frozenset(),
         uses_target_labels=cls.pools == "images and labels",
+        taught=cls.taught,
         public=3 if cls.scenario == "private-public" else 0,
     )
     return method, build

@@ -14,8 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from coalface.core import disk
 from coalface.core.checks import needs_section, short
-from coalface.core.errors import PluginError, RecipeError
+from coalface.core.errors import DataError, PluginError, RecipeError
 from coalface.core.names import made_plain
 from coalface.core.parsing import parse_yaml, read_text
 from coalface.core.text import told
@@ -29,6 +30,8 @@ from coalface.experiments.recipe.scenarios import SCENARIOS, Partitioned
 from coalface.experiments.recipe.schema import NAMED, Pretraining, Recipe
 from coalface.experiments.recipe.sections import SOURCES
 from coalface.methods import METHODS
+from coalface.models.pretrained.input import convention_of
+from coalface.models.pretrained.weights import identify
 from coalface.training.classifier import check_sampleable
 from coalface.training.distributed.softmax import check_shardable
 from coalface.training.losses.registry import LOSSES
@@ -38,6 +41,10 @@ FEDERATED = frozenset(
     "trackers max_update_norm oversized max_share retries".split()
 )
 """Keys of `engine` that are about a run and its parties, not about the machine: a pre-training has its own."""
+
+
+PINNED = ("weights", "sha256", "input")
+"""Keys of `model` that follow from the file of weights."""
 
 
 def load(path: str | os.PathLike[str] | None, changes: Sequence[str] = ()) -> Recipe:
@@ -96,7 +103,7 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     _check_utf8(tree)
     tree = {key: {"name": value} if key in NAMED and isinstance(value, str) else value for key, value in tree.items()}
     check_names(tree)
-    keys = translate_words(tree)
+    keys = _with_teacher(translate_words(tree))
     pretrain = keys.pop("pretrain", None)
     try:
         recipe = Recipe.model_validate(keys)
@@ -122,7 +129,7 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
         except ValueError as error:
             raise RecipeError(str(error), where="engine.processes_per_party") from None
     validate.check(recipe)
-    recipe = _with_partition_file(recipe)
+    recipe = _with_weights(_with_partition_file(recipe))
     return recipe if pretrain is None else recipe.model_copy(update={"pretrain": _pretraining(recipe, pretrain)})
 
 
@@ -146,7 +153,10 @@ def _pretraining(recipe: Recipe, changes: Any) -> Pretraining:
     tree["engine"] = {k: v for k, v in whole["engine"].items() if k not in FEDERATED}
     tree["data"] = _data_before(recipe, whole["data"], changes)
     try:
-        return Pretraining(parse(merged(tree, changes)), json.dumps(changes))
+        inner = parse(merged(tree, changes))
+        if inner.model.input != recipe.model.input:
+            raise RecipeError("another than the run's; give both the same", where="model.input")
+        return Pretraining(inner, json.dumps(with_files(changes, inner)))
     except RecipeError as error:
         raise RecipeError(error.text, where=f"pretrain.{error.where}" if error.where else "pretrain") from None
 
@@ -175,6 +185,55 @@ def _with_partition_file(recipe: Recipe) -> Recipe:
     path = Path(partition.path) if Path(partition.path).is_absolute() else recipe.root() / partition.path
     kept = partition.model_copy(update={"sha256": read_partition(path).sha256})
     return recipe.model_copy(update={"data": data.model_copy(update={"partition": kept})})
+
+
+def _with_teacher(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys with `teacher` where it belongs, below `methods`, and with the SHA-256 of its file."""
+    keys = dict(tree)
+    if "teacher" in keys:
+        keys = merged(keys, {"methods": {"distill": {"teacher": keys.pop("teacher")}}})
+    settings = (keys.get("methods") or {}).get("distill")
+    if isinstance(settings, Mapping) and settings.get("teacher") and not settings.get("sha256"):
+        path = Path(str(settings["teacher"])).absolute()
+        try:
+            pinned = {"teacher": str(path), "sha256": identify(path)[0]}
+        except (OSError, DataError) as error:
+            raise RecipeError(disk.explained(error), where="methods.distill.teacher") from None
+        return merged(keys, {"methods": {"distill": pinned}})
+    return keys
+
+
+def _with_weights(recipe: Recipe) -> Recipe:
+    """The recipe with the SHA-256 of the weights that it starts from, and the input convention that they bring."""
+    model = recipe.model
+    if model.weights is None or model.sha256 is not None:
+        return recipe
+    path = Path(model.weights).absolute()
+    try:
+        sha256, about = identify(path)
+    except (OSError, DataError) as error:
+        raise RecipeError(disk.explained(error), where="model.weights") from None
+    convention = model.input
+    if about:
+        if about["backbone"] != model.name:
+            raise RecipeError(
+                f"{path} has the weights of a {about['backbone']} at {about['size']}×{about['size']}; use that",
+                where="model.name",
+            )
+        convention = convention_of(about)
+        if model.input not in (None, convention):
+            raise RecipeError(f"the weights of {path} bring their own; remove this key", where="model.input")
+    kept = model.model_copy(update={"weights": str(path), "sha256": sha256, "input": convention})
+    return recipe.model_copy(update={"model": kept})
+
+
+def with_files(tree: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """The keys of a recipe, with the SHA-256 of files that they name: who has another machine needs no such file."""
+    if "weights" in (given := tree.get("model", {})):
+        tree = {**tree, "model": {**given, **recipe.model.model_dump(mode="json", include={*PINNED})}}
+    if recipe.pretrain is not None:
+        tree = {**tree, "pretrain": recipe.pretrain.write()}
+    return _with_teacher(tree)
 
 
 def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:

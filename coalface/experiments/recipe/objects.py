@@ -55,6 +55,18 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class OrNone(Settings):
+    """Marks a key that holds a dataclass of some type, or None."""
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the mapping, or of null."""
+        return {"anyOf": [super().schema(), {"type": "null"}]}
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.nullable_schema(super().__get_pydantic_core_schema__(source, handler))
+
+
+@dataclass(frozen=True)
 class Named(Settings):
     """Marks a key that holds one of several dataclasses, which `name` below it chooses; `cls` is their base."""
 

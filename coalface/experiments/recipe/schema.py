@@ -55,6 +55,7 @@ ADJUSTABLE = (
 """What a resume may change although the result depends on it; the run folder then records the change."""
 FREE = (
     "data.root",
+    "model.weights",
     *(
         f"engine.{key}"
         for key in ("workers", "max_in_flight", "save_replies", "checkpoint_every", "keep_checkpoints", "trackers")
@@ -130,6 +131,7 @@ class Recipe(Section):
             schema["properties"][key] = {**about, "anyOf": [{"type": "string"}, schema["properties"][key]]}
         about = {key: value for key, value in schema["properties"]["pretrain"].items() if key != "type"}
         schema["properties"]["pretrain"] = {**about, "anyOf": [{"$ref": "#"}, {"type": "null"}]}
+        schema["properties"]["teacher"] = {"type": "string", "description": "`methods.distill.teacher`, in short."}
         return schema
 
     def build_method(self) -> Method:
@@ -156,6 +158,11 @@ class Recipe(Section):
         """
         whole = _what_is_set({key: value for key, value in self.essence().items() if key != "name"})
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def starts_trained(self) -> bool:
+        """Whether the network has been trained before the run."""
+        return self.pretrain is not None or self.model.weights is not None
 
     @property
     def own(self) -> Own | None:
@@ -215,10 +222,14 @@ def _what_is_set(tree: Any) -> Any:
 
 
 def _unplaced(whole: dict[str, Any]) -> dict[str, Any]:
-    """A resolved recipe without where the parties' own images lie, on which the result does not depend."""
+    """A resolved recipe without where parties' own images and the files of a pre-training lie."""
     if whole["data"]["scenario"] == "own":
         whole["data"]["party_data"] = {}
     for validator in whole["validators"].values():
         if validator["own"]:
             validator.update(source=None, kind="balanced", path=None, list=None)
+    for tree in filter(None, (whole, whole["pretrain"])):  # files are named by their SHA-256
+        for section, key in ((tree.get("model"), "weights"), ((tree.get("methods") or {}).get("distill"), "teacher")):
+            if isinstance(section, dict):
+                section.pop(key, None)
     return whole

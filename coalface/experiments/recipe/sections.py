@@ -13,7 +13,9 @@ from coalface.core.names import check_name, check_party
 from coalface.data import source
 from coalface.evaluation.metrics.pair_figures import PAIR_FIGURES
 from coalface.experiments.recipe.base import Kinds, PluginSection, Section
+from coalface.experiments.recipe.objects import OrNone
 from coalface.models import BACKBONES
+from coalface.models.pretrained.input import IMAGENET, InputConvention
 from coalface.models.speed import Arithmetic
 
 Name = Annotated[str, AfterValidator(check_name)]
@@ -198,6 +200,10 @@ BackboneName = Annotated[str, BeforeValidator(lambda given: BACKBONES.name_of(gi
 """In Python also an `nn.Module`, or what makes one of (size, channels, embedding_size)."""
 
 
+def _named_input(value: object) -> object:
+    return IMAGENET if value == "imagenet" else value
+
+
 class Model(Section):
     """The backbone."""
 
@@ -207,6 +213,16 @@ class Model(Section):
     """Numbers of an embedding; None: as many as the network usually has."""
     batchnorm: Literal["average", "local", "parameters-only"] = "average"
     """What becomes of BatchNorm: all is averaged, all stays at the party, or running statistics alone stay."""
+    weights: str | None = None
+    """Weights to start from: `.safetensors`, `.pt` or `.pth`, a run, or a folder with a model, matched to the network
+    as `docs/models.md` says. None: drawn by the seed."""
+    sha256: str | None = None
+    """Of the file of weights; filled in when the run begins."""
+    input: Annotated[InputConvention | None, OrNone("model.input", InputConvention), BeforeValidator(_named_input)] = (
+        None
+    )
+    """What the network expects of its input; `imagenet` for torchvision's mean and std, or that of the weights, where
+    they are a run's or a model folder's. None: pixels in [−1, 1], as every backbone trained from the start."""
 
 
 class Engine(Section):

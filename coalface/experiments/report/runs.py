@@ -105,7 +105,8 @@ class Run:
     @property
     def start(self) -> str:
         """What the run starts from, in a word."""
-        return start_name(self.config.get("pretrain"))
+        weights = mapping(self.config.get("model")).get("weights")
+        return start_name(weights is not None or self.config.get("pretrain") is not None)
 
 
 def gaps(figures: Mapping[str, float], domains: Mapping[str, str]) -> dict[str, float]:
@@ -201,9 +202,9 @@ def below_start(summary: Mapping[str, Any]) -> str:
     return ""
 
 
-def start_name(pretrain: object) -> str:
-    """What a run starts from, by its recipe's `pretrain`: pre-trained or untrained."""
-    return "untrained" if pretrain is None else "pre-trained"
+def start_name(trained: bool) -> str:
+    """What a run starts from: pre-trained or untrained."""
+    return "pre-trained" if trained else "untrained"
 
 
 def duration(seconds: float) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 
+from coalface.core import disk
 from coalface.core.checks import nearest
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import Method, Tensors, generator, plays
 from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
@@ -25,9 +28,12 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, partition, splits
 from coalface.experiments.setup.pair_lists import evaluation_pairs, validator
 from coalface.experiments.setup.partition import POOLED
-from coalface.experiments.setup.sources import Packing
+from coalface.experiments.setup.sources import Packing, unseen
 from coalface.experiments.setup.splits import Split
-from coalface.models import Backbone, build
+from coalface.experiments.setup.teachers import open_teacher, teach
+from coalface.methods.distill import Distill
+from coalface.models import Backbone, build, sketch
+from coalface.models.pretrained.weights import fit_weights, read_weights
 from coalface.training.compute import Compute
 
 VALIDATOR = "validator"
@@ -149,10 +155,7 @@ class Parts:
     @cached_property
     def backbone(self) -> Backbone:
         """The network with its first weights, which follow from the seed, or with those that it starts from."""
-        network = first_backbone(self.recipe)
-        if self.start is not None:
-            network.load(self.start)
-        return network
+        return first_backbone(self.recipe, self.start)
 
     @cached_property
     def data(self) -> FederatedData:
@@ -180,10 +183,35 @@ class Parts:
             augment=own_augments,
             pairs={name: pairs for name, (_, pairs) in self.validators.items()},
             calibration_data={domains.NAMED_SOURCE: self.split.calibration} if calibrates else {},
+            taught=self.taught,
             roles=dict.fromkeys(validators, VALIDATOR) | domains.roles(recipe, parties),
             backbone=self.backbone,
             compute=compute,
         )
+
+    @cached_property
+    def taught(self) -> dict[str, Any]:
+        """Party -> its teacher's embeddings of its images, where the method has one; nothing of unseen images.
+
+        Raises RecipeError for a teacher that cannot be read, or whose embeddings are of another size.
+        """
+        if not isinstance(self.method, Distill):
+            return {}
+        how = self.recipe.engine.arithmetic
+        compute = Compute(device=how.device, autocast=how.autocast, channels_last=how.channels_last)
+        teacher = open_teacher(self.method, compute)
+        if self.packing is unseen:
+            return {}
+        data = self.recipe.data.model_copy(update={"size": teacher.size, "grey": teacher.channels == 1})
+        larger = splits.split(self.recipe.model_copy(update={"data": data}), self.packing).train
+        embeddings = teach(self.method, larger, teacher, compute)
+        if embeddings.shape[1] != self.backbone.embedding_size:
+            raise RecipeError(
+                f"the teacher's embeddings have {embeddings.shape[1]} numbers, the student's "
+                f"{self.backbone.embedding_size}; set it to the teacher's",
+                where="model.embedding_size",
+            )
+        return {POOLED: embeddings}
 
     def _augments(self) -> tuple[Augment, dict[str, Augment], tuple[Augment, ...]]:
         """(that of parties without their own, those of the others, those of the silos of a pooled party)."""
@@ -295,16 +323,33 @@ def augments(recipe: Recipe, parties: Iterable[str]) -> dict[str, Augment]:
     return {name: Augment(**augmentation.model_dump()) for name, augmentation in recipe.party_augment.items()}
 
 
-def first_backbone(recipe: Recipe) -> Backbone:
-    """The network with its first weights, which follow from the seed."""
-    channels, model = 1 if recipe.data.grey else 3, recipe.model
-    module = build(
-        model.name,
-        size=recipe.data.size,
-        channels=channels,
-        embedding_size=model.embedding_size,
-        generator=generator(recipe.seed, "backbone"),
-    )
+def first_backbone(recipe: Recipe, start: Tensors | None = None) -> Backbone:
+    """The network with its first weights, which follow from the seed, or are those of `start`."""
+    module = build(recipe.model.name, **network_options(recipe), generator=generator(recipe.seed, "backbone"))
+    if start is not None:
+        module.load_state_dict(start, strict=False)
     if recipe.engine.arithmetic.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Backbone(module.to(recipe.engine.device), model.batchnorm)
+    return Backbone(module.to(recipe.engine.device), recipe.model.batchnorm)
+
+
+def network_options(recipe: Recipe) -> dict[str, Any]:
+    """What `build` and `sketch` take of a recipe's network beside its name."""
+    model = recipe.model
+    shape = {"size": recipe.data.size, "channels": 1 if recipe.data.grey else 3}
+    return shape | {"embedding_size": model.embedding_size, "convention": model.input}
+
+
+def imported_weights(recipe: Recipe) -> tuple[Tensors, tuple[str, ...]]:
+    """(the tensors that `model.weights` starts the network with, how they were matched to it).
+
+    Raises RecipeError where the file is not the one that the run began with, or does not fit.
+    """
+    assert recipe.model.weights is not None
+    try:
+        weights = read_weights(Path(recipe.model.weights))
+        if weights.sha256 != recipe.model.sha256:
+            raise DataError(f"its SHA-256 is {weights.sha256}, not model.sha256; put the file back", where=weights.path)
+        return fit_weights(weights, sketch(recipe.model.name, **network_options(recipe)))
+    except (OSError, DataError) as error:
+        raise RecipeError(disk.explained(error), where="model.weights") from None

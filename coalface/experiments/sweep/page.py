@@ -31,7 +31,7 @@ def points(cells: Sequence[Cell], finished: Mapping[str, Mapping[str, Any]]) -> 
                 seed=cell.recipe.seed,
                 figures=_figures(line, alike),
                 half=cell.recipe.fold_split,
-                start=start_name(cell.recipe.pretrain),
+                start=start_name(cell.recipe.starts_trained),
                 untrained=sweeps.figures(line.get("untrained", {}), {}),
             )
         )

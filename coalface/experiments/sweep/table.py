@@ -108,7 +108,7 @@ def _main(cells: Sequence[Cell], groups: Groups, halves: Sequence[str]) -> Grid:
     starts: dict[str, Sequence[Line]] = {}  # of the first setting that starts so
     for cell in cells:
         if groups[cell.setting]:
-            starts.setdefault(start_name(cell.recipe.pretrain), groups[cell.setting])
+            starts.setdefault(start_name(cell.recipe.starts_trained), groups[cell.setting])
     lists += [(start, str(len(group)), group, "untrained") for start, group in starts.items()]
     for setting, group in groups.items():
         planned = sum(cell.setting == setting for cell in cells)

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from coalface.core.disk import write_text
 from coalface.core.errors import RecipeError
 from coalface.core.parsing import parse_yaml
@@ -22,7 +24,10 @@ def new(folder: Path, recipe: Path) -> Path:
     loaded, text = loader.load(recipe), included.locate(recipe).read_text(encoding="utf-8")
     party_data.check_elsewhere(loaded)
     name = re.sub(r"[^a-z0-9-]+", "-", loaded.name.lower()).strip("-") or "faces"
-    config = dict(plain_values(parse_yaml(text) or {}))
+    tree = parse_yaml(text) or {}
+    if (named := loader.with_files(tree, loaded)) != tree:  # nodes have none of the files
+        tree, text = named, yaml.safe_dump(named, sort_keys=False, allow_unicode=True)
+    config = dict(plain_values(tree))
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "recipe.yaml", text)
     for file in ("client.py", "server.py", "LICENSE", "README.md", "pyproject.toml"):

@@ -33,17 +33,17 @@ def server(recipe: Path) -> Any:
     def serve(grid: Any, run_config: Mapping[str, Any]) -> None:
         loaded = read(recipe, run_config)
         out = Path(str(run_config.get("out") or Path(os.environ.get("COALFACE_RUNS", "runs")) / loaded.name))
-        if loaded.pretrain is not None and loaded.model.batchnorm != "average":
+        if loaded.starts_trained and loaded.model.batchnorm != "average":
             raise RecipeError(
-                f"with {loaded.model.batchnorm!r} parties keep BatchNorm's tensors of the pre-training, which over "
-                "Flower they do not have; use average",
+                f"with {loaded.model.batchnorm!r} parties keep BatchNorm's tensors of the pre-trained model, which "
+                "over Flower they do not have; use average",
                 where="model.batchnorm",
             )
-        if loaded.pretrain is not None and not preflight.plan(loaded).leaves_shared:
+        if loaded.starts_trained and not preflight.plan(loaded).leaves_shared:
             raise RecipeError(
                 f"the server sends the parties of {loaded.method} no model to begin from, and over Flower they have "
-                "none of the pre-training: leave pretrain out, or use a method that sends one, such as fedavg",
-                where="pretrain",
+                "none that is pre-trained: leave it out, or use a method that sends one, such as fedavg",
+                where="model.weights" if loaded.pretrain is None else "pretrain",
             )
         patience = transport.Patience(
             join=float(run_config.get("join-seconds", 300)), step=float(run_config.get("step-seconds", 3600))

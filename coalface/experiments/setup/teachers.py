@@ -1,0 +1,101 @@
+"""Teachers: networks whose embeddings others learn, each image's computed once and cached by content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from coalface.core import disk
+from coalface.core.errors import DataError, RecipeError
+from coalface.core.method import generator
+from coalface.data.cache import TEACHERS, default_cache, open_cache, use
+from coalface.data.faceset import FaceSet
+from coalface.evaluation.finished_model import read_model
+from coalface.methods.distill import Distill
+from coalface.models import build
+from coalface.models.embedding import raw_features
+from coalface.models.pretrained.onnx import read_onnx
+from coalface.models.pretrained.weights import fit_weights, identify, read_weights
+from coalface.training.compute import Compute
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A network that embeds images (n, size, size, channels) of pixels."""
+
+    size: int
+    channels: int
+    embed: Callable[[NDArray[np.uint8]], NDArray[np.float32]]
+
+
+def open_teacher(distill: Distill, compute: Compute) -> Teacher:
+    """The teacher of a distillation: an ONNX file, a run or model folder, or the weights of a backbone.
+
+    Raises RecipeError for one that cannot be read, or is not the file that the run began with.
+    """
+    if not distill.teacher:
+        raise RecipeError("name the network to learn from", where="methods.distill.teacher")
+    path = Path(distill.teacher)
+    try:
+        if identify(path)[0] != distill.sha256:
+            raise DataError("its SHA-256 is not that of `sha256`; put the file back", where=path)
+        size, channels = distill.size, 3
+        if path.is_dir():
+            backbone, about = read_model(path)
+            module, size, channels = backbone.module, about["size"], about["channels"]
+        elif path.suffix == ".onnx":
+            module = read_onnx(path, size=size, images=channels, convention=distill.input)
+        else:
+            if distill.backbone is None:
+                raise DataError("a file of weights needs the name of their backbone: set `backbone`", where=path)
+            module = build(
+                distill.backbone,
+                size=size,
+                channels=channels,
+                convention=distill.input,
+                generator=generator(0, "replaced by the weights"),
+            )
+            module.load_state_dict(fit_weights(read_weights(path), module)[0], strict=False)
+    except (OSError, DataError) as error:
+        raise RecipeError(disk.explained(error), where="methods.distill.teacher") from None
+    module = module.to(compute.device)
+    if compute.channels_last:
+        module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def embed(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        autocast = getattr(torch, compute.autocast) if compute.autocast else None
+        with torch.autocast(torch.device(compute.device).type, dtype=autocast, enabled=autocast is not None):
+            return raw_features(module, pixels, device=compute.device)
+
+    return Teacher(size, channels, embed)
+
+
+def teach(distill: Distill, faces: FaceSet, teacher: Teacher, compute: Compute) -> NDArray[np.float32]:
+    """(n, d) what the teacher gives for each image, of length 1, from the cache where it was computed before."""
+    made_of = [distill.sha256, distill.backbone, asdict(distill.input), compute.autocast, compute.channels_last]
+    key = hashlib.sha256(json.dumps(made_of).encode())
+    blocks = [np.arange(at, min(at + BATCH, len(faces))) for at in range(0, len(faces), BATCH)]
+    for block in blocks:
+        key.update(faces.take(block).tobytes())
+    folder = open_cache(default_cache()) / TEACHERS / key.hexdigest()[:24]
+    if not folder.exists():
+        rows = np.concatenate([teacher.embed(faces.take(block)) for block in blocks])
+        if not np.isfinite(rows).all():
+            raise RecipeError("it gives embeddings that are not finite", where="methods.distill.teacher")
+        folder.parent.mkdir(mode=0o700, exist_ok=True)
+        with disk.beside(folder) as partial:
+            partial.mkdir()
+            np.save(partial / "embeddings.npy", rows / np.linalg.norm(rows, axis=1, keepdims=True))
+            if not folder.exists():  # another process may have made it meanwhile
+                partial.rename(folder)
+    use(folder)
+    return np.asarray(np.load(folder / "embeddings.npy"), np.float32)

@@ -1,0 +1,1 @@
+"""Networks that others trained: their weights, and what they expect of their input."""
