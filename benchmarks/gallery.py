@@ -1,4 +1,4 @@
-"""What a gallery costs: `python benchmarks/gallery.py [PEOPLE]`, 100,000 by default, of one made-up embedding of 512 each.
+"""What a gallery costs: `python benchmarks/gallery.py [PEOPLE]`, 100,000 by default, of one made-up embedding each.
 
 The search for one probe and for 256, in turn with the bare float32 product with all templates: the medians of both and
 the median ratio. Then the time to open the gallery, in the clear and encrypted, and to remove a person.
@@ -41,7 +41,7 @@ def main(people: int) -> None:
                 for count in (1, 256):
                     probes = rng.standard_normal((count, SIZE), np.float32)
                     turns = [
-                        (seconds(lambda p=probes: rows @ p.T), seconds(lambda p=probes: gallery.search(p)))
+                        (seconds(lambda p=probes: rows @ p.T), seconds(lambda p=probes, g=gallery: g.search(p)))
                         for _ in range(ROUNDS if count == 1 else 5)
                     ]
                     bare, search = (1000 * median(times) for times in zip(*turns, strict=True))

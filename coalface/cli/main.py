@@ -32,7 +32,7 @@ app = typer.Typer(
 PANELS: dict[str, tuple[Any, ...]] = {
     "Train": (runs.run, runs.resume, runs.demo, sweeps.sweep),
     "Results": (runs.compare, ledger.ledger, export.export_client),
-    "Use a model": (gallery.embed, gallery.verify, gallery.gallery),
+    "Use a model": (gallery.embed, gallery.verify, gallery.gallery, export.export),
     "Evaluate a model": (evaluation.evaluate, evaluation.ijb, evaluation.megaface),
     "Look up": (catalogue.methods, catalogue.models, catalogue.messages),
     "Write your own": (authoring.new, authoring.check_method),

@@ -64,18 +64,29 @@ def export_client(run: Path, party: str, out: Path) -> Path:
     templates, numbers = gallery_of(_features(data, images, model), images.labels)
     strangers = _strangers(recipe, data, party)
     thresholds = _thresholds(_features(data, strangers, model), templates)
-    about = {**model_folder.built(recipe), "party": party, "run": recipe.name, "method": recipe.method}
     fresh = out.with_name(f"{out.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True, mode=0o700)
-    save(model, fresh / "backbone.safetensors")
-    write_about(fresh, about)
+    _write(recipe, party, model, fresh)
     gallery = Gallery.with_thresholds(fresh / GALLERY, FaceModel(fresh), thresholds)
     gallery.add([Enrolled(images.names[number], f"training images of {party}") for number in numbers], templates)
     if out.exists():
         out.rmdir()
     fresh.rename(out)
     return out
+
+
+def write_own_model(run: Path, party: str, folder: Path) -> None:
+    """Write a client's own model into a new folder, as a model's folder. Raises RecipeError where there is none."""
+    parts = Parts(provenance.recipe_of(run))
+    nearest(party, parts.data.data, "--party")
+    _write(parts.recipe, party, own_model(parts, run, party), folder)
+
+
+def _write(recipe: Recipe, party: str, model: Tensors, folder: Path) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    save(model, folder / "backbone.safetensors")
+    about = {**model_folder.built(recipe), "party": party, "run": recipe.name, "method": recipe.method}
+    write_about(folder, about)
 
 
 def own_model(parts: Parts, run: Path, party: str) -> Tensors:
