@@ -154,6 +154,10 @@ def test_bad_images_are_refused_and_the_rest_is_enrolled(
     broken = np.full((1, 128), np.nan, np.float32)
     monkeypatch.setattr(model, "embed", lambda images: np.repeat(broken, len(images), axis=0))
     assert len(gallery.enroll(faces / "new").refused) == 5
+    shutil.copytree(faces / "known" / "Person 0", tmp_path / "albums" / "Cid" / "2020")
+    shutil.copytree(faces / "known" / "Person 1", tmp_path / "albums" / "Dan" / "2020")
+    with pytest.raises(DataError, match="2020"):
+        gallery.enroll(tmp_path / "albums")
     for rows in (broken, np.ones((1, 128), np.float32), np.ones((1, 64), np.float32), np.zeros((1, 128), np.float32)):
         with pytest.raises(ValueError):
             gallery.add([Enrolled("Ann")], rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,9 +55,8 @@ def embed(
     from coalface.experiments.gallery.images import embed_images, find_images
 
     check_free(out)
-    network, found = FaceModel(model, party), find_images(images)
-    with counting("embedding", len(found), quiet or as_json) as count:
-        batches = list(embed_images(network, found, count))
+    network = FaceModel(model, party)
+    batches = list(embed_images(network, find_images(images), functools.partial(counting, quiet=quiet or as_json)))
     files = [image.file for batch in batches for image in batch.images]
     refused = [refusal for batch in batches for refusal in batch.refused]
     with beside(out) as partial:
@@ -139,11 +139,9 @@ def enroll(
 ) -> None:
     """Enroll people by images. The images are not kept; what is enrolled already is passed over."""
     from coalface.data.tools.progress_bar import counting
-    from coalface.experiments.gallery.images import find_images
 
-    opened = _open(place, model, key)
-    with counting("enrolling", len(find_images(images)), quiet or as_json) as count:
-        enrolment = opened.enroll(images, name, count)
+    show = functools.partial(counting, quiet=quiet or as_json)
+    enrolment = _open(place, model, key).enroll(images, name, show=show)
     if as_json:
         print_json({**vars(enrolment), "refused": _rows(enrolment.refused)})
         return
@@ -209,11 +207,9 @@ def identify(
 ) -> None:
     """Identify people, and strangers, in images."""
     from coalface.data.tools.progress_bar import counting
-    from coalface.experiments.gallery.images import find_images
 
-    opened = _open(place, model, key)
-    with counting("identifying", len(find_images(images)), quiet or as_json) as count:
-        identified = opened.identify(images, far=far, fpir=fpir, threshold=threshold, top=top, progress=count)
+    opened, show = _open(place, model, key), functools.partial(counting, quiet=quiet or as_json)
+    identified = opened.identify(images, far=far, fpir=fpir, threshold=threshold, top=top, show=show)
     decided_by = identified.threshold
     if as_json:
         matches = _rows(identified.matches)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from coalface.core.checks import build
 from coalface.core.errors import DataError, RecipeError
+from coalface.evaluation.feature_file import QUIET, Show
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.gallery.file import Enrolled, GalleryFile, read_secret
-from coalface.experiments.gallery.images import Refusal, embed_images, find_images
+from coalface.experiments.gallery.images import ImageFile, Refusal, embed_images, find_images
 from coalface.models.calibration import Threshold, choose
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -140,17 +141,19 @@ class Gallery:
         """Whom each enrolled image shows, its file and the SHA-256 of that."""
         return self.file.read()[0]
 
-    def enroll(
-        self, images: Paths, person: str | None = None, progress: Callable[[int], None] = lambda done: None
-    ) -> Enrolment:
+    def enroll(self, images: Paths, person: str | None = None, *, show: Show = QUIET) -> Enrolment:
         """Enroll images of one `person`, or, without a name, each under the name of its folder.
 
         Images that cannot be used are refused, and the others are enrolled. What is enrolled already is passed over, so
-        that work which was stopped goes on. An image that is enrolled as another person's is refused.
+        that work which was stopped goes on. An image that is enrolled as another person's is refused. Raises DataError
+        where two folders have one name.
         """
+        chosen = find_images(_paths(images))
+        if person is None:
+            _check_folders(chosen)
         known = {image.sha256: image.person for image in self.images()}
         result = Enrolment()
-        for batch in embed_images(self._needed_model(), find_images(_paths(images)), progress):
+        for batch in embed_images(self._needed_model(), chosen, show):
             rows, places = [], []
             for i, (image, sha256) in enumerate(zip(batch.images, batch.sha256, strict=True)):
                 name = image.person if person is None else person
@@ -224,7 +227,7 @@ class Gallery:
         fpir: float | None = None,
         threshold: float | None = None,
         top: int = 1,
-        progress: Callable[[int], None] = lambda done: None,
+        show: Show = QUIET,
     ) -> Identified:
         """Whom images show, `top` candidates each; images that cannot be used are refused.
 
@@ -232,7 +235,7 @@ class Gallery:
         stranger is accepted in at most N · FAR of all cases.
         """
         result = Identified(self.threshold(far=far, fpir=fpir, threshold=threshold))
-        for batch in embed_images(self._needed_model(), find_images(_paths(images)), progress):
+        for batch in embed_images(self._needed_model(), find_images(_paths(images)), show):
             result.refused += batch.refused
             candidates = self.search(batch.embeddings, top) if len(batch.images) else []
             for image, nearest in zip(batch.images, candidates, strict=True):
@@ -264,6 +267,19 @@ def given(cosine: float) -> Threshold:
     if not -1 <= cosine <= 1:
         raise RecipeError(f"{cosine:g} is not a cosine; give a number from -1 to 1", where="threshold")
     return Threshold(cosine)
+
+
+def _check_folders(images: Iterable[ImageFile]) -> None:
+    """Two people may not become one: Ann/2020 and Bob/2020 are not one person called 2020."""
+    folders: dict[str, Path] = {}
+    for image in images:
+        folder = Path(image.file).parent
+        if folders.setdefault(image.person, folder) != folder:
+            raise DataError(
+                f"{folders[image.person]} is called {image.person} too, and images are enrolled by the name of their "
+                "folder: enroll each person's images with a name",
+                where=folder,
+            )
 
 
 def _paths(images: Paths) -> list[Path]:

@@ -17,6 +17,7 @@ from coalface.core.text import natural
 from coalface.data.readers.folders import SUFFIXES, read_file
 from coalface.data.source import decode, in_order
 from coalface.data.stores import open_store
+from coalface.evaluation.feature_file import QUIET, Show
 from coalface.experiments.api.face_model import FaceModel
 
 BATCH = 256
@@ -90,11 +91,9 @@ def read_face(encoded: bytes | memoryview, where: str, *, size: int, grey: bool)
     return decode(encoded, where, size=size, grey=grey)
 
 
-def embed_images(
-    model: FaceModel, images: Sequence[ImageFile], progress: Callable[[int], None] = lambda done: None
-) -> Iterator[Embedded]:
+def embed_images(model: FaceModel, images: Sequence[ImageFile], show: Show = QUIET) -> Iterator[Embedded]:
     """The embeddings of images, a batch at a time. What cannot be used is refused, and the others are embedded."""
-    size, grey, done = model.size, model.grey, 0
+    size, grey = model.size, model.grey
 
     def read(i: int) -> tuple[str, NDArray[np.uint8]] | Refusal:
         try:
@@ -106,18 +105,18 @@ def embed_images(
             return Refusal(images[i].file, explained(error))
 
     batch, faces = Embedded(), list[NDArray[np.uint8]]()
-    for i, face in enumerate(in_order(read, len(images))):
-        if isinstance(face, Refusal):
-            batch.refused.append(face)
-        else:
-            batch.images.append(images[i])
-            batch.sha256.append(face[0])
-            faces.append(face[1])
-        done += 1
-        if len(faces) == BATCH or done == len(images):
-            yield _embedded(model, batch, faces)
-            progress(done)
-            batch, faces = Embedded(), []
+    with show("embedding", len(images)) as count:
+        for done, face in enumerate(in_order(read, len(images)), start=1):
+            if isinstance(face, Refusal):
+                batch.refused.append(face)
+            else:
+                batch.images.append(images[done - 1])
+                batch.sha256.append(face[0])
+                faces.append(face[1])
+            if len(faces) == BATCH or done == len(images):
+                yield _embedded(model, batch, faces)
+                count(done)
+                batch, faces = Embedded(), []
 
 
 def _embedded(model: FaceModel, batch: Embedded, faces: Sequence[NDArray[np.uint8]]) -> Embedded:
