@@ -166,7 +166,7 @@ def test_bad_images_are_refused_and_the_rest_is_enrolled(
 
 def damaged(path: Path) -> None:
     data = bytearray(path.read_bytes())
-    data[data.index(b"P7") - 1] ^= 1
+    data[data.index(b"P7")] ^= 1
     path.write_bytes(data)
 
 

@@ -41,6 +41,19 @@ class Enrolled:
     sha256: str = ""
     """Of the image's file."""
 
+    def encode(self) -> bytes:
+        """The fields, with NUL between them. Raises ValueError where one holds it."""
+        fields = (self.person, self.file, self.sha256)
+        if any("\0" in field for field in fields):
+            raise ValueError(f"{self.person!r} or its file has NUL in its name; rename it")
+        return "\0".join(fields).encode("utf-8", "surrogateescape")
+
+    @classmethod
+    def decode(cls, data: bytes) -> Enrolled:
+        """What `encode` gave. Raises ValueError for other bytes."""
+        person, file, sha256 = data.decode("utf-8", "surrogateescape").split("\0")
+        return cls(person, file, sha256)
+
 
 class Checksum:
     """What stands in for encryption where there is no key: it tells damage."""
@@ -159,7 +172,7 @@ class GalleryFile:
         """Add rows; all of them, or none where this is cut short."""
         rows = []
         for image, embedding in zip(enrolled, embeddings, strict=True):
-            about = self._sealer.seal(json.dumps([image.person, image.file, image.sha256]).encode(), b"about")
+            about = self._sealer.seal(image.encode(), b"about")
             rows.append((about, self._sealer.seal(embedding.astype("<f4").tobytes(), about)))
         with self._write() as database:
             database.executemany("INSERT INTO images (about, embedding) VALUES (?, ?)", rows)
@@ -238,7 +251,7 @@ class GalleryFile:
                 values = self._sealer.open(embedding, about)
                 if len(values) != size:
                     raise ValueError(f"its embedding has {len(values)} bytes, not {size}")
-                enrolled.append(Enrolled(*parse_json(self._sealer.open(about, b"about"))))
+                enrolled.append(Enrolled.decode(self._sealer.open(about, b"about")))
             except (TypeError, ValueError) as error:
                 raise self._damaged(f"image {number}: {error}") from None
             numbers.append(number)

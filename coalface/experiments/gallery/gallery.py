@@ -203,7 +203,8 @@ class Gallery:
         if self._templates is None or self._templates[0] != state:
             enrolled, embeddings = self.file.read()
             people, labels = np.unique([image.person for image in enrolled], return_inverse=True)
-            self._templates = state, [str(person) for person in people], _means(embeddings, labels, len(people))
+            templates = _by_column(_means(embeddings, labels, len(people)))
+            self._templates = state, [str(person) for person in people], templates
         return self._templates[1:]
 
     def search(self, embeddings: NDArray[np.float32], top: int = 1) -> list[list[tuple[str, float]]]:
@@ -286,10 +287,18 @@ def _paths(images: Paths) -> list[Path]:
     return [Path(path) for path in ([images] if isinstance(images, str | os.PathLike) else images)]
 
 
+def _by_column(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The same, column after column in memory: the product with one probe takes half the time of that by row."""
+    columns = np.empty(rows.shape[::-1], np.float32)
+    for start in range(0, len(rows), 256):  # a whole transposition at once takes ten times as long
+        columns[:, start : start + 256] = rows[start : start + 256].T
+    return columns.T
+
+
 def _means(embeddings: NDArray[np.float32], labels: NDArray[np.int64], count: int) -> NDArray[np.float32]:
     """(count, d) the mean of each label's rows at length one."""
     if count == len(embeddings):  # one image each: no second copy beside the sorted one
-        return np.ascontiguousarray(embeddings[np.argsort(labels)])
+        return embeddings[np.argsort(labels)]
     order = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[order], np.arange(count))
     sums = np.add.reduceat(embeddings[order], starts, axis=0) if count else embeddings
