@@ -266,7 +266,7 @@ class Gallery:
 def given(cosine: float) -> Threshold:
     """A threshold that a person chose. Raises RecipeError for what no cosine can be."""
     if not -1 <= cosine <= 1:
-        raise RecipeError(f"{cosine:g} is not a cosine; give a number from -1 to 1", where="threshold")
+        raise RecipeError(f"{cosine:g} is not a cosine; give a number from -1 to 1", where="--threshold")
     return Threshold(cosine)
 
 
@@ -302,4 +302,5 @@ def _means(embeddings: NDArray[np.float32], labels: NDArray[np.int64], count: in
     order = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[order], np.arange(count))
     sums = np.add.reduceat(embeddings[order], starts, axis=0) if count else embeddings
-    return np.asarray(sums / np.linalg.norm(sums, axis=1, keepdims=True), np.float32)
+    lengths = np.linalg.norm(sums, axis=1, keepdims=True)
+    return np.asarray(sums / np.maximum(lengths, np.finfo(np.float32).tiny), np.float32)
