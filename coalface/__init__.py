@@ -20,6 +20,7 @@ _NAMES = {
     "experiments.api.comparison": "compare Comparison",
     "experiments.api.face_model": "FaceModel",
     "experiments.api.face_embedder": "FaceEmbedder",
+    "experiments.gallery.gallery": "Gallery",
     "core.method": "Method",
     "data.arrays": "Images",
     "evaluation.metrics.figure": "Figure Unit PERCENT COSINE RATIO COUNT",

@@ -27,12 +27,14 @@ def outputs(*arguments: object) -> tuple[str, str]:
     return result.stdout, result.stderr
 
 
-def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+def refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object, status: int = 1
+) -> str:
     """What a command that cannot be carried out prints, as the shell would see it."""
     monkeypatch.setattr(sys, "argv", ["coalface", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main.main()
-    assert ended.value.code == 1
+    assert ended.value.code == status
     text = capsys.readouterr().err
     assert text.count("\n") == 1 and text.startswith("coalface: ") and "Traceback" not in text
     return text

@@ -19,9 +19,8 @@ DATA = "data data.readers data.synthetic data.tools"
 TRAINING = "training training.clustering training.distributed training.domain_adaptation training.losses"
 ENGINE = "engine engine.party"
 BELOW = f"core {DATA} models models.pretrained {TRAINING} privacy evaluation.metrics"
-EXPERIMENTS = " ".join(
-    ["experiments", *(f"experiments.{name}" for name in "api setup callbacks conformance recipe report sweep".split())]
-)
+_WITHIN = "api setup callbacks conformance export gallery recipe report sweep"
+EXPERIMENTS = " ".join(["experiments", *(f"experiments.{name}" for name in _WITHIN.split())])
 FLOWER = "flower.app flower.party flower.provision"
 RULES = {
     package: set(allowed.split())
@@ -46,6 +45,9 @@ RULES = {
         "evaluation": f"{BELOW} {ENGINE}",
         "experiments.recipe": f"{BELOW} {ENGINE} methods",
         "experiments.api": f"{BELOW} methods evaluation {EXPERIMENTS}",
+        "experiments.gallery": "core data data.readers models evaluation.feature_file experiments.api",
+        "experiments.export": f"{BELOW} {ENGINE} evaluation experiments experiments.api experiments.gallery "
+        "experiments.recipe experiments.setup",
         "experiments.setup": f"{BELOW} {ENGINE} methods evaluation experiments.recipe",
         "experiments.conformance": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "experiments.report": "core evaluation.figures",
@@ -57,7 +59,8 @@ RULES = {
         "flower.provision": f"{BELOW} methods evaluation {EXPERIMENTS} flower.app",
         "flower.party": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS} flower.app flower.provision",
         "flower.poc": f"{BELOW} {ENGINE} evaluation {EXPERIMENTS} {FLOWER}",
-        "cli": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS} {FLOWER} flower.poc",
+        "cli.use": "core data.tools experiments.api experiments.export experiments.gallery cli models",
+        "cli": f"cli.use {BELOW} {ENGINE} methods evaluation {EXPERIMENTS} {FLOWER} flower.poc",
     }.items()
 }
 """What the modules of a package may import, beside each other: the modules of these packages, but not of packages

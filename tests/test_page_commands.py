@@ -40,6 +40,7 @@ ELSEWHERE = {
     "index.md": "experiments/test_demo.py",
     "python.md": "experiments/test_python_page.py",
     "spec/recipes-and-runs.md": "experiments/test_experiment.py",
+    "use.md": "experiments/test_gallery.py",
     "writing-a-method.md": "experiments/test_check_method.py",
 }
 """Page -> the test that runs its commands and its Python, or the same with other numbers."""

@@ -38,6 +38,9 @@ def evaluate(
     list_name: Annotated[
         str | None, typer.Option("--list", help="The name of one of the pair lists of --on, a layout such as RFW.")
     ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Keep the thresholds at FARs as the model's own.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -47,10 +50,14 @@ def evaluate(
 
     Figures of your own that the run's recipe names are computed as well.
     """
+    from coalface.core.errors import RecipeError
     from coalface.data.stores import telling_passed_over
     from coalface.data.tools.progress_bar import counting
     from coalface.evaluation.finished_model import evaluate_model
+    from coalface.experiments.api.face_model import FaceModel
 
+    if calibrate and flip:
+        raise RecipeError("who uses a model embeds an image alone: leave --flip out", where="--calibrate")
     show = functools.partial(counting, quiet=quiet or as_json)
     with telling_passed_over(lambda note: typer.echo(f"note: {note}", err=True)):
         figures = evaluate_model(
@@ -64,6 +71,8 @@ def evaluate(
             list_name=list_name,
             show=show,
         )
+    if calibrate:
+        FaceModel(model, party).calibrate(figures, on.name)
     for remark in _remarks(figures, requested_pairs=pairs):
         typer.echo(remark, err=True)
     print_json(figures) if as_json else _print_figures(figures)

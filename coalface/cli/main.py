@@ -19,6 +19,7 @@ from coalface.cli.data import data
 from coalface.cli.flower import flower
 from coalface.cli.party import party
 from coalface.cli.provision import provision
+from coalface.cli.use import export, gallery
 from coalface.core.errors import RunError
 
 app = typer.Typer(
@@ -30,7 +31,8 @@ app = typer.Typer(
 )
 PANELS: dict[str, tuple[Any, ...]] = {
     "Train": (runs.run, runs.resume, runs.demo, sweeps.sweep),
-    "Results": (runs.compare, ledger.ledger, runs.export, runs.identify),
+    "Results": (runs.compare, ledger.ledger, export.export_client),
+    "Use a model": (gallery.embed, gallery.verify, gallery.gallery, export.export),
     "Evaluate a model": (evaluation.evaluate, evaluation.ijb, evaluation.megaface),
     "Look up": (catalogue.methods, catalogue.models, catalogue.messages),
     "Write your own": (authoring.new, authoring.check_method),
@@ -99,7 +101,8 @@ def main() -> None:
             traceback.print_exc()
         if text := _explained(error, arguments):
             typer.echo(f"coalface: {text}", err=True)
-        sys.exit(error.exit_code if isinstance(error, click.ClickException) else 1)
+        status = 2 if arguments[:1] == ["verify"] else 1  # where 1 says that two images show two people
+        sys.exit(error.exit_code if isinstance(error, click.ClickException) else status)
     if status == 130:  # typer makes it of Ctrl-C
         _end_stopped()
     sys.exit(status)

@@ -1,4 +1,4 @@
-"""Commands about runs: `coalface run`, `resume`, `demo`, `export`, `identify` and `compare`."""
+"""Commands about runs: `coalface run`, `resume`, `demo` and `compare`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand
 
 from coalface.cli import completion, federation
-from coalface.cli.console import importing, print_json, print_table, print_wide, stopping, stopping_run
+from coalface.cli.console import importing, print_json, print_wide, stopping, stopping_run
 from coalface.cli.data import AsJson, Quiet
 
 Changes = Annotated[
@@ -127,44 +127,6 @@ def demo(
     with stopping("the same command continues"), Progress(quiet=quiet or as_json) as callback:
         demonstrated = demonstration.run(out, callback, fresh=fresh)
     print_json(demonstrated.as_dict()) if as_json else typer.echo(demonstrated.text())
-
-
-def export(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a stopped or finished run.")],
-    party: Annotated[str, typer.Option(help="The client, for example silo-00.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")] = Path("own-model"),
-    as_json: AsJson = False,
-) -> None:
-    """Export a client's own model: backbone, branch, gallery of its people, and thresholds."""
-    from coalface.experiments import export as exporting
-    from coalface.models.folder import read_about
-
-    folder = exporting.export(run_folder, party, out)
-    if as_json:
-        print_json({"out": folder, **read_about(folder)})
-    else:
-        typer.echo(f"wrote {folder}; it belongs to the client; keep it there")
-
-
-def identify(
-    model: Annotated[Path, typer.Argument(help="A folder that `coalface export` made.")],
-    images: Annotated[Path, typer.Argument(help="Identity folders of images, or a pack.")],
-    fpir: Annotated[float, typer.Option(help="The share of strangers that may be accepted (FPIR).")] = 0.01,
-    as_json: AsJson = False,
-) -> None:
-    """Identify a client's people, and strangers, in images."""
-    import dataclasses
-
-    from coalface.data.stores import telling_passed_over
-    from coalface.experiments import export as exporting
-
-    with telling_passed_over(lambda note: typer.echo(f"note: {note}", err=True)):
-        identified = [dataclasses.asdict(image) for image in exporting.identify(model, images, fpir)]
-    if as_json:
-        print_json(identified)
-        return
-    accepted = {True: "yes", False: "no"}
-    print_table([row | {"cosine": f"{row['cosine']:.3f}", "accepted": accepted[row["accepted"]]} for row in identified])
 
 
 def compare(

@@ -26,7 +26,9 @@ from coalface.evaluation.metrics.bootstrap import PairIdentities
 from coalface.evaluation.metrics.evidence import accuracy_evidence, hits_evidence, tar_evidence
 from coalface.evaluation.metrics.identification import identify
 from coalface.evaluation.metrics.pair_figures import PairFigure
-from coalface.evaluation.metrics.verification import evaluate_pairs, histogram, roc, score_pairs
+from coalface.evaluation.metrics.verification import evaluate_pairs, histogram, roc, score_pairs, tar_at_far
+from coalface.models.calibration import FARS as CALIBRATED
+from coalface.models.calibration import Threshold
 from coalface.models.embedding import embed, images_needed
 
 FARS = (0.01, 0.001)
@@ -99,13 +101,15 @@ class Verification(Evaluator):
     def evaluate(self, server: Server, models: Models) -> dict[str, Any]:
         """The `figures` and `curves` of what the run leaves, and those of each party's own model, under `judged`.
 
-        Writes `judged/` and `evidence.json` into the run's folder, by which runs are compared later.
+        Writes `judged/` and `evidence.json` into the run's folder, by which runs are compared later. `thresholds` are
+        those of the shared model, under '', or of each party's own.
         """
         figures = self.evaluate_round(server, models)
         keep_lists(server.folder / "judged", self.pairs)
         write_json(server.folder / "evidence.json", self.evidence())
         own = {"own_figures": pair_figures.declarations(self.pair_figures)} if self.pair_figures else {}
-        return {"figures": figures, "curves": self.curves(), "judged": self.last_parties, **own}
+        evaluated = {"figures": figures, "curves": self.curves(), "judged": self.last_parties, **own}
+        return evaluated | {"thresholds": self.thresholds()}
 
     def models(self, models: Sequence[Tensors]) -> Figures:
         """The mean figures of some models, each with all tensors of the backbone; none where all are elsewhere."""
@@ -152,6 +156,22 @@ class Verification(Evaluator):
                 model |= pair_figures.evidence(self.pair_figures, scores, chosen.identities, folds)
             evidence[chosen.name] = models
         return evidence
+
+    def thresholds(self) -> dict[str, list[Threshold]]:
+        """Of each model of the last evaluation: its thresholds at the false accept rates that the pairs carry.
+
+        With `flip` there are none: whoever uses a model embeds an image alone.
+        """
+        thresholds: dict[str, list[Threshold]] = {}
+        for chosen in [] if self.flip else self._evaluated_last():
+            same = chosen.pairs.same
+            for party, scores in zip(self.last_parties or [""], self.last_scores[chosen.name], strict=True):
+                thresholds.setdefault(party, []).extend(
+                    Threshold(tar.threshold, tar.far, on=chosen.name, count=len(same))
+                    for tar in tar_at_far(scores, same, CALIBRATED)
+                    if tar.carried
+                )
+        return thresholds
 
     def _evaluated_last(self) -> list[VerificationPairs]:
         """The lists of the last evaluation: none where each party keeps its model to itself."""

@@ -62,7 +62,8 @@ def execute(
         callback.doing("evaluating the model that the run leaves, and checking the ledgers")
         evaluated |= _evaluate(run, server, models, callback)
         faults = server.check_ledgers()
-        model_folder.write(run.recipe, server, models, out, evaluated["figures"], readable)
+        thresholds = evaluated.pop("thresholds", {})
+        model_folder.write(run.recipe, server, models, out, evaluated["figures"], thresholds, readable)
         if (members := run.find_members()) is not None:
             membership.write(out, members)
     for fault in faults.values():

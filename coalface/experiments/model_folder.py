@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from coalface.evaluation import verification
 from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import OnDisk
+from coalface.models.calibration import Threshold, fingerprint, write_thresholds
 from coalface.models.folder import save, write_about
 
 CLASSIFIER = "classifier.safetensors"
@@ -23,18 +25,32 @@ images starts from. It is no part of the model that is given on."""
 
 
 def write(
-    recipe: Recipe, server: Server, models: Models, out: Path, figures: verification.Figures, readable: str = ""
+    recipe: Recipe,
+    server: Server,
+    models: Models,
+    out: Path,
+    figures: verification.Figures,
+    thresholds: Mapping[str, Sequence[Threshold]],
+    readable: str = "",
 ) -> None:
-    """`model/` with the tensors, how to build the network, and a card; `readable` is `plan.what_can_be_read`."""
+    """`model/` with the tensors, how to build the network, and a card.
+
+    `thresholds` are those of each party's own model, or under '' of the shared one; `readable` is
+    `plan.what_can_be_read`.
+    """
     folder, fresh = out / "model", out / "model.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
+    about, calibrated = built(recipe), {}
     if models.shared is not None:
         save(models.shared, fresh / "backbone.safetensors")
+        calibrated[fingerprint(about, models.shared)] = thresholds.get("", ())
     else:
         (fresh / "parties").mkdir()
         for party, tensors in server.local_results(OWN_MODEL, models):
             save(tensors, fresh / "parties" / f"{party}.safetensors")
+            calibrated[fingerprint(about, tensors)] = thresholds.get(party, ())
+    write_thresholds(fresh, calibrated)
     write_text(fresh / "README.md", _card(recipe, server, models, figures, readable))
     beside = []
     if recipe.side == "public" and models.shared is not None:
@@ -42,7 +58,7 @@ def write(
             if tensors:
                 save(tensors, out / CLASSIFIER)
                 beside = [f"../{CLASSIFIER}"]
-    write_about(fresh, built(recipe), beside)
+    write_about(fresh, about, beside)
     shutil.rmtree(folder, ignore_errors=True)
     fresh.rename(folder)
 

@@ -83,5 +83,5 @@ class VitTiny(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         patches = self.patches(images).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.token.expand(len(patches), -1, -1), patches], dim=1) + self.positions
+        tokens = torch.cat([self.token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.positions
         return self.fc(self.norm(self.blocks(tokens))[:, 0])

@@ -9,15 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import test_export
+import test_export_client
 import test_public_images
 from commands import refused
 from tinyruns import Silent, model_bytes, picture_folders
 
+from coalface.core.errors import DataError
 from coalface.data.readers.pack import default_cache
 from coalface.evaluation.finished_model import read_model
-from coalface.experiments import export
 from coalface.experiments import run as experiment
+from coalface.experiments.api.face_model import FaceModel
+from coalface.experiments.export.client import GALLERY, export_client
+from coalface.experiments.gallery.gallery import Gallery
 
 
 def overwritten(path: Path) -> None:
@@ -94,19 +97,24 @@ def test_model_json_that_is_not_as_it_was_is_named(
 
 
 def test_an_exported_model_is_read_as_it_was_written(tmp_path: Path, pictures: Path) -> None:
-    run = experiment.run(test_export.recipe(), tmp_path / "run", Silent(), report=False)
-    whole = export.export(run, "silo-00", tmp_path / "own")
-    export.identify(whole, pictures, 0.1)
-    for name in ("backbone.safetensors", "gallery.safetensors", "model.json"):
+    run = experiment.run(test_export_client.recipe(), tmp_path / "run", Silent(), report=False)
+    whole = export_client(run, "silo-00", tmp_path / "own")
+    assert Gallery(whole / GALLERY, FaceModel(whole)).identify(pictures).matches
+    for name, was, becomes in (
+        ("backbone.safetensors", b"", b""),
+        ("model.json", b'"method": "fedfr-joint"', b'"method": "fedfr-other"'),
+        (GALLERY, b'"rate": 0.1', b'"rate": 0.9'),
+    ):
         place = Path(shutil.copytree(whole, tmp_path / name))
-        if name == "model.json":
-            text = (place / name).read_text()
-            assert '"0.1": 0.' in text
-            (place / name).write_text(text.replace('"0.1": 0.', '"0.1": 0.0'))
+        content = (place / name).read_bytes()
+        if was:
+            assert was in content
+            (place / name).write_bytes(content.replace(was, becomes))
         else:
             overwritten(place / name)
-        with pytest.raises(ValueError, match=rf"{name}: it is not as it was written.*export it again"):
-            export.identify(place, pictures, 0.1)
+        with pytest.raises(DataError) as error:
+            Gallery(place / GALLERY, FaceModel(place))
+        assert error.value.where == str(place / name) and "not as it was written" in error.value.text
 
 
 @pytest.mark.parametrize("file", ["model/backbone.safetensors", "classifier.safetensors"])

@@ -20,8 +20,9 @@ from commands import invoked
 from tinyruns import Silent, model_bytes, tiny
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import export, provenance
+from coalface.experiments import provenance
 from coalface.experiments import run as experiment
+from coalface.experiments.export.client import export_client
 from coalface.methods import METHODS
 
 
@@ -211,7 +212,7 @@ def test_what_reads_a_run_beside_a_resume_refuses_a_changed_recipe_too(fedavg_ru
     out = Path(shutil.copytree(fedavg_run, tmp_path / "run"))
     (out / "config.yaml").write_text(edited((out / "config.yaml").read_text()))
     with pytest.raises(RecipeError, match="local.lr was 0.05"):
-        export.export(out, "silo-00", tmp_path / "own")
+        export_client(out, "silo-00", tmp_path / "own")
 
 
 # --- the code of the method -------------------------------------------------------------------------------------------

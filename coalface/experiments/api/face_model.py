@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from coalface.data.faceset import FaceSet
 from coalface.evaluation import membership
 from coalface.evaluation.figures import FIGURES, figure_name, figure_of, figure_text
 from coalface.evaluation.finished_model import check_shape, evaluate_network, named_beside, read_model
+from coalface.evaluation.metrics.verification import THRESHOLD
 from coalface.experiments import model_folder
 from coalface.experiments.api.faces import Faces, load_faces
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.sections import Model, Pack, Source
 from coalface.experiments.setup.parts import first_backbone, imported_weights
 from coalface.models import Backbone, branched
+from coalface.models.calibration import Threshold, choose, fingerprint, read_thresholds, write_thresholds
 from coalface.models.embedding import embed, unit_features
 from coalface.models.folder import save, write_about
 from coalface.models.pretrained.onnx import read_onnx
@@ -122,6 +125,7 @@ class FaceModel(nn.Module):
             if self.party is None and card.exists():  # of a party's own model it would say too much
                 shutil.copy(card, partial)
             write_about(partial, {key: value for key, value in self.about.items() if key != "sha256"})
+            write_thresholds(partial, {self.fingerprint: self.thresholds})
             os.rename(partial, folder)
 
     @property
@@ -138,6 +142,40 @@ class FaceModel(nn.Module):
     def embedding_size(self) -> int:
         """Numbers in an embedding."""
         return self._embedding_size
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of what an embedding depends on: the tensors as they are now, and how the network is built."""
+        return fingerprint(self.about, self._tensors())
+
+    @property
+    def thresholds(self) -> list[Threshold]:
+        """Cosines at false accept rates, as its run or `calibrate` left them; none for a model that was changed."""
+        return read_thresholds(self._source).get(self.fingerprint, [])
+
+    def threshold(self, far: float = 0.001) -> Threshold:
+        """The cosine from which on two images count as one person's. Raises DataError where there is none for a FAR."""
+        folder = shlex.quote(str(self.folder))
+        party = f" --party {self.party}" if self.party else ""
+        remedy = (
+            f"`coalface evaluate {folder}{party} --on PAIRS --calibrate` adds what its pairs carry; or name a cosine"
+        )
+        return choose(self.thresholds, far, where=str(self.folder), remedy=remedy)
+
+    def calibrate(self, figures: Mapping[str, Any], on: str) -> list[Threshold]:
+        """Keep the thresholds of what `evaluate` gave as the model's own, beside it; `on` names its pairs.
+
+        Those on people who were not trained on are taken where `evaluate` gives them apart.
+        """
+        chosen = []
+        for name, of_list in figures.get("lists", {on: figures}).items():
+            of_list = of_list["others"] if "eer" in of_list.get("others", ()) else of_list
+            for key in of_list:
+                if key.startswith(THRESHOLD.name):
+                    far = float(key.removeprefix(THRESHOLD.name))
+                    chosen.append(Threshold(of_list[key], far, on=name, count=of_list["pairs"]))
+        write_thresholds(self._source, read_thresholds(self._source) | {self.fingerprint: chosen})
+        return chosen
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, d) embeddings, not of unit length, of (n, channels, size, size) float images in [−1, 1]."""

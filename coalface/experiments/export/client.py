@@ -1,4 +1,4 @@
-"""A client's own model by itself: backbone, branch, the gallery of its people, and thresholds to tell strangers by.
+"""A client's own model by itself: backbone, branch, and the gallery of its people, with thresholds.
 
 It is made at the client, of the private state that lies in the run folder and of the client's images; nothing is sent.
 """
@@ -6,20 +6,16 @@ It is made at the client, of the private state that lies in the run folder and o
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.numpy import save_file as save_arrays
 from torch import Tensor
 
-from coalface.core import disk
 from coalface.core.checks import nearest
-from coalface.core.errors import DataError, RecipeError
+from coalface.core.errors import RecipeError
 from coalface.core.local_results import PERSONAL_MODEL
 from coalface.core.method import Tensors, generator
 from coalface.data.faceset import FaceSet
@@ -28,29 +24,33 @@ from coalface.engine.party.commits import Commit, DamagedCommit
 from coalface.engine.party.executor import PartyExecutor, Request, StepFailed
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.evaluation import embedding
-from coalface.evaluation.finished_model import read_faces, read_model
 from coalface.evaluation.metrics.personalised import gallery_of
 from coalface.evaluation.metrics.verification import allowed
 from coalface.experiments import model_folder, provenance
+from coalface.experiments.api.face_model import FaceModel
+from coalface.experiments.gallery.file import Enrolled
+from coalface.experiments.gallery.gallery import Gallery
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.parts import Parts
-from coalface.models.embedding import embed
-from coalface.models.folder import read_tensors, save, write_about
+from coalface.models.calibration import Threshold
+from coalface.models.folder import save, write_about
 
 FPIRS = (0.1, 0.01, 0.001)
 """Shares of strangers that may be taken for somebody."""
+DECIDED_BY = 0.01
+"""The one of them that the gallery decides by, if the strangers carry it."""
+GALLERY = "people.gallery"
 STRANGERS = 20_000
 """Public images by which thresholds are chosen, at most; the first of a draw by the run's seed."""
 
 
-def export(run: Path, party: str, out: Path) -> Path:
-    """Write a client's own model into a new folder; returns it.
+def export_client(run: Path, party: str, out: Path) -> Path:
+    """Write a client's own model and a gallery of its people into a new folder; returns it.
 
     `backbone.safetensors`, with the branch x ↦ A x + a as `branch.weight` and `branch.bias` where it has one;
-    `gallery.safetensors`, the (k, d) `templates` of its people at length one; `model.json`, how the network is
-    built, the people's names, and thresholds: for some FPIRs a cosine that at most so many of the public images, which
-    show strangers, reach with their nearest template. Raises RecipeError where the run has no such
-    model.
+    `model.json`, how the network is built; `people.gallery`, with the template of each of its people, the mean feature
+    of their training images at length one, and thresholds: for some FPIRs a cosine that at most so many of the public
+    images, which show strangers, reach with their nearest template. Raises RecipeError where the run has no such model.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RecipeError("it already exists; give another --out", where=out)
@@ -63,27 +63,30 @@ def export(run: Path, party: str, out: Path) -> Path:
     embedding.load(data.backbone, model)
     templates, numbers = gallery_of(_features(data, images, model), images.labels)
     strangers = _strangers(recipe, data, party)
-    about = {
-        **model_folder.built(recipe),
-        "party": party,
-        "run": recipe.name,
-        "method": recipe.method,
-        "branch": "branch.weight" in model,
-        "thresholds": _thresholds(_features(data, strangers, model), templates),
-        "strangers": len(strangers),
-        "identities": [images.names[number] for number in numbers],
-    }
+    thresholds = _thresholds(_features(data, strangers, model), templates)
     fresh = out.with_name(f"{out.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True, mode=0o700)
-    save(model, fresh / "backbone.safetensors")
-    with disk.writing(fresh / "gallery.safetensors"):
-        save_arrays({"templates": templates}, fresh / "gallery.safetensors")
-    write_about(fresh, about)
+    _write(recipe, party, model, fresh)
+    gallery = Gallery.with_thresholds(fresh / GALLERY, FaceModel(fresh), thresholds)
+    gallery.add([Enrolled(images.names[number], f"training images of {party}") for number in numbers], templates)
     if out.exists():
         out.rmdir()
     fresh.rename(out)
     return out
+
+
+def write_own_model(run: Path, party: str, folder: Path) -> None:
+    """Write a client's own model into a new folder, as a model's folder. Raises RecipeError where there is none."""
+    parts = Parts(provenance.recipe_of(run))
+    nearest(party, parts.data.data, "--party")
+    _write(parts.recipe, party, own_model(parts, run, party), folder)
+
+
+def _write(recipe: Recipe, party: str, model: Tensors, folder: Path) -> None:
+    folder.mkdir(parents=True, mode=0o700)
+    save(model, folder / "backbone.safetensors")
+    about = {**model_folder.built(recipe), "party": party, "run": recipe.name, "method": recipe.method}
+    write_about(folder, about)
 
 
 def own_model(parts: Parts, run: Path, party: str) -> Tensors:
@@ -136,56 +139,19 @@ def _strangers(recipe: Recipe, data: FederatedData, party: str) -> FaceSet:
     return data.public.select(np.sort(chosen))
 
 
-def _thresholds(strangers: NDArray[np.float32], templates: NDArray[np.float32]) -> dict[str, Any]:
-    """FPIR -> a cosine that at most ⌊FPIR · n⌋ of n strangers reach; those that n can carry alone.
+def _thresholds(strangers: NDArray[np.float32], templates: NDArray[np.float32]) -> list[Threshold]:
+    """For each FPIR that n strangers can carry, a cosine that at most ⌊FPIR · n⌋ of them reach; `DECIDED_BY` first.
 
     It lies halfway between the last that is refused and the first that is accepted: images that are embedded in other
     batches come out a little otherwise.
     """
     blocks = [strangers[at : at + 4096] for at in range(0, len(strangers), 4096)]
     best = np.sort(np.concatenate([(block @ templates.T).max(axis=1) for block in blocks]))
-    thresholds = {}
+    thresholds = []
     for fpir in FPIRS:
         if (count := allowed(fpir, len(best))) >= 1:
             refused, accepted = best[len(best) - 1 - count : len(best) + 1 - count]
             halfway = np.float32((float(refused) + float(accepted)) / 2)
-            thresholds[f"{fpir:g}"] = float(max(halfway, np.nextafter(refused, np.float32(np.inf))))
-    return thresholds
-
-
-@dataclass(frozen=True)
-class Match:
-    """Whom a client's own model takes an image for."""
-
-    file: str
-    nearest: str
-    """The identity whose template is nearest."""
-    cosine: float
-    accepted: bool
-    """Whether the cosine reaches the threshold; if not, it is a stranger."""
-
-
-def identify(place: Path, images: Path, fpir: float = 0.01) -> list[Match]:
-    """Look images up in the gallery of an exported model: a pack, or folders of images.
-
-    Raises DataError where the model has no threshold for this FPIR, and what `read_model` and `read_faces` do.
-    """
-    if not (place / "gallery.safetensors").exists():
-        raise DataError("not an exported model; make one with `coalface export RUN --party NAME`", where=place)
-    backbone, about = read_model(place)
-    if (threshold := about["thresholds"].get(f"{fpir:g}")) is None:
-        fpirs = ", ".join(about["thresholds"]) or "none"
-        raise DataError(f"no threshold for FPIR {fpir:g}; the model has {fpirs}", where=place)
-    faces = read_faces(images, about)
-    templates = read_tensors(place, "gallery.safetensors", about)["templates"].numpy()
-    scores = embed(backbone.module, faces) @ templates.T
-    best, files = scores.argmax(axis=1), faces.files
-    return [
-        Match(
-            files[faces.rows[n]] if files is not None else str(n),
-            about["identities"][best[n]],
-            float(scores[n, best[n]]),
-            bool(scores[n, best[n]] >= threshold),
-        )
-        for n in range(len(faces))
-    ]
+            cosine = float(max(halfway, np.nextafter(refused, np.float32(np.inf))))
+            thresholds.append(Threshold(cosine, fpir, "FPIR", "public images", len(best)))
+    return sorted(thresholds, key=lambda threshold: threshold.rate != DECIDED_BY)

@@ -10,20 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from commands import invoked, said
+from commands import said
 from PIL import Image
 from safetensors.torch import load_file
 from tinyruns import Normed, Silent, tiny
 from torch.nn import functional as F
 
 from coalface.core.codec import decode
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.commits import Commit
 from coalface.evaluation.finished_model import read_model
 from coalface.experiments import run as experiment
-from coalface.experiments.export import export, identify
+from coalface.experiments.api.face_model import FaceModel
+from coalface.experiments.export.client import GALLERY, export_client
+from coalface.experiments.gallery.gallery import Gallery
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.parts import Parts, first_backbone
@@ -78,7 +80,7 @@ def features(run: Path, model: dict[str, torch.Tensor], faces: FaceSet) -> np.nd
 
 
 def test_it_holds_the_clients_last_model_its_branch_and_the_means_of_its_people(either: Path, tmp_path: Path) -> None:
-    place = export(either, "silo-01", tmp_path / "own")
+    place = export_client(either, "silo-01", tmp_path / "own")
     state, exported = own_state(either, "silo-01"), load_file(place / "backbone.safetensors")
     assert torch.equal(exported["branch.weight"], state.branch["turn"]) and not torch.equal(
         state.branch["turn"], torch.eye(len(state.branch["turn"]))
@@ -92,27 +94,29 @@ def test_it_holds_the_clients_last_model_its_branch_and_the_means_of_its_people(
     faces = Parts(recipe()).data.data["silo-01"]
     by_hand = features(either, exported, faces)
     about = json.loads((place / "model.json").read_text())
-    assert about["identities"] == list(faces.names) and about["party"] == "silo-01"
-    templates = load_file(place / "gallery.safetensors")["templates"].numpy()
+    people, templates = Gallery(place / GALLERY).templates()
+    order = np.argsort(faces.names)
+    assert people == [faces.names[i] for i in order] and about["party"] == "silo-01"
     means = np.stack([by_hand[faces.labels == number].mean(axis=0) for number in range(len(faces.names))])
     lengths = np.linalg.norm(means, axis=1, keepdims=True)
     assert either.name == "run" or lengths.max() < 0.999  # a template is none of those that keep the mean's length
-    np.testing.assert_allclose(templates, means / lengths, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(templates, (means / lengths)[order], rtol=0, atol=1e-6)
 
 
 def test_thresholds_admit_as_many_strangers_as_they_say(either: Path, tmp_path: Path) -> None:
-    place = export(either, "silo-00", tmp_path / "own")
-    about, public = json.loads((place / "model.json").read_text()), Parts(recipe()).data.public
-    assert public is not None and about["strangers"] == len(public) > 10
+    place = export_client(either, "silo-00", tmp_path / "own")
+    gallery, public = Gallery(place / GALLERY), Parts(recipe()).data.public
+    assert public is not None
+    (threshold,) = gallery.thresholds  # too few strangers for one in a hundred
+    assert (threshold.kind, threshold.rate) == ("FPIR", 0.1) and threshold.count == len(public) > 10
     scores = features(either, load_file(place / "backbone.safetensors"), public)
-    best = (scores @ load_file(place / "gallery.safetensors")["templates"].numpy().T).max(axis=1)
-    assert list(about["thresholds"]) == ["0.1"]  # too few strangers for one in a hundred
+    best = (scores @ gallery.templates()[1].T).max(axis=1)
     # The same arithmetic as the export's, to the last bit: the stranger who comes next may lie just below.
-    assert (best >= np.float32(about["thresholds"]["0.1"])).sum() == len(public) // 10
+    assert (best >= np.float32(threshold.cosine)).sum() == len(public) // 10
 
 
-def test_it_is_read_as_a_model_and_looks_people_up(either: Path, ran: Path, tmp_path: Path) -> None:
-    place = export(either, "silo-00", tmp_path / "own")
+def test_it_is_read_as_a_model_and_its_gallery_looks_people_up(either: Path, tmp_path: Path) -> None:
+    place = export_client(either, "silo-00", tmp_path / "own")
     faces = Parts(recipe()).data.data["silo-00"]
     folder = tmp_path / "images"
     for number in range(len(faces)):
@@ -124,24 +128,20 @@ def test_it_is_read_as_a_model_and_looks_people_up(either: Path, ran: Path, tmp_
     np.testing.assert_allclose(
         by_model.numpy(), features(either, load_file(place / "backbone.safetensors"), faces), atol=1e-5
     )
-    matches = {Path(match.file).stem: match for match in identify(place, folder, fpir=0.1)}
+    gallery = Gallery(place / GALLERY, FaceModel(place))
+    matches = {Path(match.file).stem: match for match in gallery.identify(folder, fpir=0.1).matches}
     assert len(matches) == len(faces)
-    threshold = json.loads((place / "model.json").read_text())["thresholds"]["0.1"]
-    templates = load_file(place / "gallery.safetensors")["templates"].numpy()
+    people, templates = gallery.templates()
     for number in range(len(faces)):
         cosines = templates @ by_model[number].numpy()
         match = matches[str(number)]
-        assert match.nearest == faces.names[int(cosines.argmax())] and abs(match.cosine - cosines.max()) < 1e-5
-        assert match.accepted == (match.cosine >= threshold)
-    assert len(json.loads(said("identify", place, folder, "--fpir", "0.1", "--json"))) == len(faces)
-    assert "nearest" in said("identify", place, folder, "--fpir", "0.1")
-    (next(folder.iterdir()) / "1.heic").write_bytes(b"x")
-    result = invoked("identify", place, folder, "--fpir", "0.1", "--json")
-    assert len(json.loads(result.stdout)) == len(faces) and "ignored: 1 file" in result.stderr
-    with pytest.raises(ValueError, match=r"no threshold for FPIR 0\.001"):
-        identify(place, folder, fpir=0.001)
-    with pytest.raises(ValueError, match="not an exported model; make one with `coalface export"):
-        identify(ran, folder)
+        assert match.person == people[int(cosines.argmax())] and abs(match.similarity - cosines.max()) < 1e-5
+        assert match.accepted == (match.similarity >= gallery.thresholds[0].cosine)
+    identified = json.loads(said("gallery", "identify", place / GALLERY, folder, "--fpir", "0.1", "--json"))
+    assert len(identified["matches"]) == len(faces)
+    with pytest.raises(DataError) as error:
+        gallery.identify(folder, fpir=0.001)
+    assert error.value.where == str(place / GALLERY)
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,14 @@ def test_what_it_cannot_write_it_refuses(ran: Path, tmp_path: Path, party: str, 
     (tmp_path / "full" / "mine").write_text("kept")
     out = tmp_path / ("full" if party == "silo-00" else "own")
     with pytest.raises(RecipeError, match=message):
-        export(ran, party, out)
+        export_client(ran, party, out)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
     assert (tmp_path / "full" / "mine").read_text() == "kept"
 
 
 def test_a_run_without_own_models_has_none_to_export(fedavg_run: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="fedavg makes no models for single clients"):
-        export(fedavg_run, "silo-00", tmp_path / "own")
+        export_client(fedavg_run, "silo-00", tmp_path / "own")
 
 
 def test_a_client_that_no_round_has_drawn_has_none(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_client_that_no_round_has_drawn_has_none(tmp_path: Path) -> None:
     run = experiment.run(few, tmp_path / "run", Silent(), report=False)
     (left_out,) = {"silo-00", "silo-01"} - {path.name for path in (run / "parties").iterdir()}
     with pytest.raises(RecipeError, match=f"--party: {left_out} took part in no round"):
-        export(run, left_out, tmp_path / "own")
+        export_client(run, left_out, tmp_path / "own")
     (run / "summary.json").unlink()
     with pytest.raises(RecipeError, match=f"{left_out} has not trained yet.*coalface resume"):
-        export(run, left_out, tmp_path / "own")
+        export_client(run, left_out, tmp_path / "own")

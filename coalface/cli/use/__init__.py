@@ -1,0 +1,1 @@
+"""Commands that use a model: faces compared and identified, a model taken elsewhere."""

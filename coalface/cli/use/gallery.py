@@ -1,0 +1,260 @@
+"""Commands that use a model: `coalface embed`, `verify` and `gallery`."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coalface.cli.console import Commands, print_json, print_table
+from coalface.cli.data import AsJson, Quiet
+from coalface.core.text import several, shown
+
+if TYPE_CHECKING:
+    from coalface.experiments.gallery.gallery import Gallery
+    from coalface.experiments.gallery.images import Refusal
+
+Model = Annotated[Path, typer.Option(help="A run folder, or its model folder.")]
+GalleryModel = Annotated[
+    Path | None, typer.Option(help="The model, where it is no longer at the place that the gallery names.")
+]
+Party = Annotated[str | None, typer.Option(help="The party whose model to use, where each has its own.")]
+Place = Annotated[Path, typer.Argument(metavar="GALLERY", help="The gallery's file.")]
+ImagePaths = Annotated[
+    list[Path], typer.Argument(metavar="IMAGES...", help="Aligned faces: images, folders of them, a .rec or a pack.")
+]
+Key = Annotated[
+    Path | None, typer.Option(help="The file of the key (32 random bytes or more) of an encrypted gallery.")
+]
+Far = Annotated[float | None, typer.Option(help="Decide by the model's threshold at this false accept rate.")]
+Cosine = Annotated[float | None, typer.Option("--threshold", help="Decide by this cosine instead.")]
+
+gallery = typer.Typer(
+    name="gallery", cls=Commands, no_args_is_help=True, help="People enrolled by images: identify them in others."
+)
+
+
+def embed(
+    images: ImagePaths,
+    model: Model,
+    out: Annotated[Path, typer.Option(help="The .npz file to write: embeddings, files, model.")] = Path(
+        "embeddings.npz"
+    ),
+    party: Party = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Embed images: unit embeddings, one a row, and the names of their files, as a NumPy file."""
+    import numpy as np
+
+    from coalface.core.disk import beside, check_free, put_in_place
+    from coalface.data.tools.progress_bar import counting
+    from coalface.experiments.api.face_model import FaceModel
+    from coalface.experiments.gallery.images import embed_images, find_images
+
+    check_free(out)
+    network = FaceModel(model, party)
+    batches = list(embed_images(network, find_images(images), functools.partial(counting, quiet=quiet or as_json)))
+    files = [image.file for batch in batches for image in batch.images]
+    refused = [refusal for batch in batches for refusal in batch.refused]
+    with beside(out) as partial:
+        with open(partial, "wb") as file:
+            embeddings = np.concatenate([batch.embeddings for batch in batches])
+            np.savez(file, embeddings=embeddings, files=np.array(files), model=np.array(network.fingerprint))
+        put_in_place(partial, out)
+    if as_json:
+        print_json({"out": out, "embeddings": len(files), "model": network.fingerprint, "refused": _rows(refused)})
+        return
+    _print_refused(refused)
+    typer.echo(f"{out}: {several(len(files), 'embedding')} of {network.embedding_size} numbers")
+
+
+def verify(
+    first: Annotated[Path, typer.Argument(metavar="A", help="An aligned face.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
+    model: Model,
+    far: Far = None,
+    threshold: Cosine = None,
+    party: Party = None,
+    as_json: AsJson = False,
+) -> None:
+    """Verify whether two images show one person. Exits with 0 if they do, 1 if not, 2 after an error.
+
+    The threshold is the model's at a false accept rate, 0.001 unless --far names another.
+    """
+    from coalface.core.errors import DataError
+    from coalface.experiments.api.face_model import FaceModel
+    from coalface.experiments.gallery.gallery import given
+    from coalface.experiments.gallery.images import embed_images, find_images
+
+    network = FaceModel(model, party)
+    decided_by = network.threshold(0.001 if far is None else far) if threshold is None else given(threshold)
+    (batch,) = embed_images(network, find_images([first, second]))
+    for refusal in batch.refused:
+        raise DataError(refusal.reason, where=refusal.file)
+    similarity = float(batch.embeddings[0] @ batch.embeddings[1])
+    same = similarity >= decided_by.cosine
+    if as_json:
+        print_json({"same": same, "similarity": similarity, **vars(decided_by), "model": network.fingerprint})
+    else:
+        typer.echo(f"{'same person' if same else 'different people'}: similarity {similarity:.4f}, {decided_by}")
+    if not same:
+        raise typer.Exit(1)
+
+
+@gallery.command()
+def create(
+    place: Place,
+    model: Model,
+    party: Party = None,
+    far: Annotated[float, typer.Option(help="Decide by the model's threshold at this false accept rate.")] = 0.001,
+    threshold: Cosine = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Create a gallery without people, for one model. With --key, names and embeddings are encrypted."""
+    from coalface.experiments.api.face_model import FaceModel
+    from coalface.experiments.gallery.gallery import Gallery
+
+    made = Gallery.create(place, FaceModel(model, party), key=key, far=far, threshold=threshold)
+    if as_json:
+        print_json({"out": place, "model": made.file.about["model"], "encrypted": key is not None, **_decides(made)})
+    else:
+        typer.echo(f"wrote {place}; it decides by {made.threshold()}")
+
+
+@gallery.command()
+def enroll(
+    place: Place,
+    images: ImagePaths,
+    name: Annotated[
+        str | None, typer.Option(help="The person that all images show; by default each is named as its folder.")
+    ] = None,
+    model: GalleryModel = None,
+    key: Key = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Enroll people by images. The images are not kept; what is enrolled already is passed over."""
+    from coalface.data.tools.progress_bar import counting
+
+    show = functools.partial(counting, quiet=quiet or as_json)
+    enrolment = _open(place, model, key).enroll(images, name, show=show)
+    if as_json:
+        print_json({**vars(enrolment), "refused": _rows(enrolment.refused)})
+        return
+    _print_refused(enrolment.refused)
+    already = f", {several(enrolment.already, 'image')} before" if enrolment.already else ""
+    people = several(len(enrolment.people), "person", "people")
+    typer.echo(f"{place}: enrolled {several(enrolment.images, 'image')} of {people}{already}")
+
+
+@gallery.command()
+def remove(
+    place: Place,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The person, as `coalface gallery list` names them.")],
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a person, from the bytes of the file too. Copies and backups of the file are yours to remove."""
+    from coalface.experiments.gallery.gallery import Gallery
+
+    count = Gallery(place, key=key).remove(name)
+    print_json({"images": count}) if as_json else typer.echo(f"{place}: removed {several(count, 'image')} of {name}")
+
+
+@gallery.command("list")
+def list_people(
+    place: Place,
+    files: Annotated[bool, typer.Option("--files", help="List every image, with its file and SHA-256.")] = False,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the people of a gallery, its model and its threshold."""
+    from coalface.experiments.gallery.gallery import Gallery
+
+    opened = Gallery(place, key=key)
+    people = opened.people
+    rows = (
+        [vars(image) for image in opened.images()]
+        if files
+        else [{"person": person, "images": count} for person, count in people.items()]
+    )
+    if as_json:
+        print_json({"model": opened.file.about["model"], **_decides(opened), "images" if files else "people": rows})
+        return
+    if rows:
+        print_table([{key: shown(value) for key, value in row.items()} for row in rows], numbers={"images"})
+    typer.echo(f"{several(len(people), 'person', 'people')}; {opened.threshold()}")
+
+
+@gallery.command()
+def identify(
+    place: Place,
+    images: ImagePaths,
+    far: Far = None,
+    fpir: Annotated[
+        float | None, typer.Option(help="Decide by the gallery's threshold at this rate of strangers accepted.")
+    ] = None,
+    threshold: Cosine = None,
+    top: Annotated[int, typer.Option(min=1, help="Candidates to show for each image, the nearest first.")] = 1,
+    model: GalleryModel = None,
+    key: Key = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Identify people, and strangers, in images."""
+    from coalface.data.tools.progress_bar import counting
+
+    opened, show = _open(place, model, key), functools.partial(counting, quiet=quiet or as_json)
+    identified = opened.identify(images, far=far, fpir=fpir, threshold=threshold, top=top, show=show)
+    decided_by = identified.threshold
+    if as_json:
+        matches = _rows(identified.matches)
+        print_json({"threshold": vars(decided_by), "matches": matches, "refused": _rows(identified.refused)})
+        return
+    _print_refused(identified.refused)
+    if identified.matches:
+        rows = [
+            {
+                "file": shown(match.file),
+                "person": shown(match.person),
+                "similarity": f"{match.similarity:.4f}",
+                "accepted": "yes" if match.accepted else "no",
+            }
+            for match in identified.matches
+        ]
+        print_table(rows, numbers={"similarity"})
+    typer.echo(str(decided_by))
+    if decided_by.kind == "FAR" and decided_by.rate is not None:
+        people = len(opened.people)
+        share = f"{100 * min(1.0, people * decided_by.rate):.2g} %"
+        typer.echo(f"among {several(people, 'person', 'people')}, at most {share} of strangers are taken for somebody")
+
+
+def _open(place: Path, model: Path | None, key: Path | None) -> Gallery:
+    """A gallery with its model: the one that is named, or that which lies where the gallery says."""
+    from coalface.core.errors import RecipeError
+    from coalface.experiments.api.face_model import FaceModel
+    from coalface.experiments.gallery.gallery import Gallery
+
+    about = Gallery(place, key=key).file.about
+    folder = model or place.absolute().parent / about["made_by"]
+    if model is None and not folder.exists():
+        raise RecipeError(f"the model of {place} is no longer at {folder}; name its folder", where="--model")
+    return Gallery(place, FaceModel(folder, about["party"]), key=key)
+
+
+def _decides(opened: Gallery) -> dict[str, Any]:
+    return {"threshold": vars(opened.threshold())}
+
+
+def _rows(items: Any) -> list[dict[str, Any]]:
+    return [vars(item) for item in items]
+
+
+def _print_refused(refused: list[Refusal]) -> None:
+    for refusal in refused:
+        typer.echo(f"refused: {shown(refusal.file)}: {shown(refusal.reason)}", err=True)

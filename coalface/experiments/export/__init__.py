@@ -1,0 +1,1 @@
+"""A model taken elsewhere: a client's own with its gallery, and any model in the formats of others."""

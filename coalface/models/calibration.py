@@ -1,0 +1,82 @@
+"""Which model made an embedding, and at which cosine it takes two images for one person: `calibration.json`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coalface.core.checks import build
+from coalface.core.disk import write_json
+from coalface.core.errors import DataError
+from coalface.core.parsing import parse_json
+
+CALIBRATION = "calibration.json"
+"""Beside `model.json`: a model's fingerprint, and its thresholds."""
+FARS = (0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
+"""False accept rates that a run's thresholds are chosen for, as far as its pairs carry them."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A cosine from which on two embeddings count as one person's."""
+
+    cosine: float
+    rate: float | None = None
+    """The share of impostors that it accepts where it was chosen; None where a person chose it."""
+    kind: str = "FAR"
+    """FAR: of pairs of two people's images. FPIR: of strangers, by the nearest of a whole gallery."""
+    on: str = ""
+    """What it was chosen on."""
+    count: int = 0
+    """Pairs, or strangers, that it was chosen on."""
+
+    def __str__(self) -> str:
+        if self.rate is None:
+            return f"threshold {self.cosine:.4f}"
+        source = f", chosen on {self.on} ({self.count:,})" if self.on else ""
+        return f"threshold {self.cosine:.4f} at {self.kind} {self.rate:g}{source}"
+
+
+def fingerprint(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of what an embedding depends on: how a network is built, what images it takes, and its tensors."""
+    keys = ("backbone", "size", "channels", "embedding_size", "input")
+    digest = hashlib.sha256(json.dumps({key: about.get(key) for key in keys}, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def read_thresholds(folder: Path) -> dict[str, list[Threshold]]:
+    """Fingerprint -> thresholds, of what a model's folder holds; {} where there is no file. DataError if damaged."""
+    path = folder / CALIBRATION
+    if not path.exists():
+        return {}
+    try:
+        models = parse_json(path.read_bytes())
+        return {model: [build(Threshold, kept, str(path)) for kept in chosen] for model, chosen in models.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise DataError(f"it cannot be read ({error}): delete it, and calibrate the model again", where=path) from None
+
+
+def write_thresholds(folder: Path, thresholds: Mapping[str, Iterable[Threshold]]) -> None:
+    """Write what `read_thresholds` reads, in place of what was there."""
+    write_json(folder / CALIBRATION, {model: list(map(asdict, chosen)) for model, chosen in thresholds.items()})
+
+
+def choose(thresholds: Iterable[Threshold], rate: float, kind: str = "FAR", *, where: str, remedy: str) -> Threshold:
+    """The threshold for a rate, of those on most pairs. Raises DataError that says which there are, and `remedy`."""
+    alike = [threshold for threshold in thresholds if threshold.kind == kind]
+    if fitting := [threshold for threshold in alike if threshold.rate == rate]:
+        return max(fitting, key=lambda threshold: threshold.count)
+    rates = ", ".join(f"{rate:g}" for rate in sorted({threshold.rate or 0 for threshold in alike}, reverse=True))
+    known = f"it has thresholds for {kind} {rates}" if rates else "it has no thresholds"
+    raise DataError(f"no threshold for {kind} {rate:g}; {known}: {remedy}", where=where)

@@ -1,0 +1,125 @@
+"""A model in the formats of others gives the same embeddings there; its card says what it is and where it errs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_export_client
+import torch
+import yaml
+from cases import by_default
+from commands import said
+from tinyruns import Silent, picture_folders, tiny
+
+from coalface.core.errors import RecipeError
+from coalface.core.method import generator
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.evaluation.finished_model import evaluate_model
+from coalface.experiments import model_folder
+from coalface.experiments import run as experiment
+from coalface.experiments.api.face_model import FaceModel
+from coalface.experiments.export.client import export_client
+from coalface.experiments.export.model import export_model
+from coalface.models import Backbone, build
+from coalface.models.folder import save, write_about
+
+FACES = SyntheticFaces(4, 3, 7, size=32, grey=True).generate().pixels
+
+
+def untrained(folder: Path, name: str, size: int = 112) -> FaceModel:
+    """A model's folder, of weights as they are drawn."""
+    recipe = tiny(model={"name": name}, data={"size": size, "grey": False})
+    backbone = build(name, size=size, channels=3, generator=generator(1, "test"))
+    folder.mkdir()
+    save(Backbone(backbone).shared(), folder / "backbone.safetensors")
+    write_about(folder, model_folder.built(recipe))
+    return FaceModel(folder)
+
+
+@pytest.mark.parametrize("uint8", by_default(1, [True, False]))
+def test_an_onnx_file_gives_the_models_embeddings(uint8: bool, fedavg_run: Path, tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    words = ["export", fedavg_run, "--to", "onnx", "--out", tmp_path / "out", *(["--uint8"] if uint8 else []), "--json"]
+    assert json.loads(said(*words))["parity"] < 1e-4
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    given = FACES if uint8 else ((FACES.astype(np.float32) - 127.5) / 127.5).transpose(0, 3, 1, 2)
+    model = FaceModel.from_run(fedavg_run)
+    for images, faces in ((given, FACES), (given[:1], FACES[:1])):
+        (embeddings,) = session.run(["embeddings"], {"images": images})
+        np.testing.assert_allclose(embeddings, model.embed(faces), atol=1e-4)
+    about = json.loads(session.get_modelmeta().custom_metadata_map["coalface"])
+    assert about["model"] == model.fingerprint and about["input"] == ("uint8" if uint8 else "float32")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "calibration.json", "model.onnx"]
+
+
+@pytest.mark.parametrize("name", by_default(0, ["vit-tiny", "mobilefacenet", "ir18", "sphere20", "feduv-cnn"]))
+def test_every_kind_of_backbone_goes_to_onnx(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    untrained(tmp_path / "model", name)
+    parity = export_model(tmp_path / "model", "onnx", tmp_path / "out").parity
+    assert parity is not None and parity < 1e-4
+
+
+def test_safetensors_and_torch_are_read_back(fedavg_run: Path, tmp_path: Path) -> None:
+    model = FaceModel.from_run(fedavg_run)
+    export_model(fedavg_run, "safetensors", tmp_path / "safetensors")
+    again = FaceModel(tmp_path / "safetensors")
+    assert again.fingerprint == model.fingerprint and again.thresholds == model.thresholds != []
+    np.testing.assert_array_equal(again.embed(FACES), model.embed(FACES))
+    export_model(fedavg_run, "torch", tmp_path / "torch")
+    tensors = torch.load(tmp_path / "torch" / "model.pt", weights_only=True)
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in Backbone(model.network).shared().items())
+
+
+def test_insightface_takes_its_own_networks_alone(fedavg_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as error:
+        export_model(fedavg_run, "insightface", tmp_path / "out")
+    assert error.value.where == "--to" and list(tmp_path.iterdir()) == []
+    model = untrained(tmp_path / "model", "ir18")
+    export_model(tmp_path / "model", "insightface", tmp_path / "out")
+    listed = json.loads((Path(__file__).parents[1] / "models" / "iresnet_names.json").read_text())["18"]
+    tensors = torch.load(tmp_path / "out" / "backbone.pth", weights_only=True)
+    assert [f"{name} {str(t.dtype)[6:]} {list(t.shape)}" for name, t in tensors.items()] == listed
+    assert all(torch.equal(tensor, model.network.state_dict()[name]) for name, tensor in tensors.items())
+
+
+def test_a_partys_own_model_and_a_personalised_one_are_exported(solo_run: Path, tmp_path: Path) -> None:
+    export_model(solo_run, "safetensors", tmp_path / "own", party="silo-01")
+    own = FaceModel.from_run(solo_run, party="silo-01")
+    np.testing.assert_array_equal(FaceModel(tmp_path / "own").embed(FACES), own.embed(FACES))
+    judged = json.loads((solo_run / "summary.json").read_text())["parties"][1]["judged"]["unseen"]["accuracy"]
+    assert f"| unseen | accuracy | {judged:.2f} |" in (tmp_path / "own" / "README.md").read_text()
+    run = experiment.run(test_export_client.recipe(), tmp_path / "run", Silent(), report=False)
+    export_client(run, "silo-00", tmp_path / "client")
+    export_model(run, "safetensors", tmp_path / "personal", party="silo-00")
+    assert FaceModel(tmp_path / "personal").fingerprint == FaceModel(tmp_path / "client").fingerprint
+    assert FaceModel.from_run(run).fingerprint != FaceModel(tmp_path / "client").fingerprint
+    assert "was not evaluated by itself" in (tmp_path / "personal" / "README.md").read_text()
+
+
+def test_the_card_has_the_hubs_front_matter_and_the_runs_figures(fedavg_run: Path, tmp_path: Path) -> None:
+    export_model(fedavg_run, "safetensors", tmp_path / "out", licence="cc-by-nc-4.0")
+    _, matter, text = (tmp_path / "out" / "README.md").read_text().split("---\n", 2)
+    front = yaml.safe_load(matter)
+    figures = json.loads((fedavg_run / "summary.json").read_text())["figures"]["unseen"]
+    metrics = {metric["type"]: metric["value"] for metric in front["model-index"][0]["results"][0]["metrics"]}
+    assert front["license"] == "cc-by-nc-4.0" and metrics["accuracy"] == pytest.approx(figures["accuracy"], abs=1e-3)
+    (row,) = [line for line in text.splitlines() if line.startswith("| unseen | accuracy |")]
+    _, _, _, value, interval, _ = (cell.strip() for cell in row.split("|"))
+    low, high = map(float, interval.split(" to "))
+    assert low <= float(value) <= high and low < high
+    threshold = FaceModel.from_run(fedavg_run).threshold(0.1)
+    assert f"| {threshold.cosine:.6f} | 0.1 | unseen |" in text
+    for word in ("- method: fedavg", "Intended:", "Forbidden:", FaceModel.from_run(fedavg_run).fingerprint):
+        assert word in text
+
+
+def test_an_exported_model_is_evaluated_as_its_run(fedavg_run: Path, tmp_path: Path) -> None:
+    faces = picture_folders(tmp_path / "faces", [f"P{i}" for i in range(8)])
+    export_model(fedavg_run, "safetensors", tmp_path / "out")
+    assert (
+        evaluate_model(tmp_path / "out", faces, pairs=20)["eer"] == evaluate_model(fedavg_run, faces, pairs=20)["eer"]
+    )

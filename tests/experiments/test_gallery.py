@@ -1,0 +1,321 @@
+"""A gallery: whom an image shows, by whose model, at which threshold; what is removed is gone from the bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from commands import outputs, refused, said
+from numpy.typing import NDArray
+from typer.testing import CliRunner
+
+from coalface.cli.main import app
+from coalface.core.errors import DataError, RecipeError
+from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.experiments.api.face_model import FaceModel
+from coalface.experiments.gallery import file as gallery_file
+from coalface.experiments.gallery.file import Enrolled
+from coalface.experiments.gallery.gallery import Gallery
+
+FACES = SyntheticFaces(5, 4, 5, size=32, grey=True).generate()
+
+
+@pytest.fixture(scope="module")
+def model(fedavg_run: Path) -> FaceModel:
+    return FaceModel.from_run(fedavg_run)
+
+
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five people of three images each, and one more of each in `new`."""
+    root = tmp_path_factory.mktemp("pictures")
+    for number, (person, pixels) in enumerate(zip(FACES.labels, FACES.pixels, strict=True)):
+        folder = root / ("new" if number % 4 == 3 else "known") / f"Person {person}"
+        folder.mkdir(parents=True, exist_ok=True)
+        cv2.imwrite(str(folder / f"{number}.png"), pixels)
+    return root
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    (tmp_path / "gallery.key").write_bytes(bytes(range(40)))
+    return tmp_path / "gallery.key"
+
+
+def unit(rows: NDArray[Any]) -> NDArray[np.float32]:
+    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_it_finds_the_nearest_mean_of_a_persons_images(
+    sealed: bool, model: FaceModel, faces: Path, key: Path, tmp_path: Path
+) -> None:
+    gallery = Gallery.create(tmp_path / "g", model, key=key if sealed else None, threshold=0.25)
+    enrolment = gallery.enroll(faces / "known")
+    assert (enrolment.images, enrolment.refused) == (15, []) and len(enrolment.people) == 5
+    opened = Gallery(tmp_path / "g", model, key=key if sealed else None)
+    assert opened.people == {f"Person {i}": 3 for i in range(5)}
+    first = faces / "known" / "Person 0" / "0.png"
+    assert opened.images()[0] == Enrolled("Person 0", str(first), hashlib.sha256(first.read_bytes()).hexdigest())
+    embeddings = model.embed(FACES.pixels)
+    identified = opened.identify(faces / "new", top=5)
+    for person in range(5):
+        expected = {}
+        for other in range(5):
+            mean = sum(embeddings[4 * other + k].astype(np.float64) for k in range(3))
+            expected[f"Person {other}"] = float(embeddings[4 * person + 3] @ mean / np.linalg.norm(mean))
+        matches = identified.matches[5 * person : 5 * person + 5]
+        assert [match.person for match in matches] == sorted(expected, key=lambda name: -expected[name])
+        for match in matches:
+            assert match.similarity == pytest.approx(expected[match.person], abs=1e-5)
+            assert match.accepted == (match.similarity >= 0.25)
+
+
+def test_the_search_is_exact(model: FaceModel, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    gallery = Gallery.create(tmp_path / "g", model, threshold=0.0)
+    people, rows = [f"P{i % 70:02}" for i in range(200)], unit(rng.standard_normal((200, 128)))
+    gallery.add([Enrolled(person) for person in people], rows)
+    probes = unit(rng.standard_normal((4, 128)))
+    for probe, nearest in zip(probes, gallery.search(probes, top=3), strict=True):
+        scores = {}
+        for name in set(people):
+            of_person = [row for row, person in zip(rows, people, strict=True) if person == name]
+            scores[name] = float(probe @ unit(np.sum(of_person, axis=0)))
+        assert [name for name, _ in nearest] == sorted(scores, key=lambda name: -scores[name])[:3]
+        np.testing.assert_allclose([cosine for _, cosine in nearest], sorted(scores.values())[:-4:-1], atol=1e-6)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_nothing_of_who_was_removed_is_left(sealed: bool, model: FaceModel, key: Path, tmp_path: Path) -> None:
+    key_of = key if sealed else None
+    rows = unit(np.random.default_rng(1).standard_normal((300, 128)))
+    names = [f"Somebody {i % 3}" for i in range(300)]
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    gallery = Gallery.create(folder / "g", model, key=key_of, threshold=0.0)
+    gallery.add([Enrolled(name, f"photo of {name}", "ab" * 32) for name in names], rows)
+    with sqlite3.connect(folder / "g") as database:
+        stored = database.execute("SELECT about, embedding FROM images").fetchall()
+    assert (b"Somebody 1" in (folder / "g").read_bytes()) == (not sealed)
+    assert gallery.remove("Somebody 1") == 100
+    assert [path.name for path in folder.iterdir()] == ["g"]
+    content = (folder / "g").read_bytes()
+    assert b"Somebody 1" not in content and all(rows[i].tobytes() not in content for i in range(300)[1::3])
+    for i, values in enumerate(stored):  # as they were stored: sealed, or in the clear
+        for value in values:
+            assert (value[:64] in content) == (i % 3 != 1) or (not sealed and value is values[0])
+    assert Gallery(folder / "g", key=key_of).people == {"Somebody 0": 100, "Somebody 2": 100}
+    with pytest.raises(RecipeError):
+        gallery.remove("Somebody 1")
+
+
+def test_another_models_gallery_is_refused_with_both_fingerprints(
+    model: FaceModel, solo_run: Path, faces: Path, tmp_path: Path
+) -> None:
+    Gallery.create(tmp_path / "g", model, threshold=0.0)
+    other = FaceModel.from_run(solo_run, party="silo-01")
+    with pytest.raises(DataError) as error:
+        Gallery(tmp_path / "g", other)
+    assert error.value.where == str(tmp_path / "g")
+    assert model.fingerprint[:16] in error.value.text and other.fingerprint[:16] in error.value.text
+    copy = FaceModel(model.folder)
+    assert copy.fingerprint == model.fingerprint
+    with torch.no_grad():
+        next(copy.parameters()).view(-1)[0] += 1
+    with pytest.raises(DataError):
+        Gallery(tmp_path / "g", copy)
+
+
+def test_bad_images_are_refused_and_the_rest_is_enrolled(
+    model: FaceModel, faces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(faces / "known", tmp_path / "known"))
+    (folder / "Person 1" / "broken.jpg").write_bytes(b"\xff\xd8\xff not an image")
+    (folder / "Person 2" / "empty.png").write_bytes(b"")
+    shutil.copy(folder / "Person 0" / "0.png", folder / "Person 3" / "again.png")
+    gallery = Gallery.create(tmp_path / "g", model, threshold=0.0)
+    enrolment = gallery.enroll(folder)
+    refusals = {Path(refusal.file).name: refusal.reason for refusal in enrolment.refused}
+    assert enrolment.images == 15 and refusals.keys() == {"broken.jpg", "empty.png", "again.png"}
+    assert "Person 0" in refusals["again.png"]
+    again = gallery.enroll(folder)
+    assert (again.images, again.already, len(again.refused)) == (0, 15, 3)
+    broken = np.full((1, 128), np.nan, np.float32)
+    monkeypatch.setattr(model, "embed", lambda images: np.repeat(broken, len(images), axis=0))
+    assert len(gallery.enroll(faces / "new").refused) == 5
+    shutil.copytree(faces / "known" / "Person 0", tmp_path / "albums" / "Cid" / "2020")
+    shutil.copytree(faces / "known" / "Person 1", tmp_path / "albums" / "Dan" / "2020")
+    with pytest.raises(DataError, match="2020"):
+        gallery.enroll(tmp_path / "albums")
+    for rows in (broken, np.ones((1, 128), np.float32), np.ones((1, 64), np.float32), np.zeros((1, 128), np.float32)):
+        with pytest.raises(ValueError):
+            gallery.add([Enrolled("Ann")], rows)
+    assert sum(gallery.people.values()) == 15
+
+
+def damaged(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.index(b"P7")] ^= 1
+    path.write_bytes(data)
+
+
+def foreign(path: Path) -> None:
+    path.unlink()
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE images (id INTEGER, about BLOB, embedding BLOB)")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        damaged,
+        foreign,
+        lambda path: path.write_bytes(path.read_bytes()[:9000]),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("people"),
+    ],
+)
+def test_what_is_no_whole_gallery_is_refused(change: Any, model: FaceModel, tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "g", model, threshold=0.0)
+    rows = unit(np.random.default_rng(1).standard_normal((40, 128)))
+    gallery.add([Enrolled(f"P{i}") for i in range(40)], rows)
+    change(tmp_path / "g")
+    with pytest.raises(DataError) as error:
+        _ = Gallery(tmp_path / "g").people
+    assert error.value.where == str(tmp_path / "g")
+
+
+def test_only_its_key_opens_it(model: FaceModel, key: Path, tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "g", model, key=key, threshold=0.5)
+    gallery.add([Enrolled("Ann"), Enrolled("Bob")], unit(np.eye(2, 128)))
+    content = (tmp_path / "g").read_bytes()
+    assert b"Ann" not in content and np.eye(2, 128, dtype=np.float32)[0].tobytes()[:100] not in content
+    other = tmp_path / "other.key"
+    other.write_bytes(bytes(40))
+    short = tmp_path / "short.key"
+    short.write_bytes(b"secret")
+    for wrong in (None, other, short):
+        with pytest.raises(RecipeError) as error:
+            Gallery(tmp_path / "g", key=wrong)
+        assert error.value.where == "--key"
+    with sqlite3.connect(tmp_path / "g") as database:  # Ann's embedding under Bob's name
+        database.execute("UPDATE images SET embedding = (SELECT embedding FROM images WHERE id = 1) WHERE id = 2")
+    with pytest.raises(DataError):
+        _ = Gallery(tmp_path / "g", key=key).people
+    (tmp_path / "g").write_bytes(content.replace(b'"cosine": 0.5', b'"cosine": 0.1'))
+    with pytest.raises(RecipeError):
+        Gallery(tmp_path / "g", key=key)
+
+
+ENROLLS = """
+import sys
+from pathlib import Path
+import numpy as np
+from coalface.experiments.gallery.file import Enrolled, GalleryFile
+gallery = GalleryFile(Path(sys.argv[1]))
+for i in range(40):
+    gallery.add([Enrolled(f"{sys.argv[2]} {i}")], np.eye(1, 128, i, dtype=np.float32))
+"""
+
+
+def test_two_processes_enroll_at_once(model: FaceModel, tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "g", model, threshold=0.0)
+    gallery.add([Enrolled("first")], unit(np.eye(1, 128)))
+    assert gallery.search(unit(np.eye(1, 128))) == [[("first", 1.0)]]
+    processes = [subprocess.Popen([sys.executable, "-c", ENROLLS, tmp_path / "g", name]) for name in ("a", "b")]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    assert len(gallery.people) == 81 and len(gallery.search(unit(np.eye(1, 128)), top=100)[0]) == 81
+
+
+def test_who_waits_too_long_is_told(model: FaceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gallery = Gallery.create(tmp_path / "g", model, threshold=0.0)
+    monkeypatch.setattr(gallery_file, "WAIT", 0.01)
+    database = sqlite3.connect(tmp_path / "g")
+    database.execute("BEGIN IMMEDIATE")
+    with pytest.raises(DataError, match="another process is writing to it"):
+        gallery.add([Enrolled("Ann")], unit(np.eye(1, 128)))
+    database.close()
+    gallery.add([Enrolled("Ann")], unit(np.eye(1, 128)))
+
+
+def test_thresholds_come_from_the_models_calibration(
+    model: FaceModel, fedavg_run: Path, faces: Path, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(fedavg_run, tmp_path / "run"))
+    (run / "model" / "calibration.json").unlink()
+    with pytest.raises(DataError, match="--calibrate"):
+        Gallery.create(tmp_path / "g", FaceModel(run))
+    said("evaluate", run, "--on", faces / "known", "--pairs", "15", "--calibrate")
+    calibrated = FaceModel(run)
+    figures = calibrated.evaluate(faces / "known", pairs=15)
+    figures = figures.get("others", figures)
+    threshold = calibrated.threshold(0.1)
+    assert threshold.cosine == figures["threshold@far=0.1"] and threshold.on == "known"
+    gallery = Gallery.create(tmp_path / "g", calibrated, far=0.1)
+    assert gallery.threshold() == gallery.threshold(far=0.1) == threshold
+    with pytest.raises(DataError):
+        gallery.threshold(far=1e-6)
+    calibrated.save_pretrained(tmp_path / "saved")
+    assert FaceModel(tmp_path / "saved").thresholds == calibrated.thresholds
+
+
+def test_a_run_leaves_the_thresholds_of_its_models(fedavg_run: Path, solo_run: Path) -> None:
+    by_run = FaceModel.from_run(fedavg_run).thresholds
+    assert {threshold.rate for threshold in by_run} == {0.1} and by_run[0].on == "unseen"  # 20 impostor pairs
+    ones = [FaceModel.from_run(solo_run, party).threshold(0.1).cosine for party in ("silo-00", "silo-01")]
+    assert ones[0] != ones[1]
+
+
+def test_two_images_are_verified(model: FaceModel, faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    first, second = (next((faces / "known" / f"Person {i}").iterdir()) for i in (0, 1))
+    similarity = model.similarity(first, second)
+    for threshold, status in ((similarity - 1e-3, 0), (similarity + 1e-3, 1)):
+        words = ["verify", first, second, "--model", model.folder, "--threshold", threshold, "--json"]
+        result = CliRunner().invoke(app, [str(word) for word in words])
+        assert result.exit_code == status and json.loads(result.stdout)["same"] == (status == 0)
+        assert json.loads(result.stdout)["similarity"] == pytest.approx(similarity, abs=1e-6)
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    words = ["--model", model.folder, "--far"]
+    line = refused(capsys, monkeypatch, "verify", first, tmp_path / "broken.png", *words, "0.1", status=2)
+    assert str(tmp_path / "broken.png") in line
+    assert "--calibrate" in refused(capsys, monkeypatch, "verify", first, second, *words, "1e-9", status=2)
+
+
+def test_images_are_embedded_into_a_file(model: FaceModel, faces: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(faces / "new", tmp_path / "new"))
+    (folder / "broken.png").write_bytes(b"no image")
+    text, notes = outputs("embed", folder, "--model", model.folder, "--out", tmp_path / "e.npz")
+    assert "5 embeddings of 128" in text and "broken.png" in notes
+    with np.load(tmp_path / "e.npz") as stored:
+        assert str(stored["model"]) == model.fingerprint
+        np.testing.assert_allclose(stored["embeddings"], model.embed(FACES.pixels[3::4]), atol=1e-5)
+        assert [Path(file).name for file in stored["files"]] == [f"{i}.png" for i in range(3, 20, 4)]
+
+
+def test_the_commands_enroll_identify_and_remove(model: FaceModel, faces: Path, tmp_path: Path) -> None:
+    place, other = tmp_path / "g", tmp_path / "o"
+    said("gallery", "create", place, "--model", model.folder, "--threshold", "-1")
+    said("gallery", "enroll", place, faces / "known" / "Person 0", "--name", "Ann")
+    said("gallery", "enroll", place, faces / "known" / "Person 1")  # its model lies where the gallery says
+    people = json.loads(said("gallery", "list", place, "--json"))["people"]
+    assert people == [{"person": "Ann", "images": 3}, {"person": "Person 1", "images": 3}]
+    identified = json.loads(said("gallery", "identify", place, faces / "new", "--json"))
+    assert len(identified["matches"]) == 5 and all(match["accepted"] for match in identified["matches"])
+    text = said("gallery", "identify", place, faces / "new", "--threshold", "0.5", "--top", "2")
+    assert text.count("Ann") == 5 and "threshold 0.5000" in text
+    assert "3 images" in said("gallery", "remove", place, "Ann")
+    assert "Person 1" in said("gallery", "list", place, "--files")
+    said("gallery", "create", other, "--model", model.folder, "--far", "0.1")
+    said("gallery", "enroll", other, faces / "known")
+    assert "among 5 people, at most 50 % of strangers" in said("gallery", "identify", other, faces / "new")
