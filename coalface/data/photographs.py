@@ -17,7 +17,7 @@ from coalface.data.readers.headers import check_header
 from coalface.data.source import decode_pixels
 
 REASONS = {
-    "not an image": "another kind of file; JPEG, PNG, PGM, PPM, BMP and WebP are read",
+    "not an image": "a file of a kind that is not read: make a JPEG, PNG, WebP, BMP or PNM of it if it is a photograph",
     "damaged": "an image that is empty, cut short, too large or cannot be read",
     "no landmarks": "an image that the list of landmarks does not name",
     "no face": "a photograph in which the detector finds no face, at any of four turns",

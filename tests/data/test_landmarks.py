@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 from field_layouts import say
 
 from coalface.core.errors import DataError
-from coalface.data.align import TEMPLATE
+from coalface.data.align import TEMPLATE, align
 from coalface.data.readers.landmarks import landmark_lists, read_landmarks
 
 FILES = ("African/m.01/m.01_0001.jpg", "African/m.01/m.01_0002.jpg", "Asian/m.0x/m.0x_0001.jpg")
@@ -160,6 +162,18 @@ def test_cfps_fiducials_are_three_points_of_one_side(tmp_path: Path) -> None:
     assert np.allclose(landmarks.points[0, [0, 2, 3]], [left, nose, left_mouth])
     assert np.allclose(landmarks.points[1, [1, 2, 4]], [right, nose, right_mouth])
     assert np.isnan(landmarks.points[0, [1, 4]]).all() and np.isnan(landmarks.points[1, [0, 3]]).all()
+
+
+@pytest.mark.skipif("COALFACE_DATA" not in os.environ, reason="COALFACE_DATA is not set")
+def test_cfps_own_fiducials_bring_its_originals_to_the_aligned_set() -> None:
+    cfp = Path(os.environ["COALFACE_DATA"], "cfp")
+    files = [path.relative_to(cfp / "originals/Images").as_posix() for path in cfp.glob("originals/Images/*/*/*.jpg")]
+    points = read_landmarks(landmark_lists(cfp / "originals" / "Fiducials"), files).points
+    apart = []
+    for file, five in zip(files, points, strict=True):
+        face = align(cv2.imread(str(cfp / "originals" / "Images" / file)), five)
+        apart.append(np.abs(face - cv2.imread(str(cfp / "Data" / "Images" / file)).astype(float)).mean())
+    assert len(apart) == 70 and np.median(apart) < 3 and max(apart) < 6  # by a detector's five points it is 25
 
 
 GOOD = line(FILES[0], 0)

@@ -39,7 +39,7 @@ def write_photographs(
         scale, angle = rng.uniform(0.8, 1.2), np.radians(rng.uniform(-20, 20))
         turn = scale * np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
         reach = scale * _FACE * 0.66  # half of the turned square
-        middle = rng.uniform([reach, reach], [WIDTH - reach, HEIGHT - reach]) if reach < HEIGHT / 2 else [240, 180]
+        middle = rng.uniform([reach, reach], [WIDTH - reach, HEIGHT - reach])
         place = np.column_stack([turn, middle - turn @ np.full(2, _FACE / 2)])
         noise = rng.integers(50, 210, (6, 8, 3)).astype(np.float32)
         background = np.asarray(cv2.resize(noise, (WIDTH, HEIGHT), interpolation=cv2.INTER_CUBIC))
