@@ -91,6 +91,10 @@ class Distill(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Student | None, common: Global) -> tuple[Update, Student]:
+        if party.shards is not None:
+            raise ValueError(
+                "the similarities of a batch's pairs are not split over processes: use one process a party"
+            )
         party.backbone.load(common.backbone, own.kept if own else None)
         module, theta = party.backbone.module.train(), party.backbone.parameters
         optimiser = torch.optim.AdamW(theta.values(), lr=self.lr, weight_decay=self.weight_decay)

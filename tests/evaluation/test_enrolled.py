@@ -29,7 +29,7 @@ from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.methods import METHODS
 from coalface.methods.feduv import Code, FedUV, Projection, State
 
-ALL = sorted(name for name, cls in METHODS.items() if cls.scenario != "domains")
+ALL = sorted(name for name, cls in METHODS.items() if cls.scenario != "domains" and not cls.taught)
 DEVICES: dict[str, Any] = {
     "method": "feduv",
     "data": {"faces": {"images": 5}, "test": {"images": 2}, "scenario": "devices"},

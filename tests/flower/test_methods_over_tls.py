@@ -94,8 +94,8 @@ STAYS = {"solo": "each party has a model of its own, which the laboratory sees h
 
 
 def test_every_method_is_run() -> None:
-    """A new one takes a line above."""
-    assert set(RECIPES) == set(METHODS) and STAYS.keys() <= set(METHODS)
+    """A new one takes a line above; one with a teacher trains where its file is, before a federation."""
+    assert set(RECIPES) == {name for name, cls in METHODS.items() if not cls.taught} and STAYS.keys() <= set(METHODS)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", list(METHODS))
+@pytest.mark.parametrize("method", list(RECIPES))
 def test_a_run_over_tls_leaves_the_bytes_of_a_run_here(method: str, standing: Standing, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPES[method]))
     recipe = standing.use_recipe(tmp_path / "recipe.yaml")

@@ -48,7 +48,7 @@ def check_shards(parts: Parts) -> None:
         why = ""
         if method.scenario == "domains" and method.pools == "images":
             why = f"a batch of two domains, as {recipe.method} has it, is not split"
-        elif method.scenario == "private-public":
+        elif method.scenario == "private-public" or method.taught:
             why = f"the losses of {recipe.method} over one batch are not split"
         elif method.scenario == "devices":
             why = f"a client of {recipe.method} has one class embedding, which cannot lie"
