@@ -45,8 +45,13 @@ class Threshold:
 
 
 def fingerprint(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of what an embedding depends on: how a network is built, what images it takes, and its tensors."""
-    keys = ("backbone", "size", "channels", "embedding_size", "input")
+    """SHA-256 of what an embedding depends on: how a network is built, what images it takes, and its tensors.
+
+    A network that holds none has the SHA-256 of its file under `file`; without it every such network would be one.
+    """
+    if not tensors and "file" not in about:
+        raise ValueError(f"a network without tensors ({about.get('backbone')}) needs the SHA-256 of its file")
+    keys = ("backbone", "size", "channels", "embedding_size", "input", "file")
     digest = hashlib.sha256(json.dumps({key: about.get(key) for key in keys}, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()

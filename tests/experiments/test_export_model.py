@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import test_export_client
@@ -50,6 +51,10 @@ def test_an_onnx_file_gives_the_models_embeddings(uint8: bool, fedavg_run: Path,
     for images, faces in ((given, FACES), (given[:1], FACES[:1])):
         (embeddings,) = session.run(["embeddings"], {"images": images})
         np.testing.assert_allclose(embeddings, model.embed(faces), atol=1e-4)
+    if not uint8:  # OpenCV takes one image at a time
+        network = cv2.dnn.readNetFromONNX(str(tmp_path / "out" / "model.onnx"))
+        network.setInput(np.ascontiguousarray(given[:1]))
+        np.testing.assert_allclose(network.forward().reshape(1, -1), model.embed(FACES[:1]), atol=1e-4)
     about = json.loads(session.get_modelmeta().custom_metadata_map["coalface"])
     assert about["model"] == model.fingerprint and about["input"] == ("uint8" if uint8 else "float32")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["README.md", "calibration.json", "model.onnx"]

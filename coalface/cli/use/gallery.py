@@ -231,7 +231,7 @@ def identify(
     if decided_by.kind == "FAR" and decided_by.rate is not None:
         people = len(opened.people)
         share = f"{100 * min(1.0, people * decided_by.rate):.2g} %"
-        typer.echo(f"among {several(people, 'person', 'people')}, at most {share} of strangers are taken for somebody")
+        typer.echo(f"among {several(people, 'person', 'people')}, about {share} of strangers are taken for somebody")
 
 
 def _open(place: Path, model: Path | None, key: Path | None) -> Gallery:

@@ -151,7 +151,7 @@ class FaceModel(nn.Module):
     @property
     def thresholds(self) -> list[Threshold]:
         """Cosines at false accept rates, as its run or `calibrate` left them; none for a model that was changed."""
-        return read_thresholds(self._source).get(self.fingerprint, [])
+        return read_thresholds(self._thresholds_folder).get(self.fingerprint, [])
 
     def threshold(self, far: float = 0.001) -> Threshold:
         """The cosine from which on two images count as one person's. Raises DataError where there is none for a FAR."""
@@ -174,7 +174,8 @@ class FaceModel(nn.Module):
                 if key.startswith(THRESHOLD.name):
                     far = float(key.removeprefix(THRESHOLD.name))
                     chosen.append(Threshold(of_list[key], far, on=name, count=of_list["pairs"]))
-        write_thresholds(self._source, read_thresholds(self._source) | {self.fingerprint: chosen})
+        folder = self._thresholds_folder
+        write_thresholds(folder, read_thresholds(folder) | {self.fingerprint: chosen})
         return chosen
 
     def forward(self, images: Tensor) -> Tensor:
@@ -262,6 +263,10 @@ class FaceModel(nn.Module):
     @property
     def _source(self) -> Path:
         return self.folder / "model" if (self.folder / "model" / "model.json").exists() else self.folder
+
+    @property
+    def _thresholds_folder(self) -> Path:
+        return self._source if self._source.is_dir() else self._source.parent  # of a model that is one file, beside it
 
     @property
     def _device(self) -> Any:

@@ -233,7 +233,7 @@ class Gallery:
         """Whom images show, `top` candidates each; images that cannot be used are refused.
 
         Decides by the gallery's own threshold, unless a FAR, an FPIR or a `threshold` is given. With N people, a
-        stranger is accepted in at most N · FAR of all cases.
+        stranger is accepted in about N · FAR of all cases.
         """
         result = Identified(self.threshold(far=far, fpir=fpir, threshold=threshold))
         for batch in embed_images(self._needed_model(), find_images(_paths(images)), show):
