@@ -42,7 +42,6 @@ RUNNERS = {
     "pfl": ("run_pfl", {}),
     "flower": ("run_flower", {}),
     "coalface, 2 workers": ("run_coalface", {"workers": 2}),
-    "coalface, client batches, 2 threads": ("run_coalface", {"client_batch": 256, "threads": 2}),
     "pfl, 2 workers": ("run_pfl", {"workers": 2}),
     "flower, 2 workers": ("run_flower", {"workers": 2}),
 }

@@ -197,7 +197,9 @@ def report(
     print(f"{what} (limit {limit:g} s)")
     for name, times in taken.items():
         clock, processor = (statistics.median(column) for column in zip(*times[1:], strict=True))  # the first warms up
-        ratio = statistics.median(a.processor / b.processor for a, b in zip(times, taken["import torch"], strict=True))
+        ratio = statistics.median(
+            a.processor / b.processor for a, b in list(zip(times, taken["import torch"], strict=True))[1:]
+        )
         print(f"  {name}: {clock:.2f} s, processor {processor:.2f} s, {ratio:.2f} of that of importing torch")
 
 

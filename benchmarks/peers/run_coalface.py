@@ -52,7 +52,7 @@ def run(work: Work, turn: Callable[[], None]) -> dict[str, Tensor]:
     build = functools.partial(world, work.clients, work.images)
     federated = build()
     with tempfile.TemporaryDirectory() as place:
-        numerics = Numerics(threads=work.threads, client_batch=work.client_batch)
+        numerics = Numerics(threads=1, client_batch=work.client_batch)
         setup = Setup(method, build, numerics, 0, Path(place), save_replies=False)
         if work.workers > 1:
             transport: InProcess = Workers(setup, federated, work.workers, 4 * work.workers)

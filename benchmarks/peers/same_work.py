@@ -36,7 +36,6 @@ class Work:
     rounds: int
     workers: int = 1
     """Processes that train, each with one thread."""
-    threads: int = 1
     client_batch: int = 0
     """Coalface's: images of several clients that are computed as one batch."""
     pooled: bool = False

@@ -200,12 +200,15 @@ class ServerFederation(Federation):
     def _gather(
         self,
         aggregator: ReplyAggregator,
-        replies: Iterator[tuple[Request, Reply] | ClientBatch],
+        replies: Iterator[tuple[Request, Reply] | ClientBatch | Apart],
         at_least: int | None,
         optional: bool = False,
     ) -> Answer:
         round_, call, failed = self._now, aggregator.call, aggregator.failed
         for item in replies:
+            if isinstance(item, Apart):
+                round_.apart[str(item)] += 1
+                continue
             for request, reply in self._take_batch(aggregator, item) if isinstance(item, ClientBatch) else (item,):
                 self._take(aggregator, request, reply)
         aggregator = self._bounded(aggregator)
@@ -286,7 +289,8 @@ class ServerFederation(Federation):
         """Take in a client batch; where that cannot be, the replies of its parties, each asked by itself."""
         try:
             aggregator.take_batch(batch)
-        except Apart:
+        except Apart as error:
+            self._now.apart[str(error)] += 1
             return self.transport.exchange(batch.requests)
         self._client_batches.write(batch)
         return iter(())

@@ -17,7 +17,7 @@ from coalface.core import codec
 from coalface.core.disk import writing
 from coalface.core.method import Tensors, Ticket
 from coalface.engine import processes
-from coalface.engine.client_batch import ClientBatch, cut
+from coalface.engine.client_batch import Apart, ClientBatch, cut
 from coalface.engine.party.commits import read_span
 from coalface.engine.party.executor import ExecutorContext, PartyExecutor, Request, StepFailed, run_batch
 from coalface.engine.party.setup import FederatedData, Setup
@@ -89,12 +89,15 @@ class InProcess:
                 self.heads[request.party] = head
             yield request, reply
 
-    def batched(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | ClientBatch]:
+    def batched(
+        self, requests: Iterable[Request], images: int
+    ) -> Iterator[tuple[Request, Reply] | ClientBatch | Apart]:
         """Computed in this process whatever the workers; where a batch fails, its parties are asked singly."""
         for some in cut(requests, lambda party: self.members[party].images, images):
             try:
                 batch = ClientBatch(some, run_batch(self._context, some))
-            except Exception:  # whatever it is, the party that it is about will say it by itself
+            except Exception as error:  # whatever it is, the party that it is about will say it by itself
+                yield Apart(f"{type(error).__name__}: {error}".splitlines()[0])
                 yield from self.exchange(some)
                 continue
             yield batch

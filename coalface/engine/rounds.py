@@ -59,6 +59,8 @@ class Round:
     metrics: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     """The training loss that each party's last reply says."""
+    apart: collections.Counter[str] = field(default_factory=collections.Counter)
+    """Why client batches were computed party by party, and how many."""
     seen: dict[str, float] = field(default_factory=dict)
     """When each party's last reply was taken in, by the clock."""
     calls: int = 0

@@ -185,8 +185,10 @@ class Server(ServerFederation):
         event = {"event": "round", "stage": record["stage"], "round": self.at.round, **clock, **self._now.clock()}
         if late := {p: new for p, n in self.transport.late.items() if (new := n - self._late.get(p, 0))}:
             self._late, event["late"] = dict(self.transport.late), late
+        if self._now.apart:
+            event["apart"] = dict(self._now.apart)
         self._write_line("events.jsonl", event)
-        self.report({**record, **clock})
+        self.report({**record, **clock, "apart": dict(self._now.apart)})
         if over:
             row = "a round was abandoned" if in_a_row == 1 else f"{in_a_row} rounds in a row were abandoned; the last"
             raise RunFailed(

@@ -9,7 +9,7 @@ from typing import Protocol
 from coalface.core import codec
 from coalface.core.errors import RunError
 from coalface.core.method import Tensors, Ticket
-from coalface.engine.client_batch import ClientBatch
+from coalface.engine.client_batch import Apart, ClientBatch
 from coalface.engine.party.executor import Request, StepFailed
 
 
@@ -41,8 +41,13 @@ class Transport(Protocol):
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Each request with its reply, in order."""
 
-    def batched(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | ClientBatch]:
-        """The same, in client batches of so many images at most where this engine computes them."""
+    def batched(
+        self, requests: Iterable[Request], images: int
+    ) -> Iterator[tuple[Request, Reply] | ClientBatch | Apart]:
+        """The same, in client batches of so many images at most where this engine computes them.
+
+        Before the replies of parties that it could not compute as one it says why.
+        """
 
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
         """Start work that runs beside the coming rounds."""

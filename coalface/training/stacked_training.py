@@ -171,7 +171,7 @@ class _Block:
         count = len(self.parties)
         theta = stacked(self.module, count)
         carried = {
-            name: torch.stack([v[name] if name in v else torch.zeros_like(t[0]) for v in velocities or ()])
+            name: torch.stack([v[name].to(t.device) if name in v else torch.zeros_like(t[0]) for v in velocities or ()])
             for name, t in theta.items()
             if any(name in v for v in velocities or ())
         }
@@ -279,14 +279,15 @@ def _at_once(
 def stacked(module: nn.Module, parties: int) -> Tensors:
     """A copy of a module's trained parameters for each of so many parties: name -> (P, …)."""
     trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-    return {name: p.expand(parties, *p.shape).clone().requires_grad_() for name, p in trained.items()}
+    copies = {name: torch.empty(parties, *p.shape, dtype=p.dtype, device=p.device) for name, p in trained.items()}
+    return {name: copies[name].copy_(p).requires_grad_() for name, p in trained.items()}
 
 
 def embed_stacked(module: nn.Module, theta: Tensors, images: Tensor) -> Tensor:
     """(P, n, d) embeddings of images (P, n, …), those of party i by its weights θ_i of `theta` (P, …)."""
     embed = torch.vmap(lambda weights, some: functional_call(module, weights, (some,)))
     with sdpa_kernel(SDPBackend.MATH):  # fused attention is taken party by party
-        embeddings: Tensor = embed(theta, images)
+        embeddings: Tensor = embed(theta, images.contiguous())  # vmap knows no channels_last
     return embeddings
 
 

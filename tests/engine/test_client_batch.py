@@ -143,6 +143,9 @@ def test_a_batch_that_cannot_be_taken_is_asked_party_by_party(tmp_path: Path, de
     many = run(Spoiled(rounds=2, local=WORK, defect=defect), tmp_path / "many", EXACT, numerics=ELEVEN)
     assert many.bytes() == alone
     assert lines(many) == []
+    why = {"one too few": "batched form gives", "a NaN in the mean": "not finite"}[defect]
+    rounds = [e for e in map(json.loads, (many.folder / "events.jsonl").read_text().splitlines()) if "apart" in e]
+    assert len(rounds) == 2 and all(why in reason for event in rounds for reason in event["apart"])
 
 
 @pytest.mark.parametrize("defect", by_default(4, DEFECTS))

@@ -50,6 +50,8 @@ CANNOT: list[tuple[str, dict[str, Any], str]] = [
     ("fedaws", {"data": {"party_augment": {"device-00": {"flip": False}}}}, "data.party_augment changes the images"),
     ("fedface", {"engine": {"processes_per_party": {"device-00": 2}}}, "engine.processes_per_party splits"),
     ("fedface", {"engine": {"update_dtype": "int8"}}, "engine.update_dtype narrows"),
+    ("fedavg", {"engine": {"max_update_norm": 3.0}}, "engine.max_update_norm bounds"),
+    ("fedavg", {"engine": {"max_share": 0.5}}, "engine.max_share holds down"),
 ]
 
 

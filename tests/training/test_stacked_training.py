@@ -167,12 +167,18 @@ def test_what_a_party_s_own_batch_changes_cannot_be_stacked(module: nn.Module, r
     ) == bool(reason)
 
 
-@pytest.mark.parametrize("name", ["cnn-small", "feduv-cnn", "sphere20", "vit-tiny"])
-def test_every_backbone_without_statistics_is_stacked(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [("cnn-small", False), ("cnn-small", True), ("feduv-cnn", False), ("sphere20", False), ("vit-tiny", False)],
+)
+def test_every_backbone_without_statistics_is_stacked(name: str, last: bool) -> None:
     """Embeddings and gradients of two parties are those of each; torch warns of nothing that it does one by one."""
     size = 112 if name in ("sphere20", "vit-tiny") else 64
     module = build(name, size=size, channels=3, generator=generator(0, "backbone")).double().train()
     images = torch.from_numpy(np.random.default_rng(0).uniform(-1, 1, (2, 2, 3, size, size)))
+    if last:  # as with engine.channels_last
+        module = module.to(memory_format=torch.channels_last)
+        images = images.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (2, 2))
     theta = stacked(module, 2)
     embeddings = embed_stacked(module, theta, images)
     gradients = torch.autograd.grad(embeddings.square().sum(), list(theta.values()))

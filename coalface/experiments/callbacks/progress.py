@@ -59,6 +59,8 @@ class _CurrentRun:
     abandoned: int = 0
     without: Counter[str] = field(default_factory=Counter)
     """Rounds in which a party's reply did not count, by its name."""
+    apart: set[str] = field(default_factory=set)
+    """Why client batches were computed party by party, as far as it has been said."""
     bytes_down: float = 0
     bytes_up: float = 0
     evaluated: dict[str, float] = field(default_factory=dict)
@@ -197,6 +199,9 @@ class Progress(Callback):
             if loss > JUMP * before > 0:
                 place = f"{run.name}: in round {record.get('round', '')}"
                 self.note(f"{place} the mean training loss is {loss:.4g}; before it was {before:.4g}")
+        for why in set(mapping(record.get("apart"))) - run.apart:
+            run.apart.add(why)
+            self.note(f"{run.name}: parties of a client batch were computed one by one, which takes longer: {why}")
         run.count(record)
         run.bytes_down += number(record.get("bytes_down")) or 0
         run.bytes_up += number(record.get("bytes_up")) or 0

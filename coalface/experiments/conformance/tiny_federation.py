@@ -20,7 +20,7 @@ from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.engine.client_batch import ClientBatch
+from coalface.engine.client_batch import Apart, ClientBatch
 from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.commits import REPLY, Commit
 from coalface.engine.party.executor import Request
@@ -281,7 +281,9 @@ def stopping(after: int) -> type[InProcess]:
                 remaining[0] -= 1
                 yield answered
 
-        def batched(self, requests: Iterable[Request], images: int) -> Iterator[tuple[Request, Reply] | ClientBatch]:
+        def batched(
+            self, requests: Iterable[Request], images: int
+        ) -> Iterator[tuple[Request, Reply] | ClientBatch | Apart]:
             for item in super().batched(requests, images):
                 if isinstance(item, ClientBatch):
                     if remaining[0] == 0:

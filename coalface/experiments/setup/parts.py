@@ -245,10 +245,10 @@ class Parts:
     def left_open(self) -> tuple[str, ...]:
         """The keys of `engine` that are measured when a run begins.
 
-        Of client batches it is their size, where a party takes several steps: they train in stacks.
+        Of client batches it is their size, where they train in stacks of weights.
         """
         engine, keys = self.recipe.engine, self.recipe.engine.to_measure
-        if engine.client_batch != "auto" or self._unbatchable_reason or self.recipe.local.count(self.most_images) == 1:
+        if engine.client_batch != "auto" or self._unbatchable_reason or self._one_step:
             return keys
         return (*keys, "client_batch")
 
@@ -257,7 +257,12 @@ class Parts:
         """Whether the recipe says nothing of client batches, and they would pay: many parties take one small step."""
         if self.recipe.engine.client_batch is not None or len(self.trainers) < MANY or self._unbatchable_reason:
             return False
-        return self.recipe.local.count(self.most_images) == 1 and self.most_images < SMALL
+        return self._one_step and self.most_images < SMALL and self.recipe.engine.workers <= 2
+
+    @property
+    def _one_step(self) -> bool:
+        """Whether a batch goes through one backbone: each party takes one step, without momentum of rounds before."""
+        return self.recipe.local.count(self.most_images) == 1 and getattr(self.method, "momentum", None) != "keep"
 
     @property
     def most_images(self) -> int:
@@ -273,6 +278,10 @@ class Parts:
             "faults are simulated party by party": self.recipe.faults != SimulatedFaults(),
             "data.party_augment changes the images of parties in different ways": bool(self.recipe.party_augment),
             "engine.processes_per_party splits a party's work": any(n > 1 for n in engine.processes_per_party.values()),
+            "engine.max_update_norm bounds the updates of single parties, and a client batch makes none": bool(
+                engine.max_update_norm
+            ),
+            "engine.max_share holds down the weights of single parties": engine.max_share is not None,
             "engine.update_dtype narrows what each party sends, and a client batch makes no single replies": (
                 engine.update_dtype is not None
             ),
