@@ -150,17 +150,22 @@ def make_steps(
 
 def measure_steps(
     name: str, parties: int, images: int, steps: int, client_batch: int, *, threads: int, rounds: int, clock: str
-) -> tuple[float, float, float]:
-    """(a round of FedAvg to the bare loop, seconds of a round, of the loop), medians."""
+) -> tuple[float, float, float, float]:
+    """(a round of FedAvg to the bare loop, seconds of a round, of the loop, milliseconds a client), medians.
+
+    The milliseconds are what a round takes beyond a bare loop in batches as large as its own.
+    """
     build_world = functools.partial(make_world, name, parties, 1, images)
     world, numerics = build_world(), Numerics(threads=threads, client_batch=client_batch)
-    loop = OwnProcess(make_steps, build_world, images, steps, threads, clock)
-    turns: list[tuple[float, float]] = []
+    loops = [
+        OwnProcess(make_steps, build_world, batch, steps, threads, clock) for batch in (images, client_batch or images)
+    ]
+    turns: list[list[float]] = []
     began = CLOCKS[clock]()
 
     def report(record: dict[str, Any]) -> None:
         nonlocal began
-        turns.append((CLOCKS[clock]() - began, loop()))
+        turns.append([CLOCKS[clock]() - began, *(loop() for loop in loops)])
         began = CLOCKS[clock]()
 
     work = LocalTraining(steps_per_round=steps, batch_size=images, lr=0.01)
@@ -169,13 +174,16 @@ def measure_steps(
                       save_replies=False)  # fmt: skip
         Server(setup.method, RoundPolicy(run="benchmark", checkpoint_every=rounds + 2), numerics,
                InProcess(setup, world), Path(place), backbone=world.backbone, report=report).run()  # fmt: skip
-    loop.close()
+    for loop in loops:
+        loop.close()
     seconds = np.array(turns[1:-1])  # the first warms up, the last writes a checkpoint
-    return float(np.median(seconds[:, 0] / seconds[:, 1])), *map(float, np.median(seconds, axis=0))
+    ratio, beyond = np.median(seconds[:, 0] / seconds[:, 1]), np.median(seconds[:, 0] - seconds[:, 2])
+    medians = np.median(seconds, axis=0)
+    return float(ratio), float(medians[0]), float(medians[1]), float(1e3 * beyond / parties)
 
 
 def compare_steps(options: argparse.Namespace) -> None:
-    print(f"{'case':70} {'ratio':>6} {'round s':>8} {'bare s':>8}")
+    print(f"{'case':70} {'ratio':>6} {'round s':>8} {'bare s':>8} {'own ms':>7}")
     for name in options.networks:
         for steps in options.steps:
             for client_batch in (*options.client_batches, 0):
@@ -184,7 +192,8 @@ def compare_steps(options: argparse.Namespace) -> None:
                 ratio, *seconds = measure_steps(name, options.parties, options.images, steps, client_batch,
                                                 threads=options.threads[0], rounds=options.rounds,
                                                 clock=options.clock)  # fmt: skip
-                print(f"{title:70} {ratio:6.2f} {seconds[0]:8.2f} {seconds[1]:8.2f}", flush=True)
+                round_s, bare_s, own_ms = seconds
+                print(f"{title:70} {ratio:6.2f} {round_s:8.2f} {bare_s:8.2f} {own_ms:7.2f}", flush=True)
 
 
 def memory(parties: int, client_batch: int) -> dict[str, float]:

@@ -164,7 +164,7 @@ def describe(recipe: Recipe) -> str:
         f"{'as many threads as pay' if engine.threads == 'auto' else several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",
         *([f"measured when the run begins: engine.{', engine.'.join(left_open)}"] if left_open else []),
-        *([f"parties are computed together, {batch} images at a time (engine.client_batch)"] if batch else []),
+        *([_together(recipe, parties, parts)] if batch else []),
         *(
             ["many small parties: engine.client_batch=auto computes them together, which is faster"]
             if parts.would_batch
@@ -192,6 +192,15 @@ def _images(parties: Mapping[str, FaceSet]) -> str:
     low, high = min(counts), max(counts)
     spread = "" if len(counts) == 1 else f", {low:,} a party" if low == high else f", {low:,} to {high:,} a party"
     return f"{several(sum(counts), 'training image')}{spread}"
+
+
+def _together(recipe: Recipe, parties: Mapping[str, FaceSet], parts: Parts) -> str:
+    """What is computed as one batch, and the memory that it takes: one backbone, or a copy for each of its parties."""
+    need, batch = footprint(recipe, parties), parts.client_batch
+    images = min(batch, sum(map(len, parties.values())))
+    copies = 1 if parts.one_step else max(1, images // max(1, parts.most_images))
+    memory = size(copies * need.training + need.activations * images // need.batch)
+    return f"parties are computed together, {batch} images at a time (engine.client_batch), in about {memory}"
 
 
 def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked: int) -> list[str]:

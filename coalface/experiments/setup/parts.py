@@ -248,7 +248,7 @@ class Parts:
         Of client batches it is their size, where they train in stacks of weights.
         """
         engine, keys = self.recipe.engine, self.recipe.engine.to_measure
-        if engine.client_batch != "auto" or self._unbatchable_reason or self._one_step:
+        if engine.client_batch != "auto" or self._unbatchable_reason or self.one_step:
             return keys
         return (*keys, "client_batch")
 
@@ -257,10 +257,10 @@ class Parts:
         """Whether the recipe says nothing of client batches, and they would pay: many parties take one small step."""
         if self.recipe.engine.client_batch is not None or len(self.trainers) < MANY or self._unbatchable_reason:
             return False
-        return self._one_step and self.most_images < SMALL and self.recipe.engine.workers <= 2
+        return self.one_step and self.most_images < SMALL and self.recipe.engine.workers <= 2
 
     @property
-    def _one_step(self) -> bool:
+    def one_step(self) -> bool:
         """Whether a batch goes through one backbone: each party takes one step, without momentum of rounds before."""
         return self.recipe.local.count(self.most_images) == 1 and getattr(self.method, "momentum", None) != "keep"
 
