@@ -21,7 +21,7 @@ import coalface
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FOLDERS = ("benchmarks", "coalface", "docs", "tests", "tools")
-NEEDS_MORE = ("lfw/", "faces/", "IJBC", "pairs.txt", "coalface up", "kits")
+NEEDS_MORE = ("lfw/", "faces/", "new/", "IJBC", "pairs.txt", "coalface up", "kits")
 """In README's commands: images or files of the reader's own, or a federation."""
 SHORTER = {"run": ["rounds=1"], "sweep": ["--dry-run"]}
 """Command -> what makes it one of seconds."""

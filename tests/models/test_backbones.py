@@ -31,6 +31,7 @@ DEFAULTS = {
     "sphere20": 512,
     "sphere64": 512,
     "mobilefacenet": 128,
+    "mobilefacenet-relu": 128,
     "vit-tiny": 512,
 }
 FAMILIES = ("cnn-small", "feduv-cnn", "ir18", "resnet34", "sphere20", "mobilefacenet", "vit-tiny")
