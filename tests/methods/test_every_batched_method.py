@@ -116,7 +116,7 @@ def test_client_batches_stopped_and_resumed_are_never_stopped(name: str, tmp_pat
     unbroken = run(method, tmp_path / "unbroken", build, **rules).bytes()
     assert unbroken["cohorts"]
     enrolled = 7 if name == "feduv" else 0  # who answer singly first
-    second_round = 3 if name == "fedfv" else 4  # which asks a sample, so that its rounds have fewer batches
+    second_round = 2 if name == "fedfv" else 4  # which asks a sample of parties, in fewer batches
     for after in (0, 1, second_round):
         broken = tmp_path / f"stopped after {after}"
         with pytest.raises(Stop):
