@@ -79,6 +79,8 @@ def test_safetensors_and_torch_are_read_back(fedavg_run: Path, tmp_path: Path) -
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in Backbone(model.network).shared().items())
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_insightface_takes_its_own_networks_alone(fedavg_run: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as error:
         export_model(fedavg_run, "insightface", tmp_path / "out")

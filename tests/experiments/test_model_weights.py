@@ -40,6 +40,7 @@ def test_a_run_starts_from_the_weights_of_a_file(tmp_path: Path, file: Path, fed
     }
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_two_workers_start_from_them_too(tmp_path: Path, file: Path) -> None:
     models = [
         load_file(

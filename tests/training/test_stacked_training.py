@@ -9,6 +9,7 @@ import naive
 import numpy as np
 import pytest
 import torch
+from cases import by_default
 from torch import Tensor, nn
 
 from coalface.core.method import Party, Tensors, generator
@@ -169,7 +170,9 @@ def test_what_a_party_s_own_batch_changes_cannot_be_stacked(module: nn.Module, r
 
 @pytest.mark.parametrize(
     ("name", "last"),
-    [("cnn-small", False), ("cnn-small", True), ("feduv-cnn", False), ("sphere20", False), ("vit-tiny", False)],
+    by_default(
+        2, [("cnn-small", False), ("cnn-small", True), ("feduv-cnn", False), ("sphere20", False), ("vit-tiny", False)]
+    ),
 )
 def test_every_backbone_without_statistics_is_stacked(name: str, last: bool) -> None:
     """Embeddings and gradients of two parties are those of each; torch warns of nothing that it does one by one."""
