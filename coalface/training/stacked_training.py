@@ -200,8 +200,9 @@ class _Block:
         parts, compute = list(zip(self.parties, indices, strict=True)), self.parties[0].compute
         images = compute.many([(party.data, index, party.rng) for party, index in parts])
         labels = torch.from_numpy(np.concatenate([party.data.labels[index] for party, index in parts]))
-        each = zip(self.parties, self.classifiers, labels.to(images.device).split(list(map(len, indices))), strict=True)
-        return images, [classifier.select(own, party.rng) for party, classifier, own in each]
+        own_labels = labels.to(images.device).split(list(map(len, indices)))
+        parties = zip(self.parties, self.classifiers, own_labels, strict=True)
+        return images, [classifier.select(own, party.rng) for party, classifier, own in parties]
 
     def _head_steps(
         self,

@@ -46,14 +46,14 @@ def test_an_onnx_file_gives_the_models_embeddings(uint8: bool, fedavg_run: Path,
     words = ["export", fedavg_run, "--to", "onnx", "--out", tmp_path / "out", *(["--uint8"] if uint8 else []), "--json"]
     assert json.loads(said(*words))["parity"] < 1e-4
     session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
-    given = FACES if uint8 else ((FACES.astype(np.float32) - 127.5) / 127.5).transpose(0, 3, 1, 2)
+    inputs = FACES if uint8 else ((FACES.astype(np.float32) - 127.5) / 127.5).transpose(0, 3, 1, 2)
     model = FaceModel.from_run(fedavg_run)
-    for images, faces in ((given, FACES), (given[:1], FACES[:1])):
+    for images, faces in ((inputs, FACES), (inputs[:1], FACES[:1])):
         (embeddings,) = session.run(["embeddings"], {"images": images})
         np.testing.assert_allclose(embeddings, model.embed(faces), atol=1e-4)
     if not uint8:  # OpenCV takes one image at a time
         network = cv2.dnn.readNetFromONNX(str(tmp_path / "out" / "model.onnx"))
-        network.setInput(np.ascontiguousarray(given[:1]))
+        network.setInput(np.ascontiguousarray(inputs[:1]))
         np.testing.assert_allclose(network.forward().reshape(1, -1), model.embed(FACES[:1]), atol=1e-4)
     about = json.loads(session.get_modelmeta().custom_metadata_map["coalface"])
     assert about["model"] == model.fingerprint and about["input"] == ("uint8" if uint8 else "float32")

@@ -118,11 +118,13 @@ def create(
     from coalface.experiments.api.face_model import FaceModel
     from coalface.experiments.gallery.gallery import Gallery
 
-    made = Gallery.create(place, FaceModel(model, party), key=key, far=far, threshold=threshold)
+    created = Gallery.create(place, FaceModel(model, party), key=key, far=far, threshold=threshold)
     if as_json:
-        print_json({"out": place, "model": made.file.about["model"], "encrypted": key is not None, **_decides(made)})
+        print_json(
+            {"out": place, "model": created.file.about["model"], "encrypted": key is not None, **_decides(created)}
+        )
     else:
-        typer.echo(f"wrote {place}; it decides by {made.threshold()}")
+        typer.echo(f"wrote {place}; it decides by {created.threshold()}")
 
 
 @gallery.command()

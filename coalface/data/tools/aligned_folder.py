@@ -290,7 +290,7 @@ _WRITTEN: dict[str, Sequence[int]] = {
     **{".jpg": _JPEG, ".jpeg": _JPEG, ".png": [], ".bmp": []},
     ".webp": [cv2.IMWRITE_WEBP_QUALITY, 101],  # above 100: without loss
 }
-"""How an ending is encoded; others are a PNM, which is told by its first bytes."""
+"""How an ending is encoded; all others are PNM, which readers recognise by its first bytes."""
 
 
 def _encode(face: NDArray[np.uint8], file: str) -> bytes:

@@ -252,8 +252,7 @@ class PartyExecutor:
             party = replace(party, shards=group.shards)
         if not plays(party.role, declaration.role):
             raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
-        if (before := base.read(DATA)) is not None and (current := data_identity(party)) != before:
-            raise StepFailed(f"{where}: {difference(before, current)}")
+        _check_data(request, base, party)
         try:
             with nullcontext() if group is None else group.beside(request):
                 arguments = self.arguments(request, base)
@@ -278,8 +277,7 @@ class PartyExecutor:
     def base_of(self, request: Request, party: Party) -> Commit:
         """The commit that a step starts from, once it is known to be of the party's data."""
         base = self.commits.base(request.base)
-        if (before := base.read(DATA)) is not None and (current := data_identity(party)) != before:
-            raise StepFailed(f"{request.where}: {difference(before, current)}")
+        _check_data(request, base, party)
         return base
 
     def keep(self, request: Request, base: Commit, party: Party, private_state: Any) -> None:
@@ -313,6 +311,12 @@ class PartyExecutor:
             stored = (base or self.commits.base(request.base)).read(declaration.own.__name__)
             arguments["own"] = codec.decode(stored, declaration.own) if stored is not None else None
         return arguments
+
+
+def _check_data(request: Request, base: Commit, party: Party) -> None:
+    """Raise StepFailed where what the party kept was made from other people's images than it has now."""
+    if (before := base.read(DATA)) is not None and (current := data_identity(party)) != before:
+        raise StepFailed(f"{request.where}: {difference(before, current)}")
 
 
 def run_batch(context: ExecutorContext, requests: Sequence[Request]) -> list[Any]:

@@ -56,10 +56,10 @@ class Enrolled:
 
 
 class Checksum:
-    """What stands in for encryption where there is no key: it tells damage."""
+    """What stands in for encryption where there is no key: it detects damage."""
 
     def seal(self, value: bytes, bound: bytes) -> bytes:
-        """The value, and 16 bytes of the SHA-256 of what it stands beside and of itself."""
+        """The value, followed by 16 bytes of the SHA-256 of `bound` and the value."""
         return value + hashlib.sha256(bound + value).digest()[:16]
 
     def open(self, sealed: bytes, bound: bytes) -> bytes:
@@ -73,7 +73,7 @@ class Checksum:
 class Cipher(Checksum):
     """AES-256-GCM under HKDF-SHA256 of a secret and the gallery's own 32 random bytes.
 
-    Each value has a random nonce of 96 bits in front. An embedding is bound to the sealed name that it stands beside,
+    Each value has a random nonce of 96 bits in front. An embedding is bound to the sealed name in its row,
     and both by the key to the gallery: rows that are put together of two, or taken from another file, do not open.
     """
 

@@ -92,7 +92,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def _tensors(content: Any, path: Path) -> tuple[Tensors, list[str]]:
-    """The one mapping of names to tensors in a file, which may lie below a key such as `state_dict`."""
+    """The one mapping of names to tensors in a file, perhaps nested under a key such as `state_dict`."""
     steps = []
     if isinstance(content, Mapping) and not _is_state(content):
         below = [key for key, value in content.items() if _is_state(value)]
@@ -119,30 +119,30 @@ def fit_weights(weights: Weights, network: nn.Module) -> tuple[Tensors, tuple[st
     """
     inner = network.network if isinstance(network, WithInput) else network
     expected = {name: tensor for name, tensor in inner.state_dict().items() if tensor.is_floating_point()}
-    given = {name: tensor for name, tensor in weights.tensors.items() if name.rpartition(".")[2] != COUNTER}
+    from_file = {name: tensor for name, tensor in weights.tensors.items() if name.rpartition(".")[2] != COUNTER}
     steps = list(weights.steps)
-    if counters := len(weights.tensors) - len(given):
+    if counters := len(weights.tensors) - len(from_file):
         steps.append(f"leaves out {several(counters, 'counter')} ({COUNTER})")
-    if given.keys() == expected.keys():
+    if from_file.keys() == expected.keys():
         steps.append("takes every tensor by its name")
     else:
         last = f".{next(iter(expected))}"
-        prefixes = (name.removesuffix(last) + "." for name in given if name.endswith(last))
-        prefix = next((p for p in prefixes if expected.keys() == _below(given, p).keys()), None)
+        prefixes = (name.removesuffix(last) + "." for name in from_file if name.endswith(last))
+        prefix = next((p for p in prefixes if expected.keys() == _below(from_file, p).keys()), None)
         if prefix is not None:
             steps.append(f"takes away the prefix {prefix!r}")
-            if outside := [name for name in given if not name.startswith(prefix)]:
+            if outside := [name for name in from_file if not name.startswith(prefix)]:
                 listed = ", ".join(outside[:5]) + (", …" if len(outside) > 5 else "")
                 steps.append(f"leaves out {several(len(outside), 'tensor')} without it: {listed}")
-            given = _below(given, prefix)
+            from_file = _below(from_file, prefix)
         else:
-            given, by_order = _by_order(given, expected, weights.path)
+            from_file, by_order = _by_order(from_file, expected, weights.path)
             steps += by_order
-    wrong = [name for name, tensor in expected.items() if given[name].shape != tensor.shape]
+    wrong = [name for name, tensor in expected.items() if from_file[name].shape != tensor.shape]
     if wrong:
-        raise DataError(_unfit(given, expected, wrong), where=weights.path)
+        raise DataError(_unfit(from_file, expected, wrong), where=weights.path)
     before = "" if inner is network else "network."
-    plain = {before + name: _plain(given[name], t.dtype, name, weights.path) for name, t in expected.items()}
+    plain = {before + name: _plain(from_file[name], t.dtype, name, weights.path) for name, t in expected.items()}
     return plain, tuple(steps)
 
 
