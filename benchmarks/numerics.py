@@ -53,6 +53,7 @@ CASES = [
     Case("feduv-cnn", 30, 64, 1),
     Case("ir18", 16, 112, 1),
     Case("mobilefacenet", 16, 112, 3),
+    Case("mobilefacenet-relu", 32, 112, 3),
 ]
 SETTINGS = [
     Setting("float32"),

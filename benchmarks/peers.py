@@ -69,7 +69,12 @@ class Peer:
         command = [str(python), str(script), runner, json.dumps(dataclasses.asdict(work))]
         self._log = log
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log.open("w"), text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("w"),
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},  # the environment may be of another checkout
         )
         self._read()
 

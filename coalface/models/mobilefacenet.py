@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from coalface.models.depthwise import DepthwiseConv2d
 from coalface.models.prelu import PReLU
 
 BOTTLENECKS = ((2, 64, 5, 2), (4, 128, 1, 2), (2, 128, 6, 1), (4, 128, 1, 2), (2, 128, 2, 1))
@@ -25,7 +26,8 @@ class Bottleneck(nn.Module):
         self.layers = nn.Sequential(
             *_normed(width, inner, 1),
             nn.ReLU6() if relu else PReLU(inner),
-            *_normed(inner, inner, 3, stride, groups=inner),
+            DepthwiseConv2d(inner, 3, stride),
+            nn.BatchNorm2d(inner),
             nn.ReLU6() if relu else PReLU(inner),
             *_normed(inner, wider, 1),
         )
@@ -58,7 +60,7 @@ class MobileFaceNet(nn.Module):
             raise ValueError(f"backbone 'mobilefacenet': images of {size}×{size} are too small; give size 32 or more")
         side = -(-size // 16)
         stem = [*_normed(channels, STEM, 3, 2), nn.ReLU6() if relu else PReLU(STEM)]
-        stem += [*_normed(STEM, STEM, 3, groups=STEM), nn.ReLU() if relu else PReLU(STEM)]
+        stem += [DepthwiseConv2d(STEM, 3), nn.BatchNorm2d(STEM), nn.ReLU() if relu else PReLU(STEM)]
         stem += [*_normed(STEM, STEM, 1), nn.ReLU()] if relu else []
         blocks, width = [], STEM
         for expansion, wider, repetitions, stride in BOTTLENECKS:
@@ -79,8 +81,6 @@ class MobileFaceNet(nn.Module):
         return self.linear(self.gdconv(self.widen(self.blocks(self.stem(images))))).flatten(1)
 
 
-def _normed(
-    width: int, wider: int, kernel: int, stride: int = 1, groups: int = 1, bias: bool = False
-) -> tuple[nn.Module, nn.Module]:
-    convolution = nn.Conv2d(width, wider, kernel, stride, padding=kernel // 2, groups=groups, bias=bias)
+def _normed(width: int, wider: int, kernel: int, stride: int = 1, bias: bool = False) -> tuple[nn.Module, nn.Module]:
+    convolution = nn.Conv2d(width, wider, kernel, stride, padding=kernel // 2, bias=bias)
     return convolution, nn.BatchNorm2d(wider)

@@ -75,7 +75,7 @@ def test_the_parts_that_are_linear_have_no_activation():
     assert [type(part).__name__ for part in module.linear] == ["Conv2d", "BatchNorm2d"]
     for block in module.blocks:
         assert [type(part).__name__ for part in block.layers] == [
-            *("Conv2d", "BatchNorm2d", "PReLU", "Conv2d", "BatchNorm2d", "PReLU"),
+            *("Conv2d", "BatchNorm2d", "PReLU", "DepthwiseConv2d", "BatchNorm2d", "PReLU"),
             *("Conv2d", "BatchNorm2d"),
         ]
     assert [block.adds for block in module.blocks] == [s == 1 and a == b for _, a, b, s in TABLE]
