@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from coalface.models.prelu import PReLU
+from coalface.models.layers import PReLU
 
 BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 14, 3), 100: (3, 13, 30, 3)}
 """Depth → residual blocks in each of the four stages: the depths of insightface."""

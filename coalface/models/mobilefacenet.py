@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from coalface.models.depthwise import DepthwiseConv2d
-from coalface.models.prelu import PReLU
+from coalface.models.layers import DepthwiseConv2d, PReLU
 
 BOTTLENECKS = ((2, 64, 5, 2), (4, 128, 1, 2), (2, 128, 6, 1), (4, 128, 1, 2), (2, 128, 2, 1))
 """Rows of the paper's table 1: expansion, width, repetitions, stride of the first."""

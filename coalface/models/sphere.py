@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from coalface.models.prelu import PReLU
+from coalface.models.layers import PReLU
 
 BLOCKS = {20: (1, 2, 4, 1), 64: (3, 8, 16, 3)}
 """Convolutions in all → residual blocks in each of the four stages."""

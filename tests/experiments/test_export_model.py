@@ -40,6 +40,8 @@ def untrained(folder: Path, name: str, size: int = 112) -> FaceModel:
     return FaceModel(folder)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("uint8", by_default(1, [True, False]))
 def test_an_onnx_file_gives_the_models_embeddings(uint8: bool, fedavg_run: Path, tmp_path: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -262,6 +262,8 @@ def rows(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_sweep_shows_each_half_and_the_mean_of_both(swept: Path) -> None:
     text = (swept / "out" / "table.md").read_text()
     header, _, _, *shown = rows(text)

@@ -133,7 +133,7 @@ def test_a_file_without_a_configuration_is_refused(tmp_path: Path, text: str | N
     assert error.value.where.split(", line")[0] == str(path)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     path = tmp_path_factory.mktemp("any") / "c.py"

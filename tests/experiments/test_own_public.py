@@ -77,6 +77,8 @@ def listing(folder: Path, *names: str) -> str:
 # --- the same run here and there --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_those_of_a_local_run(
     parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

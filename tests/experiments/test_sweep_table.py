@@ -60,6 +60,8 @@ def run(swept: Path, method: str, seed: int) -> Path:
     return swept / "out" / "runs" / str(of(swept, method)[seed]["hash"])
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_each_seed_has_its_people_of_the_target_and_both_those_of_the_source(swept: Path) -> None:
     lists = [[cell["lists"] for cell in of(swept, method)] for method in ("source-only", "fedfr-uda")]
     assert lists[0] == lists[1]

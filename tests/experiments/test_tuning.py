@@ -72,6 +72,8 @@ class Breaks(tinyruns.Silent):
         raise Stop
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.usefixtures("quick_workers")
 def test_workers_and_a_resume_compute_by_the_choice_that_the_run_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

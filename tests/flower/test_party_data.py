@@ -35,6 +35,8 @@ def parties(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the same run here and there --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_whose_nodes_each_see_their_own_folder_leaves_the_bytes_of_a_local_one(
     parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

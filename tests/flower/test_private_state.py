@@ -72,6 +72,8 @@ def test_a_home_that_others_can_read_is_refused_with_what_to_do(
     assert f"close it with `chmod -R go= {home}`" in caplog.text and path.stat().st_mode & 0o777 == 0o750
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_with_keys_leaves_what_one_without_leaves_and_its_private_state_does_not_show(
     recipe: Path, tmp_path: Path
 ) -> None:

@@ -109,6 +109,8 @@ def tensor_bytes(lines: Iterable[Mapping[str, Any]]) -> dict[tuple[str, int, str
     return counts
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["fedavg", *by_default(1, [name for name in BATCHED if name != "fedavg"])])
 def test_client_batches_stopped_and_resumed_are_never_stopped(name: str, tmp_path: Path) -> None:
     method, build, numerics = cohorts(name, 24, SEVERAL)

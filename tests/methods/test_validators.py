@@ -114,6 +114,8 @@ def single_backbones(method: Any, folder: Path, build: Tiny, round_: int) -> dic
 # --- stopped while a validation is under way --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("mode", "lag"), by_default(1, [("kept", 2), ("folded", 1)]))
 def test_a_run_stopped_at_any_answer_with_a_validation_under_way_is_never_stopped(
     mode: Any, lag: int, tmp_path: Path

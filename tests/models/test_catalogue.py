@@ -35,6 +35,8 @@ def hasty(monkeypatch):
     return measured
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_every_backbone_in_a_table():
     text = output()
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.split()[:1]}
@@ -84,6 +86,8 @@ def test_measured_figures_name_batch_threads_and_processor(hasty):
     assert not hasty[2:], "one that was not asked for is not measured"
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_measuring_runs_batches_and_puts_the_threads_back(monkeypatch):
     calls = []
     original = torch.nn.Module.__call__

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from coalface.models.depthwise import DepthwiseConv2d
+from coalface.models.layers import DepthwiseConv2d
 
 
 def test_gradients_by_hand() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from coalface.models import build
-from coalface.models.prelu import PReLU
+from coalface.models.layers import PReLU
 
 
 def test_gradients_by_hand() -> None:

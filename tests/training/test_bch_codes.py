@@ -68,6 +68,8 @@ def test_the_least_distance_of_small_codes_over_all_their_words(n, k):
     assert weights[0] == 0 and weights[1:].min() == code.d
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("n", "k"), by_default(1, OF_FEDUV))
 def test_a_code_of_feduv_is_the_one_of_another_library(n, k):
     import galois

@@ -228,6 +228,8 @@ def pairwise_f(labels: Labels, clusters: Labels) -> float:
     return float(2 * (is_genuine & together).sum() / (is_genuine.sum() + together.sum()))
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_threshold_with_the_best_score() -> None:
     features, labels = identities(17, 14, 24, 0.5)
     tried: dict[float, float] = {}

@@ -166,6 +166,8 @@ def naive_descent(weights, step, steps, momentum, tangent, **terms):
     return rows.detach()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("tangent", [False, True])
 @pytest.mark.parametrize("terms", [{}, {"top_k": 3}, {"reduce": "mean", "margin": 1.2}], ids=str)
@@ -177,6 +179,8 @@ def test_descent_is_that_of_an_optimiser(terms, tangent, momentum):
     assert torch.equal(weights, copy)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_where_small_steps_collapse():
     # C = 250, v = 0.7: 2 · 0.01 · C (ρ − 0.3) passes 1 at ρ = 0.5. Below it one cluster loosens, above it it collapses.
     for noise, tight in [(1.1, False), (0.9, True)]:
