@@ -11,9 +11,9 @@ import typer
 
 from coalface.cli.console import print_json, print_table
 from coalface.cli.data import AsJson, Quiet
+from coalface.cli.model_options import MODEL, Input, Party, read_input
 
-Model = Annotated[Path, typer.Argument(help="A run folder, or its model folder.")]
-Party = Annotated[str | None, typer.Option(help="The party whose model to use, where each has its own.")]
+Model = Annotated[Path, typer.Argument(help=MODEL)]
 Flip = Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image (F1).")]
 Features = Annotated[
     Path | None, typer.Option(help="A folder to keep embeddings in, so that a stopped evaluation can resume.")
@@ -27,6 +27,7 @@ def evaluate(
     ],
     images: Annotated[Path | None, typer.Option(help="The identity folders or pack that a pair list names.")] = None,
     party: Party = None,
+    convention: Input = None,
     threshold_from: Annotated[
         Path | None, typer.Option(help="A second list to choose the threshold on (View 1).")
     ] = None,
@@ -65,6 +66,7 @@ def evaluate(
             on,
             images=images,
             party=party,
+            convention=read_input(convention),
             threshold_from=threshold_from,
             flip=flip,
             pairs=pairs,
@@ -72,7 +74,7 @@ def evaluate(
             show=show,
         )
     if calibrate:
-        FaceModel(model, party).calibrate(figures, on.name)
+        FaceModel(model, party, read_input(convention)).calibrate(figures, on.name)
     for remark in _remarks(figures, requested_pairs=pairs):
         typer.echo(remark, err=True)
     print_json(figures) if as_json else _print_figures(figures)

@@ -37,20 +37,22 @@ from coalface.models.pretrained.onnx import read_onnx
 
 
 class FaceModel(nn.Module):
-    """The network that a run left, in evaluation mode, and the size and colour of images that it takes.
+    """The network that a run left, or of an ONNX file, in evaluation mode; the size and colour of images it takes.
 
     Examples:
         >>> model = FaceModel.from_run("runs/a")  # doctest: +SKIP
         >>> model.similarity("a.jpg", "b.jpg")  # doctest: +SKIP
     """
 
-    def __init__(self, folder: str | os.PathLike[str], party: str | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str], party: str | None = None, input: Any = None) -> None:
         """`folder` is a run's, or its `model`; `party` whose own model it is, where each party has one.
+
+        It may be an ONNX file too, and `input` what that expects, as in `from_onnx`.
 
         Raises FileNotFoundError, with what there is, and DataError where a file is not as it was written.
         """
         with _arguments():
-            backbone, about = read_model(Path(folder), party)
+            backbone, about = read_model(Path(folder), party, Model(input=input).input)
         self._hold(Path(folder), party, backbone, about)
 
     def _hold(self, folder: Path, party: str | None, backbone: Backbone, about: dict[str, Any]) -> None:
@@ -97,16 +99,15 @@ class FaceModel(nn.Module):
 
     @classmethod
     def from_onnx(
-        cls, path: str | os.PathLike[str], *, size: int = 112, grey: bool = False, input: Any = None
+        cls, path: str | os.PathLike[str], *, size: int | None = None, grey: bool | None = None, input: Any = None
     ) -> FaceModel:
         """The network of an ONNX file, to embed and evaluate with; it cannot be trained or saved.
 
-        `size`, `grey` and `input` are as in `from_weights`. Raises DataError where OpenCV cannot run it on such images.
+        `size`, `grey` and `input` are as in `from_weights`. Without the first two, images have the side that the graph
+        fixes, else 112, and its channels. Raises DataError where OpenCV cannot run it on such images.
         """
-        convention = Model(input=input).input
-        channels = 1 if grey else 3
-        network = read_onnx(Path(path), size=size, images=channels, convention=convention)
-        about = {"backbone": "onnx", "size": size, "channels": channels, "embedding_size": network.embedding_size}
+        images = None if grey is None else 1 if grey else 3
+        network, about = read_onnx(Path(path), size=size, images=images, convention=Model(input=input).input)
         model = cls.__new__(cls)
         model._hold(Path(path), None, Backbone(network), about)
         return model
