@@ -33,10 +33,14 @@ Upright = Annotated[
 
 def read_input(text: str | None) -> Any:
     """The input convention that `--input` names."""
+    from coalface.core.errors import RecipeError
     from coalface.core.parsing import parse_yaml
     from coalface.experiments.recipe.sections import Model
 
-    return None if text is None else Model(input=parse_yaml(text)).input
+    try:
+        return None if text is None else Model(input=parse_yaml(text)).input
+    except ValueError as error:
+        raise RecipeError(str(error).removeprefix("model.input."), where="--input") from None
 
 
 def open_detector(path: Path | None, upright: bool) -> YuNet:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -157,9 +158,12 @@ class FaceModel(nn.Module):
     def threshold(self, far: float = 0.001) -> Threshold:
         """The cosine from which on two images count as one person's. Raises DataError where there is none for a FAR."""
         folder = shlex.quote(str(self.folder))
-        party = f" --party {self.party}" if self.party else ""
+        option = f" --party {self.party}" if self.party else ""
+        if "file" in self.about:
+            convention = {key: self.about["input"][key] for key in ("mean", "std", "order")}
+            option = f" --input {shlex.quote(json.dumps(convention))}"
         remedy = (
-            f"`coalface evaluate {folder}{party} --on PAIRS --calibrate` adds what its pairs carry; or name a cosine"
+            f"`coalface evaluate {folder}{option} --on PAIRS --calibrate` adds what its pairs carry; or name a cosine"
         )
         return choose(self.thresholds, far, where=str(self.folder), remedy=remedy)
 
