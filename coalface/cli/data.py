@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from coalface.cli.console import Commands, print_json
-from coalface.cli.model_options import DetectorPath, Upright, open_detector
+from coalface.cli.use.options import DetectorPath, Upright, open_detector
 from coalface.core.text import several
 
 Part = Annotated[str, typer.Option(help="A part of a layout: train or test of VGGFace2, a race of RFW or BUPT.")]

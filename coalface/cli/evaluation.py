@@ -11,7 +11,7 @@ import typer
 
 from coalface.cli.console import print_json, print_table
 from coalface.cli.data import AsJson, Quiet
-from coalface.cli.model_options import MODEL, Input, Party, read_input
+from coalface.cli.use.options import MODEL, Input, Party, read_input
 
 Model = Annotated[Path, typer.Argument(help=MODEL)]
 Flip = Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image (F1).")]

@@ -10,7 +10,7 @@ import typer
 
 from coalface.cli.console import Commands, print_json, print_table
 from coalface.cli.data import AsJson, Quiet
-from coalface.cli.model_options import (
+from coalface.cli.use.options import (
     MODEL,
     DetectorPath,
     Input,
