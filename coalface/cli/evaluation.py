@@ -85,6 +85,7 @@ def ijb(
     meta: Annotated[Path, typer.Argument(help="The folder `meta` of IJB-B or IJB-C, or IJB-A's folder of splits.")],
     images: Annotated[Path, typer.Option(help="The folder of the images that the lists name, such as loose_crop.")],
     party: Party = None,
+    convention: Input = None,
     flip: Flip = False,
     norm: Annotated[
         bool, typer.Option("--norm/--no-norm", help="Keep the length of features (N1), or set it to one (N0).")
@@ -109,7 +110,16 @@ def ijb(
 
     show = functools.partial(counting, quiet=quiet)
     figures = evaluate_ijb(
-        model, meta, images, party=party, flip=flip, norm=norm, detector=detector, features=features, show=show
+        model,
+        meta,
+        images,
+        party=party,
+        convention=read_input(convention),
+        flip=flip,
+        norm=norm,
+        detector=detector,
+        features=features,
+        show=show,
     )
     print_json(figures) if as_json else _print_ijb(figures)
 
@@ -128,6 +138,7 @@ def megaface(
         Path | None, typer.Option(help="insightface's list of noisy distractors, to leave out.")
     ] = None,
     party: Party = None,
+    convention: Input = None,
     flip: Flip = False,
     features: Features = None,
     as_json: AsJson = False,
@@ -150,6 +161,7 @@ def megaface(
         facescrub_noises=facescrub_noises,
         megaface_noises=megaface_noises,
         party=party,
+        convention=read_input(convention),
         flip=flip,
         features=features,
         show=functools.partial(counting, quiet=quiet),

@@ -83,15 +83,18 @@ class OnnxNetwork(nn.Module):
     (n, channels, size, size) → (n, embedding_size). Raises DataError for a graph that OpenCV cannot run so.
     """
 
-    def __init__(self, path: Path, takes: GraphInput, size: int) -> None:
+    def __init__(self, path: Path, sha256: str, takes: GraphInput, size: int) -> None:
         super().__init__()
-        self.takes = takes
+        self.sha256, self.takes = sha256, takes
         try:
             self._net = cv2.dnn.readNetFromONNX(str(path))
             self.embedding_size = self(torch.zeros(1, takes.channels, size, size)).shape[1]
         except cv2.error as error:
             reason = " ".join(error.err.split())
             raise DataError(f"OpenCV cannot run it on an image of {size}×{size}: {reason}", where=path) from None
+
+    def extra_repr(self) -> str:
+        return f"sha256={self.sha256}"
 
     def forward(self, images: Tensor) -> Tensor:
         images = images.permute(0, 2, 3, 1) if self.takes.channels_last else images
@@ -122,6 +125,7 @@ def read_onnx(
     images = images or takes.channels
     if images > takes.channels:
         raise DataError("its graph takes grey images", where=path)
-    network = WithInput(OnnxNetwork(path, takes, size), convention, images, takes.channels)
+    sha256 = hashlib.sha256(content).hexdigest()
+    network = WithInput(OnnxNetwork(path, sha256, takes, size), convention, images, takes.channels)
     about = {"backbone": "onnx", "size": size, "channels": images, "embedding_size": network.embedding_size}
-    return network, about | {"input": asdict(convention), "file": hashlib.sha256(content).hexdigest()}
+    return network, about | {"input": asdict(convention), "file": sha256}
