@@ -64,6 +64,8 @@ def _fields(message: Any) -> Iterator[tuple[int, Any]]:
             shift += 7
             if byte < 128:
                 return value
+            if shift > 63:
+                raise ValueError("not a protobuf message")
 
     while at < len(message):
         number, kind = divmod(varint(), 8)
