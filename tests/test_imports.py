@@ -31,7 +31,7 @@ RULES = {
         "data.synthetic": "core data",
         "data.tools": "core data data.readers",
         "models": "core data models.pretrained",
-        "models.pretrained": "core models.folder",
+        "models.pretrained": "core models.branched models.folder",
         "evaluation.metrics": "core data",
         "privacy": "core",
         "training.losses": "core",
@@ -59,7 +59,8 @@ RULES = {
         "flower.provision": f"{BELOW} methods evaluation {EXPERIMENTS} flower.app",
         "flower.party": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS} flower.app flower.provision",
         "flower.poc": f"{BELOW} {ENGINE} evaluation {EXPERIMENTS} {FLOWER}",
-        "cli.use": "core data.tools experiments.api experiments.export experiments.gallery cli models",
+        "cli.use": "core data data.tools models cli experiments.api experiments.export experiments.gallery "
+        "experiments.recipe",
         "cli": f"cli.use {BELOW} {ENGINE} methods evaluation {EXPERIMENTS} {FLOWER} flower.poc",
     }.items()
 }

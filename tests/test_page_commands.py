@@ -40,6 +40,7 @@ ELSEWHERE = {
     "index.md": "experiments/test_demo.py",
     "python.md": "experiments/test_python_page.py",
     "spec/recipes-and-runs.md": "experiments/test_experiment.py",
+    "tutorials/photos.md": "test_photos_page.py",
     "use.md": "experiments/test_gallery.py",
     "writing-a-method.md": "experiments/test_check_method.py",
 }
@@ -121,7 +122,8 @@ def test_a_page_gives_commands_that_the_program_knows(page: str) -> None:
             elif first == "make":
                 assert set(rest) <= set(TARGETS)
             elif first == "pip":
-                assert set(re.findall(r"coalface\[(.+)\]", rest[-1])) <= EXTRAS.keys()
+                extras = re.findall(r"coalface\[(.+)\]", rest[-1])
+                assert {extra for names in extras for extra in names.split(",")} <= EXTRAS.keys()
             elif first.endswith("python"):
                 files = [word for word in rest if word.startswith(("tests/", "benchmarks/"))]
                 assert all((ROOT / file).is_file() for file in files)

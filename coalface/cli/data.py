@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from coalface.cli.console import Commands, print_json
+from coalface.cli.use.options import DetectorPath, Upright, open_detector
 from coalface.core.text import several
 
 Part = Annotated[str, typer.Option(help="A part of a layout: train or test of VGGFace2, a race of RFW or BUPT.")]
@@ -105,12 +106,8 @@ def align(
         Path | None,
         typer.Option(help="A list of landmarks, or a folder with lists named …_lmk.txt, in place of a detector."),
     ] = None,
-    detector: Annotated[
-        Path | None, typer.Option(help="The ONNX file of a YuNet; by default that of the extra `photos`.")
-    ] = None,
-    upright: Annotated[
-        bool, typer.Option("--upright", help="No photograph lies on its side: turn none to look for faces.")
-    ] = False,
+    detector: DetectorPath = None,
+    upright: Upright = False,
     size: Annotated[int, typer.Option(help="Side of the aligned faces in pixels.")] = 112,
     min_side: Annotated[
         float, typer.Option(help="Pixels of the photograph along the side of the square around a face, at least.")
@@ -127,7 +124,6 @@ def align(
     on after Ctrl-C, and looks only at photographs that are new or changed.
     """
     from coalface.core.errors import RecipeError
-    from coalface.data.detection import YuNet
     from coalface.data.photographs import Limits
     from coalface.data.tools.aligned_folder import list_photographs
     from coalface.data.tools.progress_bar import counting
@@ -138,7 +134,7 @@ def align(
     limits = Limits(side=min_side, sharpness=min_sharpness)
     options: dict[str, Any] = {"landmarks": landmarks, "all_faces": all_faces, "size": size}
     if landmarks is None:
-        options["detector"] = YuNet.find(upright=upright) if detector is None else YuNet(detector, upright=upright)
+        options["detector"] = open_detector(detector, upright)
     with counting("aligning", len(list_photographs(source)[0]), quiet or as_json) as count:
         folder = aligning.align_folder(source, out, **options, limits=limits, progress=count)
     if as_json:

@@ -11,9 +11,9 @@ import typer
 
 from coalface.cli.console import print_json, print_table
 from coalface.cli.data import AsJson, Quiet
+from coalface.cli.use.options import MODEL, Input, Party, read_input
 
-Model = Annotated[Path, typer.Argument(help="A run folder, or its model folder.")]
-Party = Annotated[str | None, typer.Option(help="The party whose model to use, where each has its own.")]
+Model = Annotated[Path, typer.Argument(help=MODEL)]
 Flip = Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image (F1).")]
 Features = Annotated[
     Path | None, typer.Option(help="A folder to keep embeddings in, so that a stopped evaluation can resume.")
@@ -27,6 +27,7 @@ def evaluate(
     ],
     images: Annotated[Path | None, typer.Option(help="The identity folders or pack that a pair list names.")] = None,
     party: Party = None,
+    convention: Input = None,
     threshold_from: Annotated[
         Path | None, typer.Option(help="A second list to choose the threshold on (View 1).")
     ] = None,
@@ -65,6 +66,7 @@ def evaluate(
             on,
             images=images,
             party=party,
+            convention=read_input(convention),
             threshold_from=threshold_from,
             flip=flip,
             pairs=pairs,
@@ -72,7 +74,7 @@ def evaluate(
             show=show,
         )
     if calibrate:
-        FaceModel(model, party).calibrate(figures, on.name)
+        FaceModel(model, party, read_input(convention)).calibrate(figures, on.name)
     for remark in _remarks(figures, requested_pairs=pairs):
         typer.echo(remark, err=True)
     print_json(figures) if as_json else _print_figures(figures)
@@ -83,6 +85,7 @@ def ijb(
     meta: Annotated[Path, typer.Argument(help="The folder `meta` of IJB-B or IJB-C, or IJB-A's folder of splits.")],
     images: Annotated[Path, typer.Option(help="The folder of the images that the lists name, such as loose_crop.")],
     party: Party = None,
+    convention: Input = None,
     flip: Flip = False,
     norm: Annotated[
         bool, typer.Option("--norm/--no-norm", help="Keep the length of features (N1), or set it to one (N0).")
@@ -107,7 +110,16 @@ def ijb(
 
     show = functools.partial(counting, quiet=quiet)
     figures = evaluate_ijb(
-        model, meta, images, party=party, flip=flip, norm=norm, detector=detector, features=features, show=show
+        model,
+        meta,
+        images,
+        party=party,
+        convention=read_input(convention),
+        flip=flip,
+        norm=norm,
+        detector=detector,
+        features=features,
+        show=show,
     )
     print_json(figures) if as_json else _print_ijb(figures)
 
@@ -126,6 +138,7 @@ def megaface(
         Path | None, typer.Option(help="insightface's list of noisy distractors, to leave out.")
     ] = None,
     party: Party = None,
+    convention: Input = None,
     flip: Flip = False,
     features: Features = None,
     as_json: AsJson = False,
@@ -148,6 +161,7 @@ def megaface(
         facescrub_noises=facescrub_noises,
         megaface_noises=megaface_noises,
         party=party,
+        convention=read_input(convention),
         flip=flip,
         features=features,
         show=functools.partial(counting, quiet=quiet),

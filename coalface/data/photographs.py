@@ -72,13 +72,15 @@ class Aligned:
     """(k, 5, 2) their landmarks in the photograph."""
     left_out: tuple[LeftOut, ...] = ()
     """Why there is none, or which were not taken."""
+    where: str = "photograph"
+    """The file, or which of several photographs it is."""
 
     @property
     def face(self) -> NDArray[np.uint8]:
         """The only face, or the most prominent. Raises DataError with the reason where there is none."""
         if not len(self.faces):
             first = self.left_out[0]
-            raise DataError(f"{first.reason} ({first.detail})" if first.detail else first.reason, where="photograph")
+            raise DataError(f"{first.reason} ({first.detail})" if first.detail else first.reason, where=self.where)
         return np.asarray(self.faces[0])
 
 

@@ -25,6 +25,8 @@ from coalface.data.readers.folders import SUFFIXES, read_file
 from coalface.data.source import DECODER, decode, in_order
 from coalface.data.tools.progress_bar import counting
 from coalface.models.embedding import raw_features, unit_features
+from coalface.models.pretrained.input import WithInput
+from coalface.models.pretrained.onnx import OnnxNetwork
 
 BATCH = 256
 """Images that the model takes at a time."""
@@ -125,8 +127,11 @@ def folder_for(features: Path | None) -> Iterator[Path]:
 
 
 def model_stamp(module: nn.Module) -> str:
-    """SHA-256 over a model's tensors and their names."""
+    """SHA-256 over a model's tensors and their names, its input convention and, where it is one, the ONNX file."""
     digest = hashlib.sha256(repr(type(module)).encode())
+    for part in module.modules():
+        if isinstance(part, WithInput | OnnxNetwork):
+            digest.update(part.extra_repr().encode())
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())

@@ -38,7 +38,8 @@ from coalface.evaluation.metrics.verification import (
 from coalface.models import Backbone, branched, build
 from coalface.models.embedding import embed, images_needed
 from coalface.models.folder import ABOUT, locate, read_about, read_tensors, remedy
-from coalface.models.pretrained.input import convention_of
+from coalface.models.pretrained.input import InputConvention, convention_of
+from coalface.models.pretrained.onnx import SUFFIX, read_onnx
 
 FARS = (0.1, 0.01, 0.001)
 FOLDS = 10
@@ -47,16 +48,30 @@ PAIRS = 3000
 """Genuine pairs that are drawn, and as many impostor pairs, where the images make as many."""
 
 
-def read_model(place: Path, party: str | None = None) -> tuple[Backbone, dict[str, Any]]:
-    """The network of a run folder or model folder, and `model.json`.
+def read_model(
+    place: Path, party: str | None = None, convention: InputConvention | None = None
+) -> tuple[Backbone, dict[str, Any]]:
+    """The network of a run folder, a model folder or an ONNX file, and `model.json` or what would stand there.
 
-    Raises FileNotFoundError with what there is, and DataError where a file is not as it was written.
+    `convention` is what an ONNX file expects of its input. Raises FileNotFoundError with what there is, and DataError
+    where a file is not as it was written.
     """
+    if place.suffix == SUFFIX:
+        if party is not None:
+            raise RecipeError(f"{place} holds one model: leave it out", where="--party")
+        network, about = read_onnx(place, convention=convention)
+        return Backbone(network), about
+    if convention is not None:
+        raise RecipeError(f"{place} says itself what it expects: leave it out", where="--input")
     if party is not None:
         check_name(party)
     folder = locate(place)
     if not (folder / ABOUT).exists():
-        hint = remedy(place / "model") if (place / "model").exists() else "give a run folder, or its folder `model`"
+        hint = (
+            remedy(place / "model")
+            if (place / "model").exists()
+            else "give a run folder, its folder `model`, or an ONNX file"
+        )
         raise FileNotFoundError(f"{place} holds no model: {folder / ABOUT} does not exist; {hint}")
     about = read_about(folder)
     name = "backbone.safetensors" if party is None else f"parties/{party}.safetensors"
@@ -114,6 +129,7 @@ def evaluate_model(
     *,
     images: Path | None = None,
     party: str | None = None,
+    convention: InputConvention | None = None,
     threshold_from: Path | None = None,
     flip: bool = False,
     pairs: int | None = None,
@@ -135,17 +151,20 @@ def evaluate_model(
     `threshold_trained_on` says it of the second list. If there are any, `others` has the figures on the pairs that show
     none, as far as these carry them, with the threshold chosen on such pairs alone.
 
+    Of an ONNX file, `file` is the SHA-256 and `input` what it expects of its input.
+
     Figures of plug-ins that the run around the model names are computed too; `left_out` says why one cannot be.
 
     Raises RecipeError for an option that does not fit the others, and DataError where the second list holds pairs of
     the first.
     """
-    backbone, about = read_model(model, party)
+    backbone, about = read_model(model, party, convention)
     members = membership.read_beside(locate(model))
     options: dict[str, Any] = {"images": images, "threshold_from": threshold_from, "flip": flip, "pairs": pairs}
     named = named_beside(locate(model))
     figures = evaluate_network(backbone.module, about, on, members, named, **options, list_name=list_name, show=show)
-    return {"model": str(model), "on": str(on), **figures}
+    record = {key: about[key] for key in ("file", "input") if "file" in about}
+    return {"model": str(model), **record, "on": str(on), **figures}
 
 
 def named_beside(folder: Path) -> list[str]:

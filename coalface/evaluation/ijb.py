@@ -31,6 +31,7 @@ from coalface.evaluation.finished_model import read_model
 from coalface.evaluation.metrics.open_set import mean_figures, search
 from coalface.evaluation.metrics.templates import FARS, Templates, over_splits, template_features, verify_pairs
 from coalface.evaluation.metrics.verification import TarAtFar
+from coalface.models.pretrained.input import InputConvention
 
 SPLIT_FARS = (1e-3, 1e-2, 1e-1)
 """Those of the field's tables of IJB-A; the first is the one that is quoted."""
@@ -42,6 +43,7 @@ def evaluate_ijb(
     images: Path,
     *,
     party: str | None = None,
+    convention: InputConvention | None = None,
     flip: bool = False,
     norm: bool = True,
     detector: bool | None = None,
@@ -60,7 +62,7 @@ def evaluate_ijb(
     before the first is embedded. Raises DataError for images that cannot be read and for landmarks of other images,
     FileNotFoundError for missing ones, and RecipeError for scores that IJB-A does not have.
     """
-    backbone, about = read_model(model, party)
+    backbone, about = read_model(model, party, convention)
     run = _Ijb(backbone, about, images, norm, flip, detector is not False, features, show)
     if not is_ijba(meta):
         return {"model": str(model), **run.of_lists(read_ijb(meta), meta, fars)}

@@ -20,6 +20,7 @@ from coalface.data.readers.megaface import (
 from coalface.evaluation.feature_file import QUIET, Show, Stream, embed_all, folder_for, listed_faces
 from coalface.evaluation.finished_model import read_model
 from coalface.evaluation.metrics.megaface import evaluate_probes
+from coalface.models.pretrained.input import InputConvention
 
 PROBES = "facescrub_features_list.json"
 """The kit's list of probes."""
@@ -37,6 +38,7 @@ def evaluate_megaface(
     facescrub_noises: Path | None = None,
     megaface_noises: Path | None = None,
     party: str | None = None,
+    convention: InputConvention | None = None,
     flip: bool = False,
     features: Path | None = None,
     fars: Sequence[float] = FARS,
@@ -53,7 +55,7 @@ def evaluate_megaface(
     FileNotFoundError for lists and images that are missing, RecipeError for a size that the kit does not have, and
     DataError for images that cannot be read and for probes of which no identity has two.
     """
-    backbone, about = read_model(model, party)
+    backbone, about = read_model(model, party, convention)
     probe_list = read_probes(lists / PROBES)
     if facescrub_noises is not None:
         probe_list, _ = probe_list.without(read_facescrub_noises(facescrub_noises))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from coalface.experiments.export.client import export_client
 from coalface.experiments.export.model import export_model
 from coalface.models import Backbone, build
 from coalface.models.folder import save, write_about
+from coalface.models.pretrained.weights import read_weights
 
 FACES = SyntheticFaces(4, 3, 7, size=32, grey=True).generate().pixels
 
@@ -105,7 +107,12 @@ def test_a_partys_own_model_and_a_personalised_one_are_exported(solo_run: Path, 
     export_client(run, "silo-00", tmp_path / "client")
     export_model(run, "safetensors", tmp_path / "personal", party="silo-00")
     assert FaceModel(tmp_path / "personal").fingerprint == FaceModel(tmp_path / "client").fingerprint
+    assert read_weights(tmp_path / "personal").steps == ("leaves out the branch of a personalised model",)
     assert FaceModel.from_run(run).fingerprint != FaceModel(tmp_path / "client").fingerprint
+    pytest.importorskip("onnxruntime")
+    export_model(run, "onnx", tmp_path / "onnx", party="silo-00")
+    expected = FaceModel(tmp_path / "client").embed(FACES)
+    np.testing.assert_allclose(FaceModel(tmp_path / "onnx" / "model.onnx").embed(FACES), expected, atol=1e-4)
     assert "was not evaluated by itself" in (tmp_path / "personal" / "README.md").read_text()
 
 
@@ -129,6 +136,16 @@ def test_the_card_has_the_hubs_front_matter_and_the_runs_figures(fedavg_run: Pat
 def test_an_exported_model_is_evaluated_as_its_run(fedavg_run: Path, tmp_path: Path) -> None:
     faces = picture_folders(tmp_path / "faces", [f"P{i}" for i in range(8)])
     export_model(fedavg_run, "safetensors", tmp_path / "out")
-    assert (
-        evaluate_model(tmp_path / "out", faces, pairs=20)["eer"] == evaluate_model(fedavg_run, faces, pairs=20)["eer"]
-    )
+    expected = evaluate_model(fedavg_run, faces, pairs=20)
+    assert evaluate_model(tmp_path / "out", faces, pairs=20)["eer"] == expected["eer"]
+    pytest.importorskip("onnxruntime")
+    export_model(fedavg_run, "onnx", tmp_path / "onnx", uint8=True)
+    path = tmp_path / "onnx" / "model.onnx"
+    figures = json.loads(said("evaluate", path, "--on", faces, "--pairs", "20", "--json"))
+    for name in ("accuracy", "eer", "threshold@far=0.1"):
+        assert figures[name] == pytest.approx(expected[name], abs=1e-4)
+    assert figures["file"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert figures["input"] == {"mean": 0.0, "std": 1.0, "order": "rgb", "channels": 1}
+    model = FaceModel(path)
+    assert model.thresholds == FaceModel.from_run(fedavg_run).thresholds != []
+    np.testing.assert_allclose(model.embed(FACES), FaceModel.from_run(fedavg_run).embed(FACES), atol=1e-4)

@@ -19,6 +19,7 @@ from tinyruns import picture_folders
 
 from coalface.core.errors import DataError, RecipeError
 from coalface.data.synthetic.generator import SyntheticFaces
+from coalface.evaluation.feature_file import model_stamp
 from coalface.evaluation.finished_model import evaluate_model
 from coalface.experiments.api.face_embedder import FaceEmbedder
 from coalface.experiments.api.face_model import FaceModel
@@ -156,6 +157,17 @@ def test_an_onnx_file_embeds_and_is_evaluated_as_it_is(tmp_path: Path) -> None:
     assert model.evaluate(FACES, pairs=20)["pairs"] == 40
     with pytest.raises(RecipeError):
         model.save_pretrained(tmp_path / "copy")
+    by_command = FaceModel(tmp_path / "a.onnx", input={"mean": 100, "std": [1, 2, 4], "order": "bgr"})
+    coloured = np.repeat(FACES.pixels, 3, axis=3)  # the graph says its size and its channels
+    np.testing.assert_allclose(by_command.embed(list(coloured)), expected, atol=1e-5)
+    other = FaceModel(tmp_path / "a.onnx")
+    assert by_command.fingerprint != other.fingerprint
+    (tmp_path / "c.onnx").write_bytes(linear_graph(matrix + 1, 32))
+    networks = [opened.network for opened in (by_command, other, FaceModel(tmp_path / "c.onnx"))]
+    assert len({model_stamp(network) for network in networks}) == 3
+    for options in ({"party": "silo-00"}, {"input": {"std": 0}}):
+        with pytest.raises(RecipeError):
+            FaceModel(tmp_path / "a.onnx", **options)
     for content, size in ((b"no graph", 32), (linear_graph(matrix, 32), 48)):
         (tmp_path / "b.onnx").write_bytes(content)
         with pytest.raises(DataError) as error:

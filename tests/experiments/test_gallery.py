@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 import shutil
 import sqlite3
 import subprocess
@@ -17,6 +19,7 @@ import pytest
 import torch
 from commands import outputs, refused, said
 from numpy.typing import NDArray
+from onnx_graphs import linear_graph
 from typer.testing import CliRunner
 
 from coalface.cli.main import app
@@ -319,3 +322,26 @@ def test_the_commands_enroll_identify_and_remove(model: FaceModel, faces: Path, 
     said("gallery", "create", other, "--model", model.folder, "--far", "0.1")
     said("gallery", "enroll", other, faces / "known")
     assert "among 5 people, about 50 % of strangers" in said("gallery", "identify", other, faces / "new")
+
+
+def test_a_gallery_remembers_what_its_onnx_file_expects(
+    faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    matrix = np.random.default_rng(0).normal(size=(3 * 32 * 32, 8)).astype(np.float32)
+    path, place = tmp_path / "a.onnx", tmp_path / "g"
+    path.write_bytes(linear_graph(matrix, 32))
+    model = ("--model", path, "--input", "{mean: 100, std: [1, 2, 4], order: bgr}")
+    line = refused(capsys, monkeypatch, "gallery", "create", place, *model)
+    (command,) = re.findall("`coalface (.*)`", line)
+    calibrate = [{"PAIRS": str(faces / "known")}.get(word, word) for word in shlex.split(command)]
+    assert "file " in said(*calibrate, "--pairs", "15")
+    said("gallery", "create", place, *model, "--far", "0.1")
+    said("gallery", "enroll", place, faces / "known")
+    matches = json.loads(said("gallery", "identify", place, faces / "new", "--json"))["matches"]
+    expected = FaceModel(path, input={"mean": 100, "std": [1, 2, 4], "order": "bgr"})
+    templates = expected.embed(faces / "known").reshape(5, 3, -1).sum(axis=1)
+    cosines = expected.embed(faces / "new") @ unit(templates).T
+    np.testing.assert_allclose([match["similarity"] for match in matches], cosines.max(axis=1), atol=1e-5)
+    for words in (("--input", "{mean: x}"), ("--input", "{"), ("--party", "silo-00")):
+        line = refused(capsys, monkeypatch, "embed", faces, "--model", path, *words)
+        assert words[0].removeprefix("--") in line

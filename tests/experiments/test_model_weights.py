@@ -16,6 +16,7 @@ from tinyruns import TINY, Silent, run, tiny, write
 from coalface.core.errors import RecipeError
 from coalface.experiments import run as experiment
 from coalface.experiments.api.face_model import FaceModel
+from coalface.experiments.export.model import export_model
 from coalface.experiments.recipe import loader
 from coalface.flower.app import project
 
@@ -38,6 +39,19 @@ def test_a_run_starts_from_the_weights_of_a_file(tmp_path: Path, file: Path, fed
         "sha256": loader.load(out / "config.yaml").model.sha256,
         "steps": ["takes away the prefix 'module.'"],
     }
+
+
+def test_a_run_starts_from_a_partys_own_model(tmp_path: Path, solo_run: Path) -> None:
+    model = {"weights": str(solo_run), "party": "silo-01"}
+    out = run(tmp_path / "b", model=model, rounds=1, local={"lr": 1e-30, "weight_decay": 0.0})
+    before = load_file(solo_run / "model" / "parties" / "silo-01.safetensors")
+    torch.testing.assert_close(load_file(out / "model" / "backbone.safetensors"), before, rtol=0, atol=1e-6)
+    export_model(solo_run, "safetensors", tmp_path / "exported", party="silo-01")
+    assert tiny(model=model).digest() == tiny(model={"weights": str(tmp_path / "exported")}).digest()
+    for party in (None, "silo-99"):
+        with pytest.raises(RecipeError, match="silo-01") as error:
+            tiny(model={**model, "party": party})
+        assert error.value.where == "model.weights"
 
 
 @pytest.mark.usefixtures("quick_workers")

@@ -10,20 +10,32 @@ import typer
 
 from coalface.cli.console import Commands, print_json, print_table
 from coalface.cli.data import AsJson, Quiet
+from coalface.cli.use.options import (
+    MODEL,
+    DetectorPath,
+    Input,
+    Party,
+    Photographs,
+    Upright,
+    detector_of,
+    read_input,
+)
 from coalface.core.text import several, shown
 
 if TYPE_CHECKING:
     from coalface.experiments.gallery.gallery import Gallery
     from coalface.experiments.gallery.images import Refusal
 
-Model = Annotated[Path, typer.Option(help="A run folder, or its model folder.")]
+Model = Annotated[Path, typer.Option(help=MODEL)]
 GalleryModel = Annotated[
     Path | None, typer.Option(help="The model, where it is no longer at the place that the gallery names.")
 ]
-Party = Annotated[str | None, typer.Option(help="The party whose model to use, where each has its own.")]
 Place = Annotated[Path, typer.Argument(metavar="GALLERY", help="The gallery's file.")]
 ImagePaths = Annotated[
-    list[Path], typer.Argument(metavar="IMAGES...", help="Aligned faces: images, folders of them, a .rec or a pack.")
+    list[Path],
+    typer.Argument(
+        metavar="IMAGES...", help="Images, folders of them, a .rec or a pack: aligned faces, or --photographs."
+    ),
 ]
 Key = Annotated[
     Path | None, typer.Option(help="The file of the key (32 random bytes or more) of an encrypted gallery.")
@@ -43,6 +55,10 @@ def embed(
         "embeddings.npz"
     ),
     party: Party = None,
+    convention: Input = None,
+    photographs: Photographs = False,
+    detector: DetectorPath = None,
+    upright: Upright = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -55,8 +71,9 @@ def embed(
     from coalface.experiments.gallery.images import embed_images, find_images
 
     check_free(out)
-    network = FaceModel(model, party)
-    batches = list(embed_images(network, find_images(images), functools.partial(counting, quiet=quiet or as_json)))
+    network, finder = FaceModel(model, party, read_input(convention)), detector_of(photographs, detector, upright)
+    show = functools.partial(counting, quiet=quiet or as_json)
+    batches = list(embed_images(network, find_images(images), show, finder))
     files = [image.file for batch in batches for image in batch.images]
     refused = [refusal for batch in batches for refusal in batch.refused]
     with beside(out) as partial:
@@ -72,12 +89,16 @@ def embed(
 
 
 def verify(
-    first: Annotated[Path, typer.Argument(metavar="A", help="An aligned face.")],
+    first: Annotated[Path, typer.Argument(metavar="A", help="An aligned face, or with --photographs a photograph.")],
     second: Annotated[Path, typer.Argument(metavar="B", help="Another.")],
     model: Model,
     far: Far = None,
     threshold: Cosine = None,
     party: Party = None,
+    convention: Input = None,
+    photographs: Photographs = False,
+    detector: DetectorPath = None,
+    upright: Upright = False,
     as_json: AsJson = False,
 ) -> None:
     """Verify whether two images show one person. Exits with 0 if they do, 1 if not, 2 after an error.
@@ -89,9 +110,9 @@ def verify(
     from coalface.experiments.gallery.gallery import given
     from coalface.experiments.gallery.images import embed_images, find_images
 
-    network = FaceModel(model, party)
+    network, finder = FaceModel(model, party, read_input(convention)), detector_of(photographs, detector, upright)
     decided_by = network.threshold(0.001 if far is None else far) if threshold is None else given(threshold)
-    (batch,) = embed_images(network, find_images([first, second]))
+    (batch,) = embed_images(network, find_images([first, second]), detector=finder)
     for refusal in batch.refused:
         raise DataError(refusal.reason, where=refusal.file)
     similarity = float(batch.embeddings[0] @ batch.embeddings[1])
@@ -109,6 +130,7 @@ def create(
     place: Place,
     model: Model,
     party: Party = None,
+    convention: Input = None,
     far: Annotated[float, typer.Option(help="Decide by the model's threshold at this false accept rate.")] = 0.001,
     threshold: Cosine = None,
     key: Key = None,
@@ -118,7 +140,8 @@ def create(
     from coalface.experiments.api.face_model import FaceModel
     from coalface.experiments.gallery.gallery import Gallery
 
-    created = Gallery.create(place, FaceModel(model, party), key=key, far=far, threshold=threshold)
+    network = FaceModel(model, party, read_input(convention))
+    created = Gallery.create(place, network, key=key, far=far, threshold=threshold)
     if as_json:
         print_json(
             {"out": place, "model": created.file.about["model"], "encrypted": key is not None, **_decides(created)}
@@ -134,6 +157,9 @@ def enroll(
     name: Annotated[
         str | None, typer.Option(help="The person that all images show; by default each is named as its folder.")
     ] = None,
+    photographs: Photographs = False,
+    detector: DetectorPath = None,
+    upright: Upright = False,
     model: GalleryModel = None,
     key: Key = None,
     as_json: AsJson = False,
@@ -143,7 +169,8 @@ def enroll(
     from coalface.data.tools.progress_bar import counting
 
     show = functools.partial(counting, quiet=quiet or as_json)
-    enrolment = _open(place, model, key).enroll(images, name, show=show)
+    finder = detector_of(photographs, detector, upright)
+    enrolment = _open(place, model, key).enroll(images, name, detector=finder, show=show)
     if as_json:
         print_json({**vars(enrolment), "refused": _rows(enrolment.refused)})
         return
@@ -202,6 +229,9 @@ def identify(
     ] = None,
     threshold: Cosine = None,
     top: Annotated[int, typer.Option(min=1, help="Candidates to show for each image, the nearest first.")] = 1,
+    photographs: Photographs = False,
+    detector: DetectorPath = None,
+    upright: Upright = False,
     model: GalleryModel = None,
     key: Key = None,
     as_json: AsJson = False,
@@ -211,7 +241,8 @@ def identify(
     from coalface.data.tools.progress_bar import counting
 
     opened, show = _open(place, model, key), functools.partial(counting, quiet=quiet or as_json)
-    identified = opened.identify(images, far=far, fpir=fpir, threshold=threshold, top=top, show=show)
+    finder = detector_of(photographs, detector, upright)
+    identified = opened.identify(images, far=far, fpir=fpir, threshold=threshold, top=top, detector=finder, show=show)
     decided_by = identified.threshold
     if as_json:
         matches = _rows(identified.matches)
@@ -246,7 +277,7 @@ def _open(place: Path, model: Path | None, key: Path | None) -> Gallery:
     folder = model or place.absolute().parent / about["made_by"]
     if model is None and not folder.exists():
         raise RecipeError(f"the model of {place} is no longer at {folder}; name its folder", where="--model")
-    return Gallery(place, FaceModel(folder, about["party"]), key=key)
+    return Gallery(place, FaceModel(folder, about["party"], about.get("input")), key=key)
 
 
 def _decides(opened: Gallery) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -80,10 +80,12 @@ def align(
     """
     finder = _detector(detector)
     many = photographs if isinstance(photographs, list | tuple) else [photographs]
-    images = [_image(photograph, f"photograph {i}") for i, photograph in enumerate(many)]
-    aligned = [
-        cut_faces(image, find_faces(image, finder), size=size, limits=limits, all_faces=all_faces) for image in images
-    ]
+    aligned = []
+    for i, photograph in enumerate(many):
+        where = os.fspath(photograph) if isinstance(photograph, str | os.PathLike) else f"photograph {i}"
+        image = _image(photograph, where)
+        cut = cut_faces(image, find_faces(image, finder), size=size, limits=limits, all_faces=all_faces)
+        aligned.append(replace(cut, where=where))
     return aligned if many is photographs else aligned[0]
 
 

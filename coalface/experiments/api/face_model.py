@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -37,20 +38,22 @@ from coalface.models.pretrained.onnx import read_onnx
 
 
 class FaceModel(nn.Module):
-    """The network that a run left, in evaluation mode, and the size and colour of images that it takes.
+    """The network that a run left, or of an ONNX file, in evaluation mode; the size and colour of images it takes.
 
     Examples:
         >>> model = FaceModel.from_run("runs/a")  # doctest: +SKIP
         >>> model.similarity("a.jpg", "b.jpg")  # doctest: +SKIP
     """
 
-    def __init__(self, folder: str | os.PathLike[str], party: str | None = None) -> None:
+    def __init__(self, folder: str | os.PathLike[str], party: str | None = None, input: Any = None) -> None:
         """`folder` is a run's, or its `model`; `party` whose own model it is, where each party has one.
+
+        It may be an ONNX file too, and `input` what that expects, as in `from_onnx`.
 
         Raises FileNotFoundError, with what there is, and DataError where a file is not as it was written.
         """
         with _arguments():
-            backbone, about = read_model(Path(folder), party)
+            backbone, about = read_model(Path(folder), party, Model(input=input).input)
         self._hold(Path(folder), party, backbone, about)
 
     def _hold(self, folder: Path, party: str | None, backbone: Backbone, about: dict[str, Any]) -> None:
@@ -97,16 +100,15 @@ class FaceModel(nn.Module):
 
     @classmethod
     def from_onnx(
-        cls, path: str | os.PathLike[str], *, size: int = 112, grey: bool = False, input: Any = None
+        cls, path: str | os.PathLike[str], *, size: int | None = None, grey: bool | None = None, input: Any = None
     ) -> FaceModel:
         """The network of an ONNX file, to embed and evaluate with; it cannot be trained or saved.
 
-        `size`, `grey` and `input` are as in `from_weights`. Raises DataError where OpenCV cannot run it on such images.
+        `size`, `grey` and `input` are as in `from_weights`. Without the first two, images have the side that the graph
+        fixes, else 112, and its channels. Raises DataError where OpenCV cannot run it on such images.
         """
-        convention = Model(input=input).input
-        channels = 1 if grey else 3
-        network = read_onnx(Path(path), size=size, images=channels, convention=convention)
-        about = {"backbone": "onnx", "size": size, "channels": channels, "embedding_size": network.embedding_size}
+        images = None if grey is None else 1 if grey else 3
+        network, about = read_onnx(Path(path), size=size, images=images, convention=Model(input=input).input)
         model = cls.__new__(cls)
         model._hold(Path(path), None, Backbone(network), about)
         return model
@@ -156,9 +158,12 @@ class FaceModel(nn.Module):
     def threshold(self, far: float = 0.001) -> Threshold:
         """The cosine from which on two images count as one person's. Raises DataError where there is none for a FAR."""
         folder = shlex.quote(str(self.folder))
-        party = f" --party {self.party}" if self.party else ""
+        option = f" --party {self.party}" if self.party else ""
+        if "file" in self.about:
+            convention = {key: self.about["input"][key] for key in ("mean", "std", "order")}
+            option = f" --input {shlex.quote(json.dumps(convention))}"
         remedy = (
-            f"`coalface evaluate {folder}{party} --on PAIRS --calibrate` adds what its pairs carry; or name a cosine"
+            f"`coalface evaluate {folder}{option} --on PAIRS --calibrate` adds what its pairs carry; or name a cosine"
         )
         return choose(self.thresholds, far, where=str(self.folder), remedy=remedy)
 

@@ -15,6 +15,7 @@ from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.export import onnx
 from coalface.experiments.export.card import write_card
 from coalface.experiments.export.client import write_own_model
+from coalface.models.calibration import write_thresholds
 from coalface.models.iresnet import IResNet
 
 Format = Literal["onnx", "torch", "safetensors", "insightface"]
@@ -59,6 +60,8 @@ def export_model(
         if to == "onnx":
             onnx.write_onnx(model, saved / file, uint8=uint8)
             parity = onnx.check_parity(model, saved / file, uint8=uint8)
+            same = (model.fingerprint, FaceModel(saved / file).fingerprint)
+            write_thresholds(saved, dict.fromkeys(same, model.thresholds))
         elif to == "torch":
             torch.save(load_file(saved / "backbone.safetensors"), saved / file)
         elif to == "insightface":

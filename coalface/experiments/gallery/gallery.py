@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from coalface.core.checks import build
 from coalface.core.errors import DataError, RecipeError
+from coalface.data.detection import Detector
 from coalface.evaluation.feature_file import QUIET, Show
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.gallery.file import Enrolled, GalleryFile, read_secret
@@ -120,6 +121,7 @@ class Gallery:
             "model": model.fingerprint,
             "made_by": os.path.relpath(model.folder, Path(path).absolute().parent),
             "party": model.party,
+            "input": model.about["input"] if "file" in model.about else None,
             "embedding_size": model.embedding_size,
             "thresholds": [asdict(threshold) for threshold in thresholds],
         }
@@ -141,9 +143,12 @@ class Gallery:
         """Whom each enrolled image shows, its file and the SHA-256 of that."""
         return self.file.read()[0]
 
-    def enroll(self, images: Paths, person: str | None = None, *, show: Show = QUIET) -> Enrolment:
+    def enroll(
+        self, images: Paths, person: str | None = None, *, detector: Detector | None = None, show: Show = QUIET
+    ) -> Enrolment:
         """Enroll images of one `person`, or, without a name, each under the name of its folder.
 
+        They are aligned faces, or photographs in which `detector` finds the face, such as `YuNet.find()`.
         Images that cannot be used are refused, and the others are enrolled. What is enrolled already is passed over, so
         that work which was stopped goes on. An image that is enrolled as another person's is refused. Raises DataError
         where two folders have one name.
@@ -153,7 +158,7 @@ class Gallery:
             _check_folders(chosen)
         known = {image.sha256: image.person for image in self.images()}
         result = Enrolment()
-        for batch in embed_images(self._needed_model(), chosen, show):
+        for batch in embed_images(self._needed_model(), chosen, show, detector):
             rows, places = [], []
             for i, (image, sha256) in enumerate(zip(batch.images, batch.sha256, strict=True)):
                 name = image.person if person is None else person
@@ -228,15 +233,18 @@ class Gallery:
         fpir: float | None = None,
         threshold: float | None = None,
         top: int = 1,
+        detector: Detector | None = None,
         show: Show = QUIET,
     ) -> Identified:
         """Whom images show, `top` candidates each; images that cannot be used are refused.
+
+        They are aligned faces, or photographs in which `detector` finds the face.
 
         Decides by the gallery's own threshold, unless a FAR, an FPIR or a `threshold` is given. With N people, a
         stranger is accepted in about N · FAR of all cases.
         """
         result = Identified(self.threshold(far=far, fpir=fpir, threshold=threshold))
-        for batch in embed_images(self._needed_model(), find_images(_paths(images)), show):
+        for batch in embed_images(self._needed_model(), find_images(_paths(images)), show, detector):
             result.refused += batch.refused
             candidates = self.search(batch.embeddings, top) if len(batch.images) else []
             for image, nearest in zip(batch.images, candidates, strict=True):

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from coalface.core.disk import explained
 from coalface.core.errors import CoalfaceError, DataError
 from coalface.core.text import natural
+from coalface.data.detection import Detector
+from coalface.data.photographs import cut_faces, decode_photograph, find_faces
 from coalface.data.readers.folders import SUFFIXES, read_file
 from coalface.data.source import decode, in_order
 from coalface.data.stores import open_store
@@ -83,22 +85,25 @@ def _is_image(path: Path, root: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not hidden and path.is_file()
 
 
-def read_face(encoded: bytes | memoryview, where: str, *, size: int, grey: bool) -> NDArray[np.uint8]:
-    """The face in an image, as a model takes it: of an aligned crop its central square.
+def embed_images(
+    model: FaceModel, images: Sequence[ImageFile], show: Show = QUIET, detector: Detector | None = None
+) -> Iterator[Embedded]:
+    """The embeddings of images, a batch at a time. What cannot be used is refused, and the others are embedded.
 
-    A photograph is to be aligned here first. Raises DataError for an image without a face that can be used.
+    An image is an aligned face, of which the central square is taken, or a photograph, whose face the `detector` finds
+    and which is aligned and left out as `coalface data align` does.
     """
-    return decode(encoded, where, size=size, grey=grey)
 
-
-def embed_images(model: FaceModel, images: Sequence[ImageFile], show: Show = QUIET) -> Iterator[Embedded]:
-    """The embeddings of images, a batch at a time. What cannot be used is refused, and the others are embedded."""
-    size, grey = model.size, model.grey
+    def face_in(encoded: bytes | memoryview, where: str) -> NDArray[np.uint8]:
+        if detector is None:
+            return decode(encoded, where, size=model.size, grey=model.grey)
+        photograph = decode_photograph(encoded, where)
+        return cut_faces(photograph, find_faces(photograph, detector)).face
 
     def read(i: int) -> tuple[str, NDArray[np.uint8]] | Refusal:
         try:
             encoded = images[i].read()
-            return hashlib.sha256(encoded).hexdigest(), read_face(encoded, images[i].file, size=size, grey=grey)
+            return hashlib.sha256(encoded).hexdigest(), face_in(encoded, images[i].file)
         except CoalfaceError as error:
             return Refusal(images[i].file, error.text)
         except (OSError, ValueError) as error:

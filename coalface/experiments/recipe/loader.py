@@ -210,7 +210,7 @@ def _with_weights(recipe: Recipe) -> Recipe:
         return recipe
     path = Path(model.weights).absolute()
     try:
-        sha256, about = identify(path)
+        sha256, about = identify(path, model.party)
     except (OSError, DataError) as error:
         raise RecipeError(disk.explained(error), where="model.weights") from None
     convention = model.input

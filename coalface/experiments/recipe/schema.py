@@ -56,6 +56,7 @@ ADJUSTABLE = (
 FREE = (
     "data.root",
     "model.weights",
+    "model.party",
     *(
         f"engine.{key}"
         for key in ("workers", "max_in_flight", "save_replies", "checkpoint_every", "keep_checkpoints", "trackers")
@@ -229,7 +230,8 @@ def _unplaced(whole: dict[str, Any]) -> dict[str, Any]:
         if validator["own"]:
             validator.update(source=None, kind="balanced", path=None, list=None)
     for tree in filter(None, (whole, whole["pretrain"])):  # files are named by their SHA-256
-        for section, key in ((tree.get("model"), "weights"), ((tree.get("methods") or {}).get("distill"), "teacher")):
+        distill = (tree.get("methods") or {}).get("distill")
+        for section, key in ((tree.get("model"), "weights"), (tree.get("model"), "party"), (distill, "teacher")):
             if isinstance(section, dict):
                 section.pop(key, None)
     return whole

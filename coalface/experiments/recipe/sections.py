@@ -216,6 +216,8 @@ class Model(Section):
     weights: str | None = None
     """Weights to start from: `.safetensors`, `.pt` or `.pth`, a run, or a folder with a model, matched to the network
     as `docs/models.md` says. None: drawn by the seed."""
+    party: PartyName | None = None
+    """The party whose own model the weights are, where `weights` is a run in which each has one."""
     sha256: str | None = None
     """Of the file of weights; filled in when the run begins."""
     input: Annotated[InputConvention | None, OrNone("model.input", InputConvention), BeforeValidator(_named_input)] = (

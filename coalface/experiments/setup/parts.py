@@ -356,7 +356,7 @@ def imported_weights(recipe: Recipe) -> tuple[Tensors, tuple[str, ...]]:
     """
     assert recipe.model.weights is not None
     try:
-        weights = read_weights(Path(recipe.model.weights))
+        weights = read_weights(Path(recipe.model.weights), recipe.model.party)
         if weights.sha256 != recipe.model.sha256:
             raise DataError(f"its SHA-256 is {weights.sha256}, not model.sha256; put the file back", where=weights.path)
         return fit_weights(weights, sketch(recipe.model.name, **network_options(recipe)))

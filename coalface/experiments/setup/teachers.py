@@ -53,7 +53,7 @@ def open_teacher(distill: Distill, compute: Compute) -> Teacher:
             backbone, about = read_model(path)
             module, size, channels = backbone.module, about["size"], about["channels"]
         elif path.suffix == ".onnx":
-            module = read_onnx(path, size=size, images=channels, convention=distill.input)
+            module, _ = read_onnx(path, size=size, images=channels, convention=distill.input)
         else:
             if distill.backbone is None:
                 raise DataError("a file of weights needs the name of their backbone: set `backbone`", where=path)

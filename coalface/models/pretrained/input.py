@@ -55,12 +55,15 @@ class WithInput(nn.Module):
     def __init__(self, network: nn.Module, convention: InputConvention, images: int, channels: int) -> None:
         """`images` is the number of channels that images have, `channels` that of the network."""
         super().__init__()
-        self.network, self.embedding_size = network, network.embedding_size
+        self.network, self.embedding_size, self.convention = network, network.embedding_size, convention
         self.repeated, self.reversed = channels // images, convention.order == "bgr"
         mean, std = (torch.tensor(level, dtype=torch.float64) for level in (convention.mean, convention.std))
         scale, shift = (factor.float().reshape(-1, 1, 1) for factor in (127.5 / std, (127.5 - mean) / std))
         self.register_buffer("scale", scale, persistent=False)
         self.register_buffer("shift", shift, persistent=False)
+
+    def extra_repr(self) -> str:
+        return str(self.convention)
 
     def forward(self, images: Tensor) -> Tensor:
         images = images.repeat(1, self.repeated, 1, 1) if self.repeated > 1 else images

@@ -2,44 +2,132 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import cv2
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from coalface.core.errors import DataError
 from coalface.models.pretrained.input import InputConvention, WithInput
 
+SUFFIX = ".onnx"
+SIDE = 112
+"""Pixels along the side of images where neither the file nor the user says it."""
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """What the first input of an ONNX graph takes: images, channels first or last."""
+
+    name: str
+    channels: Literal[1, 3]
+    size: int | None
+    """The side; None where the graph takes any."""
+    channels_last: bool = False
+    is_of_bytes: bool = False
+    """uint8 pixels in place of floats."""
+
+
+def read_input(content: bytes, where: Path) -> GraphInput:
+    """What the graph of an ONNX file takes. Raises DataError where that is not images of one side."""
+    try:
+        graph = next(value for number, value in _fields(content) if number == 7)
+        first = dict(_fields(next(value for number, value in _fields(graph) if number == 11)))
+        tensor = dict(_fields(dict(_fields(first[2]))[1]))
+        shape = [dict(_fields(dim)).get(1, 0) for number, dim in _fields(tensor[2]) if number == 1]
+        name, is_of_bytes = bytes(first[1]).decode(), tensor[1] == 2
+    except (IndexError, KeyError, StopIteration, TypeError, ValueError):
+        raise DataError("it is not an ONNX file with a typed input", where=where) from None
+    places = [at for at in (1, 3) if len(shape) == 4 and shape[at] in (1, 3)]
+    sides = shape[2:] if places[:1] == [1] else shape[1:3]
+    if not places or sides[0] != sides[1]:
+        raise DataError(f"its first input, {name}, of shape {tuple(shape)}, takes no square images", where=where)
+    return GraphInput(name, 3 if shape[places[0]] == 3 else 1, sides[0] or None, places[0] == 3, is_of_bytes)
+
+
+def _fields(message: Any) -> Iterator[tuple[int, Any]]:
+    """(number, integer or bytes) of the fields of a protobuf message."""
+    message, at = memoryview(message), 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = message[at], at + 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+            if shift > 63:
+                raise ValueError("not a protobuf message")
+
+    while at < len(message):
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            yield number, varint()
+            continue
+        length = {1: 8, 5: 4}.get(kind) or varint()
+        if kind not in (1, 2, 5) or at + length > len(message):
+            raise ValueError("not a protobuf message")
+        yield number, message[at : at + length]
+        at += length
+
 
 class OnnxNetwork(nn.Module):
-    """An ONNX graph of one input and one output, which OpenCV runs an image at a time: many graphs fix their batch.
+    """An ONNX graph of one output, which OpenCV runs an image at a time: many graphs fix their batch.
 
-    (n, channels, size, size) → (n, embedding_size). Raises DataError for a file that OpenCV cannot read, or whose graph
-    does not take such images.
+    (n, channels, size, size) → (n, embedding_size). Raises DataError for a graph that OpenCV cannot run so.
     """
 
-    def __init__(self, path: Path, size: int, channels: int) -> None:
+    def __init__(self, path: Path, sha256: str, takes: GraphInput, size: int) -> None:
         super().__init__()
-        with open(path, "rb"):  # an OSError says more than OpenCV
-            pass
+        self.sha256, self.takes = sha256, takes
         try:
             self._net = cv2.dnn.readNetFromONNX(str(path))
-            self.embedding_size = self(torch.zeros(1, channels, size, size)).shape[1]
+            self.embedding_size = self(torch.zeros(1, takes.channels, size, size)).shape[1]
         except cv2.error as error:
             reason = " ".join(error.err.split())
             raise DataError(f"OpenCV cannot run it on an image of {size}×{size}: {reason}", where=path) from None
 
+    def extra_repr(self) -> str:
+        return f"sha256={self.sha256}"
+
     def forward(self, images: Tensor) -> Tensor:
+        images = images.permute(0, 2, 3, 1) if self.takes.channels_last else images
+        blobs = images.float().cpu().contiguous().numpy()
+        blobs = np.rint(blobs).astype(np.uint8) if self.takes.is_of_bytes else blobs
         rows = []
-        for image in images.float().cpu().numpy():
-            self._net.setInput(image[None])
+        for blob in blobs:
+            self._net.setInput(blob[None], self.takes.name)
             rows.append(torch.from_numpy(self._net.forward().reshape(1, -1).copy()))
         return torch.cat(rows).to(images.device)
 
 
-def read_onnx(path: Path, *, size: int, images: int, convention: InputConvention | None) -> WithInput:
-    """The network of an ONNX file behind its input convention; `images` is the number of channels that images have."""
-    convention = convention or InputConvention()
-    channels = convention.channels or images
-    return WithInput(OnnxNetwork(path, size, channels), convention, images, channels)
+def read_onnx(
+    path: Path, *, size: int | None = None, images: int | None = None, convention: InputConvention | None = None
+) -> tuple[WithInput, dict[str, Any]]:
+    """(the network of an ONNX file behind its input convention, what `model.json` would say of it).
+
+    `size` is the side of images and `images` the number of their channels, the graph's where they are None. Without a
+    `convention`, a graph takes (x − 127.5) / 127.5 of pixels x in the order RGB, and one of bytes the pixels.
+    """
+    content = path.read_bytes()
+    takes = read_input(content, path)
+    size = size or takes.size or SIDE
+    if takes.size not in (None, size):
+        raise DataError(f"its graph takes images of {takes.size}×{takes.size}, not of {size}×{size}", where=path)
+    convention = convention or (InputConvention(0.0, 1.0) if takes.is_of_bytes else InputConvention())
+    convention = replace(convention, channels=takes.channels)
+    images = images or takes.channels
+    if images > takes.channels:
+        raise DataError("its graph takes grey images", where=path)
+    sha256 = hashlib.sha256(content).hexdigest()
+    network = WithInput(OnnxNetwork(path, sha256, takes, size), convention, images, takes.channels)
+    about = {"backbone": "onnx", "size": size, "channels": images, "embedding_size": network.embedding_size}
+    return network, about | {"input": asdict(convention), "file": sha256}

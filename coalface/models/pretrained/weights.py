@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from coalface.core.errors import DataError
 from coalface.core.method import Tensors
 from coalface.core.text import several
+from coalface.models import branched
 from coalface.models.folder import ABOUT, locate, read_about, read_tensors
 from coalface.models.pretrained.input import WithInput
 
@@ -42,36 +43,48 @@ class Weights:
     """What was done to have the tensors by name."""
 
 
-def identify(path: Path) -> tuple[str, Mapping[str, Any]]:
+def identify(path: Path, party: str | None = None) -> tuple[str, Mapping[str, Any]]:
     """(the SHA-256 of the file of tensors, `model.json` where it is a folder), with no tensor read.
 
     Raises DataError and OSError as `read_weights` does.
     """
     if path.is_dir():
-        about = read_about(_model_folder(path))
-        return about["sha256"]["backbone.safetensors"], about
+        folder = locate(path)
+        name = _file(folder, party)
+        about = read_about(folder)
+        return about["sha256"][name], about
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest(), {}
 
 
-def _model_folder(path: Path) -> Path:
-    folder = locate(path)
-    if not (folder / "backbone.safetensors").exists():
-        raise DataError(f"it has no global model: {folder / 'backbone.safetensors'} does not exist", where=path)
-    return folder
+def _file(folder: Path, party: str | None) -> str:
+    """The file of a model's tensors, or of a party's own."""
+    name = "backbone.safetensors" if party is None else f"parties/{party}.safetensors"
+    if not (folder / name).exists():
+        parties = sorted(path.stem for path in folder.glob("parties/*.safetensors"))
+        hint = f"; each party has its own, which model.party names: {', '.join(parties[:8])}" if parties else ""
+        raise DataError(f"{folder / name} does not exist{hint}", where=folder)
+    return name
 
 
-def read_weights(path: Path) -> Weights:
-    """The tensors of a `.safetensors`, `.pt` or `.pth` file, of a run, or of a folder with a model.
+def read_weights(path: Path, party: str | None = None) -> Weights:
+    """The tensors of a `.safetensors`, `.pt` or `.pth` file, of a run, or of a folder with a model, a `party`'s own.
 
+    Of a personalised model the branch behind the backbone is left out.
     Of a `.pt` or `.pth` file only tensors are read, by torch's `weights_only`: what else a pickle asks for is refused.
     Raises DataError for what cannot be read so, and OSError.
     """
     if path.is_dir():
-        folder = _model_folder(path)
+        folder = locate(path)
+        name = _file(folder, party)
         about = read_about(folder)
-        tensors = read_tensors(folder, "backbone.safetensors", about)
-        return Weights(path, about["sha256"]["backbone.safetensors"], tensors)
+        tensors = read_tensors(folder, name, about)
+        backbone = {name: tensor for name, tensor in tensors.items() if name not in branched.NAMES}
+        is_branched = len(backbone) < len(tensors)
+        told = ("leaves out the branch of a personalised model",) if is_branched else ()
+        return Weights(path, about["sha256"][name], backbone, told)
+    if party is not None:
+        raise DataError("a file holds the tensors of one model: remove model.party", where=path)
     if path.suffix not in SUFFIXES:
         raise DataError(f"not a file of weights by its name; use a run, or {', '.join(SUFFIXES)}", where=path)
     data = path.read_bytes()
