@@ -104,16 +104,19 @@ def test_batchnorm_that_parties_would_keep_from_a_pre_training_is_refused(tmp_pa
     assert error.value.where == "model.batchnorm"
 
 
-def test_the_server_alone_has_the_teacher_of_a_pre_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_a_teacher_over_flower_gives_the_bytes_of_a_run_here(first: bool, tmp_path: Path) -> None:
     matrix = np.random.default_rng(0).normal(size=(3 * 32 * 32, 128)).astype(np.float32)
     (tmp_path / "teacher.onnx").write_bytes(linear_graph(matrix, 32))
-    teaching = {"method": "distill", "teacher": str(tmp_path / "teacher.onnx"), "rounds": 1, "methods": {"distill": {"size": 32}}}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump({**SAVING, "pretrain": teaching}))
-    at_server = project.new(tmp_path / "project", tmp_path / "recipe.yaml") / "recipe.yaml"
-    at_nodes = tmp_path / "nodes.yaml"
-    at_nodes.write_text(at_server.read_text().replace("teacher.onnx", "at-the-server.onnx"))
-    run_recipe(at_server, tmp_path / "homes", ["silo-00", "silo-01"], at_nodes=at_nodes, out=str(tmp_path / "there"))
-    experiment.run(loader.load(at_server, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
+    distill = {"method": "distill", "rounds": 1}
+    distill |= {"methods": {"distill": {"size": 32, "teacher": str(tmp_path / "teacher.onnx")}}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(SAVING | ({"pretrain": distill} if first else distill)))
+    recipe = project.new(tmp_path / "project", tmp_path / "recipe.yaml") / "recipe.yaml"
+    text, at_nodes = recipe.read_text(), tmp_path / "nodes.yaml"
+    at_nodes.write_text(text.replace("teacher.onnx", "gone.onnx") if first else text)  # then the server alone has it
+    parties = ["silo-00", "silo-01"] if first else ["pooled"]
+    run_recipe(recipe, tmp_path / "homes", parties, at_nodes=at_nodes, out=str(tmp_path / "there"))
+    experiment.run(loader.load(recipe, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
     for name in ("model/backbone.safetensors", "metrics.jsonl"):
         assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
 

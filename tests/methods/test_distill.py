@@ -37,7 +37,9 @@ def test_the_loss_is_that_of_a_loop_over_images() -> None:
     away = 0.0
     for s, t in zip(given, teacher, strict=True):
         away += (1 - sum(a * b for a, b in zip(s, t, strict=True)) / math.sqrt(sum(x * x for x in s))) / 5
-    assert float(distillation_loss(torch.from_numpy(given), torch.from_numpy(teacher))) == pytest.approx(away, abs=1e-12)
+    assert float(distillation_loss(torch.from_numpy(given), torch.from_numpy(teacher))) == pytest.approx(
+        away, abs=1e-12
+    )
     opposite = torch.tensor([[-2.0, 0.0]]), torch.tensor([[1.0, 0.0]])
     assert float(distillation_loss(*opposite)) == 2.0  # 1 − (−1)
 
