@@ -125,12 +125,17 @@ def context(node: int, node_config: dict[str, Any], run_config: dict[str, Any]) 
 
 
 def run_recipe(
-    recipe: Path, home: Path, parties: Iterable[str], node_config: Mapping[str, object] = {}, **run_config: Any
+    recipe: Path,
+    home: Path,
+    parties: Iterable[str],
+    node_config: Mapping[str, object] = {},
+    at_nodes: Path | None = None,
+    **run_config: Any,
 ) -> InProcessGrid:
-    """The server's side to its end, over nodes that play the parties; a value of their configuration may hold
-    `{party}`."""
+    """The server's side to its end, over nodes that play the parties, which have the recipe as it stands in `at_nodes`
+    where that is given; a value of their configuration may hold `{party}`."""
     parties = list(parties)
-    grid = InProcessGrid([played_here(recipe) for _ in parties])
+    grid = InProcessGrid([played_here(at_nodes or recipe) for _ in parties])
     for node, party in zip(grid.apps, parties, strict=True):
         extras = {key: str(value).format(party=party) for key, value in node_config.items()}
         grid.contexts[node] = context(node, {"party": party, "home": str(home / party), **extras}, run_config)

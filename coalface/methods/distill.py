@@ -1,7 +1,6 @@
 """Distillation: a backbone learns to give a teacher's embeddings of unlabelled faces. A pre-training, no federation.
 
-Hinton et al., "Distilling the knowledge in a neural network", 2015, with embeddings in the place of classes; the
-similarities of pairs as in Tung and Mori, "Similarity-preserving knowledge distillation", ICCV 2019.
+Hinton et al., "Distilling the knowledge in a neural network", 2015, with embeddings in the place of classes.
 """
 
 from __future__ import annotations
@@ -44,12 +43,12 @@ class Student:
 class Distill(Method):
     """A student f learns a teacher's unit embeddings t of the images of all parties, whose labels it does not see.
 
-    With s the student's unit embeddings of a batch of n, a step lowers
-    (1/n) Σ_i (1 − ⟨s_i, t_i⟩) + λ/n² Σ_ij (⟨s_i, s_j⟩ − ⟨t_i, t_j⟩)² by AdamW, at the rate of one cycle.
+    With s the student's unit embeddings of a batch of n, a step lowers (1/n) Σ_i (1 − ⟨s_i, t_i⟩) by AdamW, at the rate
+    of one cycle.
     """
 
     title: ClassVar[str] = "gives a teacher's embeddings of unlabelled faces"
-    paper: ClassVar[str] = "Hinton et al. 2015; Tung and Mori 2019"
+    paper: ClassVar[str] = "Hinton et al. 2015"
     setting: ClassVar[str] = "any"
     pools: ClassVar[Pools] = "images"
     taught: ClassVar[bool] = True
@@ -58,12 +57,10 @@ class Distill(Method):
     """Epochs."""
     batch_size: int = 128
     """n, the images of a step."""
-    lr: float = 4e-3
+    lr: float = 8e-3
     """The highest learning rate of the cycle."""
     weight_decay: float = 0.01
     """AdamW's."""
-    similarity: float = 1.0
-    """λ."""
     teacher: str = ""
     """Whose embeddings are learnt: an ONNX file, a run, a folder with a model, or weights of a `backbone`."""
     sha256: str | None = None
@@ -76,7 +73,7 @@ class Distill(Method):
     """What such a teacher expects of its input, or an ONNX file."""
 
     def __post_init__(self) -> None:
-        for name, least in (("batch_size", 2), ("lr", 1e-30), ("weight_decay", 0), ("similarity", 0), ("size", 1)):
+        for name, least in (("batch_size", 2), ("lr", 1e-30), ("weight_decay", 0), ("size", 1)):
             if getattr(self, name) < least:
                 raise RecipeError(f"{getattr(self, name)} is too small", where=name)
 
@@ -92,9 +89,7 @@ class Distill(Method):
     @step(role="trainer")
     def train(self, party: Party, own: Student | None, common: Global) -> tuple[Update, Student]:
         if party.shards is not None:
-            raise ValueError(
-                "the similarities of a batch's pairs are not split over processes: use one process a party"
-            )
+            raise ValueError("the teacher's embeddings are not split over processes: use one process a party")
         party.backbone.load(common.backbone, own.kept if own else None)
         module, theta = party.backbone.module.train(), party.backbone.parameters
         optimiser = torch.optim.AdamW(theta.values(), lr=self.lr, weight_decay=self.weight_decay)
@@ -112,7 +107,7 @@ class Distill(Method):
             for group in optimiser.param_groups:
                 group["lr"] = self.lr * one_cycle(taken, party.rounds * len(batches))
             embeddings = party.compute.embed(module, images)
-            loss = distillation_loss(embeddings, teacher[index].to(embeddings), self.similarity)
+            loss = distillation_loss(embeddings, teacher[index].to(embeddings))
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
@@ -135,11 +130,9 @@ class Distill(Method):
         return Models.by_policy(fed, Global(backbone=state.backbone))
 
 
-def distillation_loss(embeddings: Tensor, teacher: Tensor, similarity: float) -> Tensor:
+def distillation_loss(embeddings: Tensor, teacher: Tensor) -> Tensor:
     """The loss of `Distill` for (n, d) embeddings of a student and (n, d) unit embeddings of its teacher."""
-    student = F.normalize(embeddings, dim=1)
-    away = 1 - (student * teacher).sum(1).mean()
-    return away + similarity * (student @ student.T - teacher @ teacher.T).square().mean()
+    return 1 - (F.normalize(embeddings, dim=1) * teacher).sum(1).mean()
 
 
 def one_cycle(step: int, steps: int) -> float:

@@ -9,12 +9,14 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from commands import said
 from federations import TWO_SILOS, digests
 from flwr.app import Message
 from grids import InProcessGrid, context, played_here, run_recipe
+from onnx_graphs import linear_graph
 from tinyruns import Silent
 
 from coalface.core.errors import RecipeError
@@ -100,6 +102,23 @@ def test_batchnorm_that_parties_would_keep_from_a_pre_training_is_refused(tmp_pa
     with pytest.raises(RecipeError) as error:
         run_recipe(path, tmp_path / "homes", ["silo-00", "silo-01"], out=str(tmp_path / "run"))
     assert error.value.where == "model.batchnorm"
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_teacher_over_flower_gives_the_bytes_of_a_run_here(first: bool, tmp_path: Path) -> None:
+    matrix = np.random.default_rng(0).normal(size=(3 * 32 * 32, 128)).astype(np.float32)
+    (tmp_path / "teacher.onnx").write_bytes(linear_graph(matrix, 32))
+    distill = {"method": "distill", "rounds": 1}
+    distill |= {"methods": {"distill": {"size": 32, "teacher": str(tmp_path / "teacher.onnx")}}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(SAVING | ({"pretrain": distill} if first else distill)))
+    recipe = project.new(tmp_path / "project", tmp_path / "recipe.yaml") / "recipe.yaml"
+    text, at_nodes = recipe.read_text(), tmp_path / "nodes.yaml"
+    at_nodes.write_text(text.replace("teacher.onnx", "gone.onnx") if first else text)  # then the server alone has it
+    parties = ["silo-00", "silo-01"] if first else ["pooled"]
+    run_recipe(recipe, tmp_path / "homes", parties, at_nodes=at_nodes, out=str(tmp_path / "there"))
+    experiment.run(loader.load(recipe, ["engine.on_error=exclude"]), tmp_path / "here", Silent(), report=False)
+    for name in ("model/backbone.safetensors", "metrics.jsonl"):
+        assert (tmp_path / "there" / name).read_bytes() == (tmp_path / "here" / name).read_bytes()
 
 
 # --- the project ------------------------------------------------------------------------------------------------------

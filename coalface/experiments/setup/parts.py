@@ -198,7 +198,7 @@ class Parts:
         if not isinstance(self.method, Distill):
             return {}
         how = self.recipe.engine.arithmetic
-        compute = Compute(device=how.device, autocast=how.autocast, channels_last=how.channels_last)
+        compute = Compute(device=how.device, autocast=how.autocast)
         teacher = open_teacher(self.method, compute)
         if self.packing is unseen:
             return {}
