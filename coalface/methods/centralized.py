@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from coalface.core.local_results import CLASS_EMBEDDINGS, OWN_MODEL
-from coalface.core.method import Federation, Method, Models, Party, Pools, Tensors, message, step
+from coalface.core.method import Federation, Method, Models, Party, Pools, Tensors, free, message, step
 from coalface.data.faceset import FaceSet
 from coalface.methods.fedavg import Global, State
 from coalface.training.local_training import Learner, learn, whole_backbone
@@ -25,10 +25,8 @@ class Update:
     backbone: Tensors
     images: int
     loss: float
-    silos: tuple[str, ...]
-    """With a classifier for each silo, those whose images the round saw."""
-    losses: tuple[float, ...]
-    """The mean loss of each, over its images in this round."""
+    losses: Tensors = free()
+    """With a classifier for each silo: silo -> its mean loss, (), over its images in this round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,10 +52,10 @@ class Centralized(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         answer = fed.ask(self.train, common=Global(backbone=state.backbone))
-        backbone, silos, losses = (next(iter(answer.each[name].values())) for name in ("backbone", "silos", "losses"))
+        (backbone,), (losses,) = (answer.each[name].values() for name in ("backbone", "losses"))
         fed.log(loss=answer.mean("loss", by="images"))
-        if silos:
-            fed.log_losses(dict(zip(silos, losses, strict=True)))
+        if losses:
+            fed.log_losses({silo: float(loss.mean()) for silo, loss in losses.items()})
         return State(backbone=backbone)
 
     @step(role="trainer")
@@ -70,8 +68,7 @@ class Centralized(Method):
             backbone=party.backbone.shared(),
             images=len(party.data),
             loss=loss,
-            silos=tuple(party.data.domain_names[silo] for silo in sums),
-            losses=tuple(total / images for images, total in sums.values()),
+            losses={party.data.domain_names[n]: torch.tensor(total / images) for n, (images, total) in sums.items()},
         )
         return update, learner
 
