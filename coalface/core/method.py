@@ -289,6 +289,10 @@ class Federation(ABC):
     def log(self, **metrics: float) -> None:
         """Write numbers into this round's line of the metrics."""
 
+    @abstractmethod
+    def log_losses(self, losses: Mapping[str, float]) -> None:
+        """Write training losses by party into that line, in the place of those that the replies say."""
+
     def sample(self, role: str, n: int | None) -> tuple[str, ...]:
         """N parties of a role, drawn without replacement by `rng`, sorted; with None all of them.
 
@@ -391,6 +395,11 @@ class Method(HasSteps, ABC):
     def untrained(self) -> str:
         """What is wrong with starting from a model that nobody has trained; empty where the method can."""
         return ""
+
+    @property
+    def needs_silos(self) -> bool:
+        """Whether the images that it pools are marked with the silos that they would be dealt to."""
+        return False
 
     def unbatchable_reason(self, backbone: Backbone) -> str:
         """Why parties with this backbone cannot be trained as one batch; empty where they can (see `batched`)."""

@@ -33,6 +33,8 @@ class FaceSet:
     """(M,) where each image of the store came from, as `identity/file name`; None where it was never a file."""
     domains: NDArray[np.int64] | None = None
     """(n,) a domain number for each image, where a data set has several; None means one domain."""
+    domain_names: tuple[str, ...] = ()
+    """The domains' names by number, where they have any."""
 
     def __post_init__(self) -> None:
         if self.pixels.ndim != 4 or self.pixels.dtype != np.uint8:

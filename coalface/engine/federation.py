@@ -88,6 +88,9 @@ class ServerFederation(Federation):
     def log(self, **metrics: float) -> None:
         self._now.metrics |= metrics
 
+    def log_losses(self, losses: Mapping[str, float]) -> None:
+        self._now.losses = dict(losses)
+
     def ask(
         self,
         step: Callable[..., Any],

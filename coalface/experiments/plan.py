@@ -223,6 +223,9 @@ class _Paper(Federation):
     def log(self, **metrics: float) -> None:
         """Numbers of a plan mean nothing."""
 
+    def log_losses(self, losses: Mapping[str, float]) -> None:
+        """Nor do these."""
+
     def ask(
         self,
         step: Callable[..., Any],

@@ -227,6 +227,9 @@ class Validated(Federation):
     def log(self, **metrics: float) -> None:
         self.fed.log(**metrics)
 
+    def log_losses(self, losses: Mapping[str, float]) -> None:
+        self.fed.log_losses(losses)
+
     def ask(
         self, step: Callable[..., Any], *, aggregate: Sequence[Mean] = (), at_least: int | None = None, **request: Any
     ) -> Answer:

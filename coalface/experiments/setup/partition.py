@@ -55,11 +55,11 @@ def without_target_labels(recipe: Recipe, parties: dict[str, FaceSet]) -> dict[s
 
 
 def marked_by_silo(faces: FaceSet, silos: Mapping[str, FaceSet]) -> FaceSet:
-    """The faces with the number of the silo that each would be dealt to as its domain."""
+    """The faces with the silo that each would be dealt to as its domain."""
     numbers = np.zeros(len(faces.pixels), dtype=np.int64)
     for number, silo in enumerate(silos.values()):
         numbers[silo.rows] = number
-    return replace(faces, domains=numbers[faces.rows])
+    return replace(faces, domains=numbers[faces.rows], domain_names=tuple(silos))
 
 
 def check_one_identity(recipe: Recipe, parties: Mapping[str, FaceSet]) -> None:

@@ -106,7 +106,8 @@ class Parts:
             return partition.without_target_labels(self.recipe, self.truth)
         train = self.split.train
         if self.method.pools:
-            return {POOLED: partition.marked_by_silo(train, self.silos) if self.recipe.party_augment else train}
+            by_silo = self.recipe.party_augment or self.method.needs_silos
+            return {POOLED: partition.marked_by_silo(train, self.silos) if by_silo else train}
         partition.check_one_identity(self.recipe, self.silos)
         return self.silos
 
