@@ -41,6 +41,12 @@ def numbered(*names: str, count: int = 2) -> list[str]:
             [f"{'ab'[p // 4]}/person{p:02}_{image}.png" for p in range(8) for image in (1, 2)],
             ["2 folders of 2", "person00, person01, person02"],
         ),
+        (  # a hundred images of each of two cameras
+            [f"{c}/frame_{i:04}_ID{i % 9:02}.jpg" for c in ("front door", "till") for i in range(100)],
+            ["2 folders of 2", "ID00, ID01, ID02"],
+        ),
+        ([f"2024-05-0{day}/{i:03}.jpg" for day in (1, 2, 3) for i in range(5)], ["a date", "2024-05-01"]),
+        ([f"{camera}/{i:03}.jpg" for camera in ("DSC", "IMG_0412") for i in range(5)], ["a camera", "DSC, IMG_0412"]),
         (
             [f"smile/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3, 4) for i in (1, 2)],
             ["1 folder of 1 holds", "001, 002, 003, …"],
@@ -76,6 +82,8 @@ FRONTAL = ("neutral_front", "smiling_front")
         [f"m.0{k}/{i}-FaceId-0.jpg" for k in (2, 3) for i in range(5)],
         [f"{k:03}/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3) for i in (1, 2)],
         ["Brad_Pitt/" + file for file in numbered("Brad_Pitt_Oscars", "Young_Brad_Pitt", "Pitt_Troy", "IMG", "DSC")],
+        [f"ID{k:02}/cam1_ID{k:02}_{i}.jpg" for k in range(3) for i in range(5)],
+        [f"2024{k:04}/{i}.jpg" for k in (101, 102) for i in range(5)],  # numbers of people
         ["Val/1.jpg", *(f"p{k}/1.jpg" for k in range(6))],
         ["a/²_x_1.jpg", "a/__.jpg"],
         [f"{k:07}/{i:03}.jpg" for k in (45, 99) for i in range(1, 20)],

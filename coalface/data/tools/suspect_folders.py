@@ -13,15 +13,16 @@ from coalface.data.readers.folders import Folder
 
 _PART_NAMES = frozenset(
     "train training val valid validation dev eval test testing gallery probe probes query images image imgs img photos "
-    "photo picture pictures data dataset face faces crops cropped aligned raw original originals frame frames dsc "
+    "photo picture pictures data dataset face faces crops cropped aligned raw original originals frame frames dsc dcim "
     "frontal front profile left right up down cam camera view pose session light neutral smiling happy sad".split()
 )
 """What parts and views of a set are called, and people are not."""
-_NUMBERED = frozenset("cam camera view pose session light".split())
+_NUMBERED = frozenset("cam camera view pose session light dsc img dcim".split())
 """Those of them that no person is called with a number behind, as `face_001` may be."""
+_DATE = re.compile(r"(19|20)[0-9]{2}([-_.])[0-9]{1,2}\2[0-9]{1,2}([ T_.-].*)?|(DSC|IMG|VID)_?[0-9]{8}.*")
 _LEAD = re.compile(r"([^\W\d_]*\d*)[ _.-]*([^\W\d_]+|\d*)")
-_PERSON = re.compile(r"(?:identity|id|people|person|subj|subject|user)[ _-]?(\d+)", re.IGNORECASE)
-"""What the name of a file begins with that says whom it shows."""
+_PERSON = re.compile(r"(?<![^\W_])(?:identity|id|people|person|subj|subject|user)[ _-]?(\d+)", re.IGNORECASE)
+"""What in the name of a file says whom it shows, as ID07 in `cam1_ID07_0001.jpg`."""
 _WORDS = 10
 """Words that begin files in folder after folder, and are more than the views that a person is taken from."""
 _FEW = 3
@@ -45,8 +46,8 @@ def doubts(folder: Folder) -> list[str]:
     if len(parts) > 1 or 5 * len(parts) > len(folder.names):
         are = "identity is called as a part" if len(parts) == 1 else "identities are called as parts"
         return [
-            f"{len(parts):,} {are} of a set, and not as a person is ({first_few(parts)}): if several people are in "
-            "there, give each a folder beside the others"
+            f"{len(parts):,} {are} of a set, a camera or a date, and not as a person is ({first_few(parts)}): "
+            "if several people are in there, give each a folder beside the others"
         ]
     if people := _recurring(files):
         return [
@@ -90,7 +91,9 @@ def _lead(file: str) -> tuple[str, str]:
 
 
 def _is_part(name: str) -> bool:
-    """Whether a folder's name is made of what parts and views of a set are called."""
+    """Whether a folder's name is a date, or made of what parts and views of a set are called."""
+    if _DATE.fullmatch(name):
+        return True
     words = re.findall(r"[^\W\d_]+", name.lower())
     return bool(words) and (_NUMBERED if re.search(r"\d", name) else _PART_NAMES).issuperset(words)
 
@@ -104,7 +107,7 @@ def _people(name: str, files: Iterable[str]) -> list[str]:
     folder_words, total = _words(name), 0
     full_names, numbered, persons = (collections.Counter[str]() for _ in range(3))
     for file in files:
-        if person := _PERSON.match(file):
+        if person := _PERSON.search(file):
             persons[person[0]] += int(person[1]) not in [int(word) for word in re.findall(r"[0-9]+", name)]
         words = _words(os.path.splitext(file)[0])
         while len(words) > 1 and words[-1].isdecimal():
