@@ -11,7 +11,7 @@ from torch import Tensor
 from coalface.core.local_results import CLASS_EMBEDDINGS, OWN_MODEL
 from coalface.core.method import Federation, Method, Models, Party, Pools, Tensors, free, message, step
 from coalface.data.faceset import FaceSet
-from coalface.methods.fedavg import Global, State
+from coalface.methods.fedavg import Global, State, Update
 from coalface.training.local_training import Learner, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
@@ -19,14 +19,14 @@ from coalface.training.losses.per_party import PerPartyLoss
 
 
 @message
-class Update:
-    """Up."""
+class BySilo:
+    """Up, where each silo has a classifier of its own."""
 
     backbone: Tensors
     images: int
     loss: float
     losses: Tensors = free()
-    """With a classifier for each silo: silo -> its mean loss, (), over its images in this round."""
+    """Silo -> its mean loss, (), over its images in this round."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,9 @@ class Centralized(Method):
     rounds: int = 20
     batch_size: int | None = None
     """Images of a step; None: `local.batch_size`. For as many as all silos take in a step together."""
-    classifiers: Literal["pooled", "per-party"] = "pooled"
-    """One classifier over all identities, or one for the identities of each silo, as a federation has: then the loss is
-    given for each silo, and can be held against theirs (Bai et al. 2021, Table 1)."""
+    classifiers: Literal["per-party"] | None = None
+    """A classifier for the identities of each silo, as a federation has, so that each one's loss can be held against
+    theirs (Bai et al. 2021, Table 1); None: one over all identities."""
     local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
 
@@ -51,30 +51,32 @@ class Centralized(Method):
         return State(backbone=fed.initial)
 
     def round(self, fed: Federation, state: State) -> State:
-        answer = fed.ask(self.train, common=Global(backbone=state.backbone))
-        (backbone,), (losses,) = (answer.each[name].values() for name in ("backbone", "losses"))
+        answer = fed.ask(self.train_by_silo if self.classifiers else self.train, common=Global(backbone=state.backbone))
         fed.log(loss=answer.mean("loss", by="images"))
-        if losses:
+        for losses in answer.each.get("losses", {}).values():
             fed.log_losses({silo: float(loss.mean()) for silo, loss in losses.items()})
+        (backbone,) = answer.each["backbone"].values()
         return State(backbone=backbone)
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
+        loss, learner = self._learn(party, own, common, self.loss)
+        return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), learner
+
+    @step(role="trainer")
+    def train_by_silo(self, party: Party, own: Learner | None, common: Global) -> tuple[BySilo, Learner]:
+        criterion, names = PerPartyLoss(self.loss, _silos(party.data)), party.data.domain_names
+        loss, learner = self._learn(party, own, common, criterion)
+        losses = {names[n]: torch.tensor(total / images) for n, (images, total) in criterion.sums.items()}
+        return BySilo(backbone=party.backbone.shared(), images=len(party.data), loss=loss, losses=losses), learner
+
+    def _learn(self, party: Party, own: Learner | None, common: Global, criterion: CosineLoss) -> tuple[float, Learner]:
         local = self.local if self.batch_size is None else replace(self.local, batch_size=self.batch_size)
-        by_silo = PerPartyLoss(self.loss, _silos(party.data)) if self.classifiers == "per-party" else None
-        loss, learner = learn(party, common.backbone, own, local, by_silo or self.loss, momentum="keep")
-        sums = by_silo.sums if by_silo else {}
-        update = Update(
-            backbone=party.backbone.shared(),
-            images=len(party.data),
-            loss=loss,
-            losses={party.data.domain_names[n]: torch.tensor(total / images) for n, (images, total) in sums.items()},
-        )
-        return update, learner
+        return learn(party, common.backbone, own, local, criterion, momentum="keep")
 
     @property
     def needs_silos(self) -> bool:
-        return self.classifiers == "per-party"
+        return self.classifiers is not None
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Learner | None, common: Global) -> Tensors:
