@@ -7,11 +7,12 @@ from typing import Any
 
 from coalface.evaluation.metrics.bootstrap import Bootstrap
 from coalface.evaluation.metrics.paired import PairedDifference
-from coalface.experiments.compare import differences, resampled
+from coalface.experiments.compare import differences, merged, resampled
 
 
 def paired(
     first: Sequence[Sequence[Mapping[str, Any]]], second: Sequence[Sequence[Mapping[str, Any]]], bootstrap: Bootstrap
 ) -> dict[str, PairedDifference]:
-    """First less second by figure; each side has its runs over the seeds, each run its models."""
-    return differences(*(resampled([model for run in side for model in run], bootstrap) for side in (first, second)))
+    """First less second by figure; each side has its runs over the seeds 0, 1, …, each run its models."""
+    sides = ((resampled(run, bootstrap, seed) for seed, run in enumerate(side)) for side in (first, second))
+    return differences(*map(merged, sides))

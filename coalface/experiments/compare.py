@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from coalface.evaluation.metrics.bootstrap import Bootstrap, bootstrap_of
 from coalface.evaluation.metrics.pair_figures import MOST_PAIRS
 from coalface.evaluation.metrics.paired import PairedDifference, Resampled, compare, resample, same_pairs
 from coalface.evaluation.verification import read_lists
-from coalface.experiments.report.runs import check
+from coalface.experiments.report.runs import check, read, whole_number
+from coalface.experiments.report.table import Interval
 
 TAIL = "EER has no interval, since of so many impostors only the best are kept, and it lies below them"
 EARLY = (
@@ -23,19 +24,30 @@ Evidence = Mapping[str, Sequence[Mapping[str, Any]]]
 """List name -> model by model, as a run keeps it."""
 
 
-def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], tuple[float, float, float]]:
+def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], Interval]:
     """Difference to the first run and its 95 % interval, in the figure's unit, by (run, `list/figure`).
 
-    Runs that were evaluated on other lists or on other folds of them, or that kept no evidence, have no entry.
+    Of runs that differ in their seed alone it is the difference of their means over the seeds that the first run, with
+    those like it, has as well. Runs that were evaluated on other lists or on other folds of them, or that kept no
+    evidence, have no entry, and no run that differs from the first in its seed alone.
     """
     first, points = runs[0], {}
+    configs = {run: read(run).config for run in runs}
+    seeds = {run: whole_number(config.pop("seed", None)) or 0 for run, config in configs.items()}
+    for config in configs.values():
+        config.pop("name", None)
+    by_seed = {run: {seeds[other]: other for other in runs if configs[other] == configs[run]} for run in runs}
     evidence = {run: _evidence(run) for run in runs}
     for name, identities in read_lists(first / "judged"):
         bootstrap = bootstrap_of(identities)
-        drawn = {run: resampled(evidence[run].get(name, ()), bootstrap) for run in runs}
+        drawn = {run: resampled(evidence[run].get(name, ()), bootstrap, seeds[run]) for run in runs}
         for run in runs[1:]:
-            for figure, paired in differences(drawn[run], drawn[first]).items():
-                points[run, f"{name}/{figure}"] = paired.in_unit
+            if configs[run] == configs[first] and seeds[run] != seeds[first]:
+                continue
+            shared = sorted(by_seed[run].keys() & by_seed[first].keys())
+            sides = ([by_seed[side][seed] for seed in shared] if len(shared) > 1 else [side] for side in (run, first))
+            for figure, paired in differences(*(merged(drawn[run] for run in side) for side in sides)).items():
+                points[run, f"{name}/{figure}"] = Interval(*paired.in_unit, paired.seeds)
     return points
 
 
@@ -55,14 +67,23 @@ def left_out(runs: Sequence[Path]) -> list[str]:
     return [f"{name}: {reason.format(run=' and '.join(paths))}" for (name, reason), paths in reasons.items()]
 
 
-def resampled(models: Sequence[Mapping[str, Any]], bootstrap: Bootstrap) -> dict[str, list[Resampled]]:
+def resampled(models: Sequence[Mapping[str, Any]], bootstrap: Bootstrap, seed: int) -> dict[str, list[Resampled]]:
     """Figure -> each model's values in every draw; evidence of another list is passed over."""
     by_figure: dict[str, list[Resampled]] = {}
     for evidence in models:
         if evidence["list"] == bootstrap.pairs.sha256:
-            for figure, values in resample(dict(evidence), bootstrap).items():
+            for figure, values in resample(dict(evidence), bootstrap, seed).items():
                 by_figure.setdefault(figure, []).append(values)
     return by_figure
+
+
+def merged(several: Iterable[Mapping[str, Sequence[Resampled]]]) -> dict[str, list[Resampled]]:
+    """The figures of several runs together, run by run."""
+    together: dict[str, list[Resampled]] = {}
+    for drawn in several:
+        for figure, values in drawn.items():
+            together.setdefault(figure, []).extend(values)
+    return together
 
 
 def differences(

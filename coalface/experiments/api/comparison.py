@@ -42,7 +42,10 @@ class Comparison:
 
 
 def compare(runs: Sequence[str | os.PathLike[str] | FinishedRun]) -> Comparison:
-    """Compare runs with the first: figures, differences and 95 % intervals (paired bootstrap over identities).
+    """Compare runs with the first: figures, differences and 95 % intervals.
+
+    The bootstrap is paired, over identities and seeds. Runs that differ in their seed alone are compared together, and
+    a difference of one seed has no verdict.
 
     Raises FileNotFoundError for a folder that holds no run.
     """
