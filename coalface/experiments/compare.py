@@ -9,7 +9,14 @@ from typing import Any
 
 from coalface.evaluation.metrics.bootstrap import Bootstrap, bootstrap_of
 from coalface.evaluation.metrics.pair_figures import MOST_PAIRS
-from coalface.evaluation.metrics.paired import PairedDifference, Resampled, compare, resample, same_pairs
+from coalface.evaluation.metrics.paired import (
+    PairedDifference,
+    Resampled,
+    compare,
+    of_shared_seeds,
+    resample,
+    same_pairs,
+)
 from coalface.evaluation.verification import read_lists
 from coalface.experiments.report.runs import check, read, whole_number
 from coalface.experiments.report.table import Interval
@@ -27,25 +34,37 @@ Evidence = Mapping[str, Sequence[Mapping[str, Any]]]
 def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], Interval]:
     """Difference to the first run and its 95 % interval, in the figure's unit, by (run, `list/figure`).
 
-    Of runs that differ in their seed alone it is the difference of their means over the seeds that the first run, with
-    those like it, has as well. Runs that were evaluated on other lists or on other folds of them, or that kept no
-    evidence, have no entry, and no run that differs from the first in its seed alone.
+    Runs that differ in their seed alone are one method: its difference is that of means over the seeds that it has in
+    common with the first run's, and each of its runs has it. Runs that were evaluated on other lists or on other folds
+    of them, or that kept no evidence, have no entry, and no run that differs from the first in its seed alone.
     """
     first, points = runs[0], {}
-    configs = {run: read(run).config for run in runs}
+    configs = {run: {k: v for k, v in read(run).config.items() if k != "name"} for run in runs}
     seeds = {run: whole_number(config.pop("seed", None)) or 0 for run, config in configs.items()}
-    for config in configs.values():
-        config.pop("name", None)
-    by_seed = {run: {seeds[other]: other for other in runs if configs[other] == configs[run]} for run in runs}
     evidence = {run: _evidence(run) for run in runs}
-    for name, identities in read_lists(first / "judged"):
-        bootstrap = bootstrap_of(identities)
-        drawn = {run: resampled(evidence[run].get(name, ()), bootstrap, seeds[run]) for run in runs}
+
+    def alike(run: Path) -> list[Path]:
+        return [other for other in runs if configs[other] == configs[run]]
+
+    bootstraps: dict[str, dict[str, Bootstrap]] = {}  # list -> each that a seed of the first run's has by this name
+    for run in alike(first):
+        for name, identities in read_lists(run / "judged"):
+            by_sha256 = bootstraps.setdefault(name, {})
+            by_sha256.setdefault(identities.sha256, bootstrap_of(identities))
+    for name, by_sha256 in bootstraps.items():
+        drawn = {
+            run: merged(
+                resampled(evidence[run].get(name, ()), bootstrap, seeds[run]) for bootstrap in by_sha256.values()
+            )
+            for run in runs
+        }
         for run in runs[1:]:
-            if configs[run] == configs[first] and seeds[run] != seeds[first]:
+            if configs[run] != configs[first]:
+                sides = alike(run), alike(first)
+            elif seeds[run] == seeds[first]:
+                sides = [run], [first]
+            else:
                 continue
-            shared = sorted(by_seed[run].keys() & by_seed[first].keys())
-            sides = ([by_seed[side][seed] for seed in shared] if len(shared) > 1 else [side] for side in (run, first))
             for figure, paired in differences(*(merged(drawn[run] for run in side) for side in sides)).items():
                 points[run, f"{name}/{figure}"] = Interval(*paired.in_unit, paired.seeds)
     return points
@@ -89,9 +108,9 @@ def merged(several: Iterable[Mapping[str, Sequence[Resampled]]]) -> dict[str, li
 def differences(
     first: Mapping[str, Sequence[Resampled]], second: Mapping[str, Sequence[Resampled]]
 ) -> dict[str, PairedDifference]:
-    """First less second by figure, of those that both sides have on the same folds of the list."""
-    shared = [figure for figure in first if figure in second and same_pairs(first[figure], second[figure])]
-    return {figure: compare(first[figure], second[figure]) for figure in shared}
+    """First less second by figure, over the seeds that both have, of those evaluated on the same folds of the lists."""
+    shared = {figure: of_shared_seeds(first[figure], second[figure]) for figure in first if figure in second}
+    return {figure: compare(*sides) for figure, sides in shared.items() if same_pairs(*sides)}
 
 
 def _evidence(run: Path) -> dict[str, Any]:

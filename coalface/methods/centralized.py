@@ -28,6 +28,14 @@ class Centralized(Method):
     local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
 
+    @property
+    def work(self) -> LocalTraining:
+        """A round's, with the batches of this method."""
+        return self.local if self.batch_size is None else replace(self.local, batch_size=self.batch_size)
+
+    def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int]:
+        return self.work.work(party, images)
+
     def init(self, fed: Federation) -> State:
         return State(backbone=fed.initial)
 
@@ -39,8 +47,7 @@ class Centralized(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
-        local = self.local if self.batch_size is None else replace(self.local, batch_size=self.batch_size)
-        loss, learner = learn(party, common.backbone, own, local, self.loss, momentum="keep")
+        loss, learner = learn(party, common.backbone, own, self.work, self.loss, momentum="keep")
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), learner
 
     @step(role="trainer", local=OWN_MODEL)

@@ -1,21 +1,22 @@
 """Is one method better than another? A paired bootstrap over identities and seeds, from the evidence that runs left.
 
-The same draws of identities serve every method and every seed. The difference of two methods in a draw is that of their
-means over seeds, d̄_b, plus what other seeds might have given: with the differences d_1 … d_S of the S seeds on the
-whole list, of standard deviation s, it is d̄_b + t_b s / √S, where t_b is drawn from Student's t with S − 1 degrees of
-freedom. The 2.5 % and 97.5 % quantiles over the draws are the interval. With all identities counted alike it is the
-t interval of the mean over seeds; to draw S seeds again would be too narrow, as three or five of them know little of
-their own spread. One seed knows nothing of it: its interval is of the identities alone and decides nothing.
-Where seeds are evaluated on lists of their own (other people each), both methods have the same lists, each with
-draws of its own, and s holds the spread over people a second time.
+The same draws of identities serve every method and every seed. In draw b the difference of two methods is that of
+their means over seeds, d̄_b. What other seeds might have given comes on top: where the S seeds' differences on the
+whole list have the standard deviation s, their mean is off by t s / √S, with t of Student's distribution with S − 1
+degrees of freedom. The interval lies between the 2.5 % and 97.5 % quantiles of d̄_b + t s / √S over all draws and all
+t. Where draws do not differ it is the t interval of the mean over seeds; to draw S seeds again would be too narrow, as
+three or five of them know little of their own spread. One seed knows nothing of it: its interval is of the identities
+alone and decides nothing.
 
-The interval errs on the wide side: a product of counts varies more than the count of a pair drawn by itself, so where
-methods differ by chance of the pair and not of the identity, it is up to 1.4 times as wide as it need be (simulated in
-the tests).
+The interval errs on the wide side. What differs by seed and identity is in both parts; where seeds are evaluated on
+lists of their own (other people each, both methods on the same), so is what differs by identity. And a product of
+counts varies more than the count of a pair drawn by itself: where methods differ by chance of the pair and not of the
+identity, the first part is up to 1.4 times as wide as it need be. The tests simulate all of this.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.core.method import generator
 from coalface.evaluation.metrics.bootstrap import Bootstrap
 from coalface.evaluation.metrics.evidence import RESAMPLERS, drawn_figures, hits
 from coalface.evaluation.metrics.verification import EER
@@ -129,8 +129,8 @@ def resample(evidence: dict[str, Any], bootstrap: Bootstrap, seed: int = 0) -> d
 def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDifference:
     """The paired difference of two methods in one figure, each given by its runs over the seeds.
 
-    Both sides have the same seeds, or none in common: then the spreads of both sides add up, with the degrees of
-    freedom of the one that has fewer.
+    Runs of one seed, such as the models of a run, are averaged first. Both sides have the same seeds, or none in
+    common: then the variances of both means add up, with the degrees of freedom of the side that has fewer seeds.
     """
     runs = [*first, *second]
     if not first or not second:
@@ -141,23 +141,22 @@ def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDi
         raise ValueError("paired runs need the same figure and the same draws: resample a list's from one Bootstrap")
     if not same_pairs(first, second):
         raise ValueError("the two sides were evaluated on different lists or folds: give each side the same")
-    seeds = [sorted({run.seed for run in side}) for side in (first, second)]
-    if seeds[0] != seeds[1] and set(seeds[0]) & set(seeds[1]):
-        raise ValueError("the two sides have other seeds: give the runs of those that both have")
-    points, values = zip(*(_means_by_seed(side) for side in (first, second)), strict=True)
+    seeds = [{run.seed for run in side} for side in (first, second)]
+    if seeds[0] != seeds[1] and seeds[0] & seeds[1]:
+        raise ValueError("the two sides share some of their seeds and not all: give `of_shared_seeds`")
+    points, values = zip(*(_by_seed(side) for side in (first, second)), strict=True)
     by_seed = [points[0] - points[1]] if seeds[0] == seeds[1] else points
-    noise = training_noise(by_seed, len(runs[0].values), generator(2048, "seeds", runs[0].figure))
-    drawn = values[0] - values[1] + noise
+    drawn = values[0].mean(axis=0) - values[1].mean(axis=0)
     counted = np.isfinite(drawn)
     if not counted.any():
         raise ValueError("every draw is without genuine or without impostor pairs: the list has too few identities")
-    low, high = np.quantile(drawn[counted], [0.025, 0.975])
+    low, high = interval(drawn[counted], by_seed)
     fewest = min(map(len, by_seed))
     return PairedDifference(
         figure=runs[0].figure,
         difference=float(points[0].mean() - points[1].mean()),
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
         verdict=_verdict(runs[0].better, low, high) if fewest > 1 else "undecided",
         seeds=fewest,
         short=int((counted & np.any([run.short for run in runs], axis=0)).sum()),
@@ -165,24 +164,62 @@ def compare(first: Sequence[Resampled], second: Sequence[Resampled]) -> PairedDi
     )
 
 
-def _means_by_seed(runs: Sequence[Resampled]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(seeds,) the points of the seeds, ascending, and (draws,) the mean over seeds in every draw."""
+def _by_seed(runs: Sequence[Resampled]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(seeds,) points and (seeds, draws) values, by ascending seed."""
     by_seed = [[run for run in runs if run.seed == seed] for seed in sorted({run.seed for run in runs})]
-    points = np.array([np.mean([run.point for run in of_seed]) for of_seed in by_seed])
-    return points, np.mean([np.mean([run.values for run in of_seed], axis=0) for of_seed in by_seed], axis=0)
+    points = [np.mean([run.point for run in of_seed]) for of_seed in by_seed]
+    return np.array(points), np.array([np.mean([run.values for run in of_seed], axis=0) for of_seed in by_seed])
 
 
-def training_noise(by_seed: Sequence[NDArray[np.float64]], draws: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """(draws,) how far the mean over other seeds might lie from this one: t_b s / √S; zeros where S is 1.
+def interval(drawn: NDArray[np.float64], by_seed: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
+    """The 2.5 % and 97.5 % quantiles of d̄_b + t s / √S over (draws,) differences of means over seeds and all t.
 
-    `by_seed` has the (S,) differences of paired seeds, or the (S,) figures of each side by itself.
+    `by_seed` has the (S,) differences of paired seeds, or the (S,) figures of each side by itself. Of one seed they are
+    those of the draws alone.
     """
     fewest = min(map(len, by_seed))
-    if fewest < 2:
-        return np.zeros(draws)
-    error = np.sqrt(sum(values.var(ddof=1) / len(values) for values in by_seed))
-    noise: NDArray[np.float64] = error * rng.standard_t(fewest - 1, draws)
-    return noise
+    error = math.sqrt(sum(values.var(ddof=1) / len(values) for values in by_seed)) if fewest > 1 else 0.0
+    if not error:
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        return float(low), float(high)
+
+    def quantile(share: float) -> float:
+        """Where the mean over draws of P(d̄_b + t s / √S ≤ x) is the share, by bisection."""
+        below, above = drawn.min() - 13 * error, drawn.max() + 13 * error  # 13: beyond t of one degree of freedom
+        for _ in range(45):
+            middle = (below + above) / 2
+            if student((middle - drawn) / error, fewest - 1).mean() < share:
+                below = middle
+            else:
+                above = middle
+        return float(middle)
+
+    return quantile(0.025), quantile(0.975)
+
+
+def student(t: NDArray[np.float64], freedom: int) -> NDArray[np.float64]:
+    """P(T ≤ t) of Student's distribution with whole degrees of freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = np.arctan(t / math.sqrt(freedom))
+    cosine, odd = np.cos(angle), freedom % 2
+    term = cosine if odd else np.ones_like(angle)
+    total = np.zeros_like(angle)
+    for power in range(2 + odd, freedom + 1, 2):
+        total += term
+        term = term * cosine**2 * (power - 1) / power
+    within = np.sin(angle) * total
+    within = 2 / math.pi * (angle + within) if odd else within
+    share: NDArray[np.float64] = 0.5 + within / 2
+    return share
+
+
+def of_shared_seeds(
+    first: Sequence[Resampled], second: Sequence[Resampled]
+) -> tuple[Sequence[Resampled], Sequence[Resampled]]:
+    """The runs of the seeds that both sides have; where they have none in common, all."""
+    shared = {run.seed for run in first} & {run.seed for run in second}
+    if not shared:
+        return first, second
+    return [run for run in first if run.seed in shared], [run for run in second if run.seed in shared]
 
 
 def same_pairs(first: Sequence[Resampled], second: Sequence[Resampled]) -> bool:

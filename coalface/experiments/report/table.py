@@ -51,9 +51,8 @@ Intervals = Mapping[tuple[Path, str], Interval]
 """By (run folder as given to `compare`, figure as `list/figure`)."""
 
 INTERVAL = (
-    "In brackets is the interval that holds 95 % of the differences when the people of the pairs are drawn anew, with "
-    "replacement, the same for both runs, and the seeds, where there are several. Where it holds 0 the difference is "
-    "undecided."
+    "In brackets is the 95 % interval of the difference: over the people of the pairs, drawn anew with replacement, "
+    "the same for both sides, and over the seeds where there are several. Where it holds 0 the difference is undecided."
 )
 ONE_SEED = (
     "A difference of one seed says nothing of other seeds, and so decides nothing: train both sides with three seeds "
@@ -119,7 +118,10 @@ def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_o
             if digests[first.path].get(name, digest) != digest:
                 other_pairs.setdefault(name, []).append(run.label)
     left_out = [*map(_unfinished, (run for run in runs if not run.is_finished)), *left_out]
-    left_out += (_on_other_pairs(name, labels, first) for name, labels in other_pairs.items())
+    with_interval = {(path, key.rpartition("/")[0]) for path, key in intervals or ()}
+    for name, labels in other_pairs.items():
+        if without := [run.label for run in runs if run.label in labels and (run.path, name) not in with_interval]:
+            left_out.append(_on_other_pairs(name, without, first))
     figures = without_errors(key for run in runs for key in run.figures)
     rows = []
     for run in runs:
@@ -182,24 +184,28 @@ def grid(comparison: Comparison, *, time: bool = False) -> Grid:
 
 
 def difference_text(difference: Record) -> str:
-    """For a table: `−5.00 [−7.20, −2.80]`."""
+    """For a table: `−5.00 [−7.20, −2.80] 3 seeds`."""
     signed = figure_of(difference.metric).difference_text
     if difference.low is None or difference.high is None:
         return signed(difference.value)
-    doubt = f" {difference.seeds} seeds" if difference.seeds > 1 else ""
-    doubt += "" if difference.is_decided or difference.seeds < 2 else ", undecided"
-    return f"{signed(difference.value)} [{signed(difference.low)}, {signed(difference.high)}]{doubt}"
+    return f"{signed(difference.value)} [{signed(difference.low)}, {signed(difference.high)}] {_verdict(difference)}"
 
 
 def difference_sentence(difference: Record) -> str:
-    """In words: `−5.00 points (interval −7.20 to −2.80)`."""
+    """In words: `−5.00 points (interval −7.20 to −2.80; 3 seeds)`."""
     figure = figure_of(difference.metric)
     signed = figure.difference_text
     text = signed(difference.value) + figure.unit.difference
     if difference.low is None or difference.high is None:
         return text
-    doubt = "" if difference.is_decided else ", undecided" if difference.seeds > 1 else ", one seed"
-    return f"{text} (interval {signed(difference.low)} to {signed(difference.high)}{doubt})"
+    return f"{text} (interval {signed(difference.low)} to {signed(difference.high)}; {_verdict(difference)})"
+
+
+def _verdict(difference: Record) -> str:
+    """How many seeds are behind a difference, and whether it is undecided, as it is of one."""
+    if difference.seeds < 2:
+        return "one seed"
+    return f"{difference.seeds} seeds" + ("" if difference.is_decided else ", undecided")
 
 
 def rendered(comparison: Comparison) -> RenderableType:
