@@ -134,7 +134,7 @@ def compare(
     page: Annotated[Path | None, typer.Option(help="Also write a report page of all runs.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: their figures, differences and 95 % intervals (paired bootstrap over identities)."""
+    """Compare runs: their figures, differences and 95 % intervals (paired bootstrap over identities and seeds)."""
     from coalface.experiments import compare as comparing
     from coalface.experiments.report import page as pages
     from coalface.experiments.report import table

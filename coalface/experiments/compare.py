@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coalface.evaluation.metrics.bootstrap import Bootstrap, bootstrap_of
 from coalface.evaluation.metrics.pair_figures import MOST_PAIRS
-from coalface.evaluation.metrics.paired import PairedDifference, Resampled, compare, resample, same_pairs
+from coalface.evaluation.metrics.paired import (
+    PairedDifference,
+    Resampled,
+    compare,
+    of_shared_seeds,
+    resample,
+    same_pairs,
+)
 from coalface.evaluation.verification import read_lists
-from coalface.experiments.report.runs import check
+from coalface.experiments.report.runs import check, read, whole_number
+from coalface.experiments.report.table import Interval
 
 TAIL = "EER has no interval, since of so many impostors only the best are kept, and it lies below them"
 EARLY = (
@@ -23,19 +31,42 @@ Evidence = Mapping[str, Sequence[Mapping[str, Any]]]
 """List name -> model by model, as a run keeps it."""
 
 
-def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], tuple[float, float, float]]:
+def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], Interval]:
     """Difference to the first run and its 95 % interval, in the figure's unit, by (run, `list/figure`).
 
-    Runs that were evaluated on other lists or on other folds of them, or that kept no evidence, have no entry.
+    Runs that differ in their seed alone are one method: its difference is that of means over the seeds that it has in
+    common with the first run's, and each of its runs has it. Runs that were evaluated on other lists or on other folds
+    of them, or that kept no evidence, have no entry, and no run that differs from the first in its seed alone.
     """
     first, points = runs[0], {}
+    configs = {run: {k: v for k, v in read(run).config.items() if k != "name"} for run in runs}
+    seeds = {run: whole_number(config.pop("seed", None)) or 0 for run, config in configs.items()}
     evidence = {run: _evidence(run) for run in runs}
-    for name, identities in read_lists(first / "judged"):
-        bootstrap = bootstrap_of(identities)
-        drawn = {run: resampled(evidence[run].get(name, ()), bootstrap) for run in runs}
+
+    def alike(run: Path) -> list[Path]:
+        return [other for other in runs if configs[other] == configs[run]]
+
+    bootstraps: dict[str, dict[str, Bootstrap]] = {}  # list -> each that a seed of the first run's has by this name
+    for run in alike(first):
+        for name, identities in read_lists(run / "judged"):
+            by_sha256 = bootstraps.setdefault(name, {})
+            by_sha256.setdefault(identities.sha256, bootstrap_of(identities))
+    for name, by_sha256 in bootstraps.items():
+        drawn = {
+            run: merged(
+                resampled(evidence[run].get(name, ()), bootstrap, seeds[run]) for bootstrap in by_sha256.values()
+            )
+            for run in runs
+        }
         for run in runs[1:]:
-            for figure, paired in differences(drawn[run], drawn[first]).items():
-                points[run, f"{name}/{figure}"] = paired.in_unit
+            if configs[run] != configs[first]:
+                sides = alike(run), alike(first)
+            elif seeds[run] == seeds[first]:
+                sides = [run], [first]
+            else:
+                continue
+            for figure, paired in differences(*(merged(drawn[run] for run in side) for side in sides)).items():
+                points[run, f"{name}/{figure}"] = Interval(*paired.in_unit, paired.seeds)
     return points
 
 
@@ -55,22 +86,31 @@ def left_out(runs: Sequence[Path]) -> list[str]:
     return [f"{name}: {reason.format(run=' and '.join(paths))}" for (name, reason), paths in reasons.items()]
 
 
-def resampled(models: Sequence[Mapping[str, Any]], bootstrap: Bootstrap) -> dict[str, list[Resampled]]:
+def resampled(models: Sequence[Mapping[str, Any]], bootstrap: Bootstrap, seed: int) -> dict[str, list[Resampled]]:
     """Figure -> each model's values in every draw; evidence of another list is passed over."""
     by_figure: dict[str, list[Resampled]] = {}
     for evidence in models:
         if evidence["list"] == bootstrap.pairs.sha256:
-            for figure, values in resample(dict(evidence), bootstrap).items():
+            for figure, values in resample(dict(evidence), bootstrap, seed).items():
                 by_figure.setdefault(figure, []).append(values)
     return by_figure
+
+
+def merged(several: Iterable[Mapping[str, Sequence[Resampled]]]) -> dict[str, list[Resampled]]:
+    """The figures of several runs together, run by run."""
+    together: dict[str, list[Resampled]] = {}
+    for drawn in several:
+        for figure, values in drawn.items():
+            together.setdefault(figure, []).extend(values)
+    return together
 
 
 def differences(
     first: Mapping[str, Sequence[Resampled]], second: Mapping[str, Sequence[Resampled]]
 ) -> dict[str, PairedDifference]:
-    """First less second by figure, of those that both sides have on the same folds of the list."""
-    shared = [figure for figure in first if figure in second and same_pairs(first[figure], second[figure])]
-    return {figure: compare(first[figure], second[figure]) for figure in shared}
+    """First less second by figure, over the seeds that both have, of those evaluated on the same folds of the lists."""
+    shared = {figure: of_shared_seeds(first[figure], second[figure]) for figure in first if figure in second}
+    return {figure: compare(*sides) for figure, sides in shared.items() if same_pairs(*sides)}
 
 
 def _evidence(run: Path) -> dict[str, Any]:

@@ -47,6 +47,14 @@ class Centralized(Method):
     local: LocalTraining = LocalTraining()
     loss: CosineLoss = CosFace(scale=30.0, margin=0.35)
 
+    @property
+    def work(self) -> LocalTraining:
+        """A round's, with the batches of this method."""
+        return self.local if self.batch_size is None else replace(self.local, batch_size=self.batch_size)
+
+    def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int]:
+        return self.work.work(party, images)
+
     def init(self, fed: Federation) -> State:
         return State(backbone=fed.initial)
 
@@ -60,19 +68,15 @@ class Centralized(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global) -> tuple[Update, Learner]:
-        loss, learner = self._learn(party, own, common, self.loss)
+        loss, learner = learn(party, common.backbone, own, self.work, self.loss, momentum="keep")
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), learner
 
     @step(role="trainer")
     def train_by_silo(self, party: Party, own: Learner | None, common: Global) -> tuple[BySilo, Learner]:
         criterion, names = PerPartyLoss(self.loss, _silos(party.data)), party.data.domain_names
-        loss, learner = self._learn(party, own, common, criterion)
+        loss, learner = learn(party, common.backbone, own, self.work, criterion, momentum="keep")
         losses = {names[n]: torch.tensor(total / images) for n, (images, total) in criterion.sums.items()}
         return BySilo(backbone=party.backbone.shared(), images=len(party.data), loss=loss, losses=losses), learner
-
-    def _learn(self, party: Party, own: Learner | None, common: Global, criterion: CosineLoss) -> tuple[float, Learner]:
-        local = self.local if self.batch_size is None else replace(self.local, batch_size=self.batch_size)
-        return learn(party, common.backbone, own, local, criterion, momentum="keep")
 
     @property
     def needs_silos(self) -> bool:

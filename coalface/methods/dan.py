@@ -38,6 +38,11 @@ class Adaptation(Method):
     def __post_init__(self) -> None:
         check_pure(self.loss)
 
+    def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int] | None:
+        """A step sees a batch of each domain; an epoch is of the source, whose images are not known apart."""
+        k = self.local.steps_per_round
+        return None if k is None else (k, 2 * k * self.local.batch_size)
+
     def init(self, fed: Federation) -> State:
         return State(backbone=fed.initial)
 

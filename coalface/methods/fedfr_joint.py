@@ -307,8 +307,7 @@ class FedFRJoint(Method):
     ) -> tuple[Trained, Cursor]:
         """The local epochs of a round, in two parts where η falls within it."""
         epochs, decay_after = self.detail("epochs"), self.detail("decay_after")
-        place = min(party.round, len(epochs)) - 1
-        work = replace(self.local, epochs=epochs[place]) if epochs else self.local
+        place, work = min(party.round, len(epochs)) - 1, self.work_of(party.round)
         parts = [(work, 1.0)]
         if decay_after and (first := decay_after[place]) < work.epochs:
             parts = [(replace(work, epochs=first), 1.0), (replace(work, epochs=work.epochs - first), 0.1)]
@@ -324,6 +323,17 @@ class FedFRJoint(Method):
             count = sum(map(len, batches))
             total, images = total + trained.loss * count, images + count
         return replace(trained, loss=total / max(1, images)), cursor
+
+    def work_of(self, round_: int) -> LocalTraining:
+        """A round's, with the epochs that it has."""
+        epochs = self.detail("epochs")
+        return replace(self.local, epochs=epochs[min(round_, len(epochs)) - 1]) if epochs else self.local
+
+    def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int]:
+        work = self.work_of(round_)
+        if self.detail("drop_last") and work.steps_per_round is None and (full := images // work.batch_size):
+            return work.epochs * full, work.epochs * full * work.batch_size
+        return work.work(party, images)
 
     def batches(self, party: Party, work: LocalTraining, cursor: Cursor) -> tuple[list[NDArray[np.int64]], Cursor]:
         """The batches of some epochs, with `drop_last` full ones alone, and where the next epoch goes on."""

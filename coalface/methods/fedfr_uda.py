@@ -154,6 +154,20 @@ class FedFRUDA(Method):
         train = Stage("train", self.rounds, begin=lambda _, before: before, round=self.round)
         return (first, label, train) if self.pretrain else (label, train)
 
+    def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int] | None:
+        """A target trains on the images that it could label: how many those are tells only where K is given."""
+        if stage == "label" or (role.endswith("source") and stage == "train" and not self.source):
+            return 0, 0
+        if role.endswith("target"):
+            return (
+                (0, 0)
+                if stage == "pretrain"
+                else None
+                if self.local.steps_per_round is None
+                else self.local.work(party, images)
+            )
+        return self.local.work(party, images)
+
     def init(self, fed: Federation) -> State:
         return State(backbone=fed.initial, threshold=None, labelled=(), since=0)
 

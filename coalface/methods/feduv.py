@@ -219,6 +219,9 @@ class FedUV(Method):
         train = Stage("train", self.rounds, begin=lambda fed, _: self.init(fed), round=self.round)
         return train, Stage("warm-up", 1, begin=lambda fed, state: state, round=self.warm_up)
 
+    def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int]:
+        return self.local.work(party, images) if stage == "train" else (0, 0)
+
     @step(role="trainer", local=OWN_SCORES)
     def verify(self, party: Party, own: Code | None, common: Projection, each: Probes) -> Tensors:
         """The scores vᵀ z / c of embeddings g(x), and the threshold; nothing without a codeword."""

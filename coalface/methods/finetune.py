@@ -63,6 +63,11 @@ class Finetune(FedFRJoint):
         trained, _, after = self.tuner().work(party, own, common)
         return Progress(images=len(party.data), loss=trained.loss), replace(after, federated=federated)
 
+    def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int]:
+        if stage == "tune":
+            return self.tuner().round_work(stage, round_, role, party, images)
+        return super().round_work(stage, round_, role, party, images)
+
     def tuner(self) -> FedFRJoint:
         """What a client does in the second stage."""
         return FedFRJoint(**self.tuning_settings())

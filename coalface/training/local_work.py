@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,6 +153,18 @@ class LocalTraining(TypedSettings):
             return self.steps_per_round
         return self.epochs * (len(_cuts(images, self.batch_size)) + 1)
 
+    def work(self, party: str, images: int) -> tuple[int, int]:
+        """The local steps of a round at a party with so many images, and how many images these see.
+
+        Examples:
+            >>> LocalTraining(epochs=2, batch_size=4).work("a", 9), LocalTraining(steps_per_round=7).work("a", 9)
+            ((4, 18), (7, 63))
+        """
+        if self.steps_per_round is None:
+            return self.count(images), self.epochs * images
+        batch = min(self.party_batch_size.get(party, self.batch_size), images)
+        return self.steps_per_round, self.steps_per_round * batch
+
     def batches(self, party: Party, cursor: Cursor) -> tuple[list[NDArray[np.int64]], Cursor]:
         """Batches of this round at a party, as indices into its data, and where the next round goes on."""
 
@@ -163,6 +175,14 @@ class LocalTraining(TypedSettings):
             batch = self.party_batch_size.get(party.name, self.batch_size)
             return by_iterations(len(party.data), batch, self.steps_per_round, cursor, order)
         return by_epochs(len(party.data), self.batch_size, self.epochs, cursor, order)
+
+
+@runtime_checkable
+class WorksByRound(Protocol):
+    """A method whose trainers do not all do `local` in every round."""
+
+    def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int] | None:
+        """Local steps and images seen, with so many images to train on; None where these do not tell."""
 
 
 Order = Callable[[int], NDArray[np.int64]]

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from paired_runs import naive_interval
+from scipy.stats import norm, ttest_1samp, ttest_ind
+from scipy.stats import t as student
 
 from coalface.evaluation.metrics import paired
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, draw_identities
@@ -107,9 +109,11 @@ def test_eer_worked_by_hand_and_the_lower_one_is_better():
     # Drawn 3, 0, 0: no impostor pair is left.
     np.testing.assert_allclose(bad.values, [1 / 3, 1 / 3, np.nan])
     np.testing.assert_allclose(good.values, [0, 0, np.nan])
-    result = paired.compare([bad], [good])
-    assert result.low > 0 and result.verdict == "second" and paired.compare([good], [bad]).verdict == "first"
-    assert paired.compare([good], [good]).verdict == "undecided"
+    sides = [[run, replace(run, seed=1)] for run in (bad, good)]  # a second seed that came out the same
+    result = paired.compare(*sides)
+    assert result.low > 0 and result.verdict == "second" and paired.compare(*sides[::-1]).verdict == "first"
+    assert paired.compare(sides[1], sides[1]).verdict == "undecided"
+    assert paired.compare([bad], [good]).low > 0 and paired.compare([bad], [good]).verdict == "undecided"  # one seed
 
 
 def test_worked_by_hand():
@@ -146,24 +150,20 @@ def test_a_tail_too_short_is_reported_and_what_is_not_short_is_exact():
 
 def runs_of(pairs, seeds, gap, bootstrap):
     return [
-        paired.resample(tar_evidence(scored(pairs, s, gap=gap), pairs, fars=(0.1,)), bootstrap)["tar@far=0.1"]
-        for s in seeds
+        paired.resample(tar_evidence(scored(pairs, s, gap=gap), pairs, fars=(0.1,)), bootstrap, seed)["tar@far=0.1"]
+        for seed, s in enumerate(seeds)
     ]
 
 
-def test_a_comparison_takes_means_over_seeds():
+def test_the_draws_of_one_seed_are_those_of_the_identities():
     pairs = small_list(0)
     bootstrap = draw_identities(pairs, np.random.default_rng(3), draws=400)
-    better, worse = runs_of(pairs, (1, 2, 3), 0.8, bootstrap), runs_of(pairs, (4, 5), 0.1, bootstrap)
-    result = paired.compare(better, worse)
-    drawn = [np.mean([run.values[d] for run in better]) - np.mean([run.values[d] for run in worse]) for d in range(400)]
-    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
-    assert result.verdict == "first" and result.low > 0
-    means = [np.mean([run.point for run in side]) for side in (better, worse)]
-    assert result.figures()["difference"] == pytest.approx(100 * (means[0] - means[1]), abs=1e-9)
-    turned = paired.compare(worse, better)
-    assert turned.verdict == "second" and (turned.low, turned.high) == pytest.approx((-result.high, -result.low))
-    same = paired.compare(better[:1], better[:1])
+    (better,), (worse,) = runs_of(pairs, (1,), 0.8, bootstrap), runs_of(pairs, (4,), 0.1, bootstrap)
+    result = paired.compare([better], [worse])
+    assert (result.low, result.high) == tuple(np.quantile(better.values - worse.values, [0.025, 0.975]))
+    assert result.difference == better.point - worse.point and result.low > 0
+    assert (result.seeds, result.verdict) == (1, "undecided")
+    same = paired.compare([better], [better])
     assert (same.difference, same.low, same.high, same.verdict) == (0, 0, 0, "undecided")
 
 
@@ -226,6 +226,102 @@ def test_wrong_use_is_explained():
         paired.compare([run], [redrawn])
 
 
+# --- seeds ------------------------------------------------------------------------------------------------------------
+
+
+def made(points, values, seeds, better="higher"):
+    """Runs of a method over seeds, all on one list: their figures on it, (seeds,), and in its draws, (seeds, draws)."""
+    return [
+        paired.Resampled("accuracy", float(p), v, np.zeros(len(v), bool), LIST, better=better, seed=seed)
+        for p, v, seed in zip(points, np.asarray(values), seeds, strict=True)
+    ]
+
+
+LIST = Bootstrap(small_list(0), np.ones((15, 1), dtype=np.int32))
+
+
+def constant(points, seeds, draws=50, **options):
+    """Runs in whose draws all identities weigh alike."""
+    return made(points, np.repeat(np.array(points)[:, None], draws, axis=1), seeds, **options)
+
+
+def test_the_noise_of_two_seeds_worked_by_hand():
+    # Differences 2 and 4 points: mean 3, s = √2, s / √2 = 1; t of one degree of freedom is 12.706 at 97.5 %.
+    first, second = constant([0.82, 0.88], [0, 1]), constant([0.80, 0.84], [0, 1])
+    result = paired.compare(first, second)
+    assert result.in_unit == pytest.approx((3, 3 - 12.706, 3 + 12.706), abs=5e-4)
+    assert (result.seeds, result.verdict) == (2, "undecided")
+    # A third seed of 3 points: s = 1, s / √3 = 0.577; t of two degrees of freedom is 4.303.
+    third = paired.compare([*first, *constant([0.85], [2])], [*second, *constant([0.82], [2])])
+    assert third.in_unit == pytest.approx((3, 3 - 4.303 * 0.57735, 3 + 4.303 * 0.57735), abs=5e-4)
+    assert (third.seeds, third.verdict) == (3, "first")
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 10])
+def test_students_distribution_is_scipys(freedom):
+    t = np.array([-400.0, -13, -2.5, -0.1, 0, 0.3, 1, 4.303, 90])
+    np.testing.assert_allclose(paired.student(t, freedom), student.cdf(t, freedom), atol=1e-14)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_where_draws_do_not_differ_it_is_the_t_interval_of_the_seeds(count):
+    rng = np.random.default_rng(count)
+    seeds, figures = range(count), rng.normal(0.8, 0.02, (2, count))
+    together = paired.compare(constant(figures[0], seeds), constant(figures[1], seeds))
+    expected = ttest_1samp(figures[0] - figures[1], 0).confidence_interval(0.95)
+    assert (together.low, together.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    # Without a seed in common the variances add up; with as many seeds a side, Welch's error and fewer degrees.
+    unpaired = paired.compare(constant(figures[0], seeds), constant(figures[1], range(10, 10 + count)))
+    apart = unpaired.difference
+    error = apart / ttest_ind(figures[0], figures[1], equal_var=False).statistic
+    half = student.ppf(0.975, count - 1) * error
+    assert apart == pytest.approx(together.difference)
+    assert (unpaired.low, unpaired.high) == pytest.approx((apart - half, apart + half), abs=1e-9)
+
+
+def test_seeds_and_identities_together_are_the_quantiles_of_their_sum():
+    rng = np.random.default_rng(0)
+    points = rng.normal(0.8, 0.02, (2, 3))
+    values = points[:, :, None] + rng.normal(0, 0.02, (2, 3, 400))
+    sides = [made(p, v, range(3)) for p, v in zip(points, values, strict=True)]
+    result, turned = paired.compare(*sides), paired.compare(*sides[::-1])
+    drawn = (values[0] - values[1]).mean(axis=0)
+    assert (result.low, result.high) == pytest.approx(naive_interval(drawn, points[0] - points[1]), abs=2e-4)
+    assert (turned.low, turned.high) == pytest.approx((-result.high, -result.low), abs=1e-9)
+
+
+def test_the_runs_of_the_seeds_that_both_have_are_compared():
+    first, second = constant([0.9, 0.8, 0.7], [0, 1, 2]), constant([0.6, 0.5], [2, 3])
+    assert [[r.point for r in side] for side in paired.of_shared_seeds(first, second)] == [[0.7], [0.6]]
+    assert paired.of_shared_seeds(first[:2], second) == (first[:2], second)
+    with pytest.raises(ValueError, match="of_shared_seeds"):
+        paired.compare(first, second)
+
+
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_the_interval_covers_no_difference_where_seeds_and_identities_are_noise(seeds):
+    """Figures are means over 60 identities of p + e_identity + n_seed + m_{seed, identity}; true difference 0."""
+    people, draws, simulations = 60, 200, 300
+    rng = np.random.default_rng(seeds)
+    covered = of_identities_alone = 0
+    for _ in range(simulations):
+        shared = rng.normal(0, 0.1, people)  # by identity, for both methods: it cancels
+        weights = rng.multinomial(people, np.full(people, 1 / people), size=draws).T / people
+        sides, drawn = [], []
+        for _ in range(2):
+            of_method, of_seed = rng.normal(0, 0.05, people), rng.normal(0, 0.03, (seeds, 1))
+            by_identity = 0.8 + shared + of_method + of_seed + rng.normal(0, 0.05, (seeds, people))
+            values = by_identity @ weights
+            sides.append(made(by_identity.mean(axis=1), values, range(seeds)))
+            drawn.append(values.mean(axis=0))
+        result = paired.compare(*sides)
+        covered += result.low <= 0 <= result.high
+        low, high = np.quantile(drawn[0] - drawn[1], [0.025, 0.975])
+        of_identities_alone += low <= 0 <= high
+    assert 0.93 <= covered / simulations <= 0.99
+    assert of_identities_alone / simulations < 0.7
+
+
 # --- seeds that are evaluated on lists of their own -------------------------------------------------------------------
 
 
@@ -236,26 +332,21 @@ def two_lists():
 
 
 def on(bootstraps, gap, seed):
-    """A run on each list."""
-    return [runs_of(b.pairs, (seed + n,), gap, b)[0] for n, b in enumerate(bootstraps)]
+    """A run on each list, each of a seed of its own."""
+    return [replace(runs_of(b.pairs, (seed + n,), gap, b)[0], seed=n) for n, b in enumerate(bootstraps)]
 
 
 def test_seeds_on_lists_of_their_own_are_compared_list_by_list():
     bootstraps = two_lists()
     better, worse = on(bootstraps, 0.7, 10), on(bootstraps, 0.2, 20)
     result = paired.compare(better, worse)
-    drawn = [
-        ((a.values[d] - c.values[d]) + (b.values[d] - e.values[d])) / 2
-        for a, b, c, e in [(*better, *worse)]
-        for d in range(300)
-    ]
-    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(drawn, [0.025, 0.975])), abs=1e-12)
-    assert result.difference == pytest.approx(np.mean([b.point - w.point for b, w in zip(better, worse, strict=True)]))
-    assert result.verdict == "first"
-    turned = paired.compare(better[::-1], worse)  # which list comes first says nothing
-    assert (turned.low, turned.high, turned.difference) == pytest.approx((result.low, result.high, result.difference))
-    thrice = paired.compare(better * 3, worse)  # more seeds, as many on each list
-    assert (thrice.low, thrice.high) == pytest.approx((result.low, result.high))
+    apart = [b.point - w.point for b, w in zip(better, worse, strict=True)]
+    assert result.difference == pytest.approx(np.mean(apart)) and result.seeds == 2
+    drawn = np.mean([b.values - w.values for b, w in zip(better, worse, strict=True)], axis=0)
+    assert (result.low, result.high) == pytest.approx(naive_interval(drawn, apart), abs=1e-4)
+    assert paired.compare(better[::-1], worse) == result  # which list comes first says nothing
+    twice = paired.compare(better * 2, worse)  # a seed that was run again is averaged first
+    assert (twice.low, twice.high, twice.seeds) == pytest.approx((result.low, result.high, 2))
 
 
 def test_sides_on_other_lists_or_not_as_often_are_not_compared():
@@ -263,7 +354,7 @@ def test_sides_on_other_lists_or_not_as_often_are_not_compared():
     runs = [on(bootstraps, 0.5, 10 * n) for n in range(4)]
 
     def side(*places):
-        return [runs[n][place] for n, place in enumerate(places)]
+        return [replace(runs[n][place], seed=0) for n, place in enumerate(places)]
 
     for first, second in (([0, 1], [1, 0]), ([0, 1], [0, 1, 1, 0]), ([0], [0, 0, 0])):
         assert paired.compare(side(*first), side(*second))

@@ -4,10 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tinyruns
-from paired_runs import paired
+from commands import said
+from paired_runs import naive_interval, paired
 
+import coalface as cf
+from coalface.evaluation.metrics.bootstrap import bootstrap_of
+from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.verification import read_lists
 from coalface.experiments import compare
 from coalface.experiments.report import page, runs, table
@@ -23,7 +28,8 @@ def test_the_difference_is_that_of_the_figures_and_lies_in_its_interval(fedavg_r
         (solo_run, "unseen/accuracy"),
         (solo_run, "unseen/eer"),
     }  # 20 impostors carry no FAR of 0.01
-    difference, low, high = differences[solo_run, "unseen/accuracy"]
+    difference, low, high, seeds = differences[solo_run, "unseen/accuracy"]
+    assert seeds == 1
     # The paired figure takes one threshold over all pairs, the evaluation one a fold: points apart with 40 pairs.
     assert difference == pytest.approx(accuracy(solo_run) - accuracy(fedavg_run), abs=8)
     assert low <= high and low > -100 and high < 100
@@ -33,13 +39,13 @@ def test_the_other_way_round_the_signs_are_turned(fedavg_run: Path, solo_run: Pa
     forth = compare.intervals([fedavg_run, solo_run])
     back = compare.intervals([solo_run, fedavg_run])
     assert forth.keys() == {(solo_run, figure) for _, figure in back}
-    for (_, figure), (difference, low, high) in back.items():
-        assert forth[solo_run, figure] == pytest.approx((-difference, -high, -low))
+    for (_, figure), (difference, low, high, seeds) in back.items():
+        assert forth[solo_run, figure] == pytest.approx((-difference, -high, -low, seeds))
 
 
 def test_a_run_that_came_out_the_same_differs_by_nothing(fedavg_run: Path, tmp_path: Path) -> None:
     shutil.copytree(fedavg_run, tmp_path / "copy")
-    assert set(compare.intervals([fedavg_run, tmp_path / "copy"]).values()) == {(0, 0, 0)}
+    assert set(compare.intervals([fedavg_run, tmp_path / "copy"]).values()) == {(0, 0, 0, 1)}
 
 
 def test_runs_evaluated_on_other_pairs_have_no_difference_and_are_told_why(fedavg_run: Path, tmp_path: Path) -> None:
@@ -54,7 +60,7 @@ def test_runs_evaluated_on_other_pairs_have_no_difference_and_are_told_why(fedav
 
 
 def test_the_difference_of_the_eer_is_exactly_that_of_the_figures(fedavg_run: Path, solo_run: Path) -> None:
-    difference, low, high = compare.intervals([fedavg_run, solo_run])[solo_run, "unseen/eer"]
+    difference, low, high, _ = compare.intervals([fedavg_run, solo_run])[solo_run, "unseen/eer"]
     eers = [
         json.loads((run / "summary.json").read_text())["figures"]["unseen"]["eer"] for run in (fedavg_run, solo_run)
     ]
@@ -87,14 +93,87 @@ def test_runs_of_a_version_that_wrote_less_are_compared(fedavg_run: Path, solo_r
         assert "old" in str(table.as_dict(comparison)) and table.notes(comparison) is not None
 
 
-def test_seeds_are_averaged_before_they_are_compared(fedavg_run: Path, solo_run: Path) -> None:
+def test_models_of_a_seed_are_averaged_before_they_are_compared(fedavg_run: Path, solo_run: Path) -> None:
     ((_, identities),) = read_lists(fedavg_run / "judged")
     bootstrap = compare.bootstrap_of(identities)
     fed, solo = (json.loads((run / "evidence.json").read_text())["unseen"] for run in (fedavg_run, solo_run))
     single = paired([fed], [solo], bootstrap)["accuracy"]
-    twice = paired([fed, fed], [solo, solo], bootstrap)["accuracy"]
+    twice = paired([fed, fed], [solo, solo], bootstrap)["accuracy"]  # two seeds that came out the same
     assert (twice.difference, twice.low, twice.high) == pytest.approx((single.difference, single.low, single.high))
-    mixed = paired([fed, solo], [solo], bootstrap)["accuracy"]
-    (of_fed,), of_solo = ([v.point for v in compare.resampled(run, bootstrap)["accuracy"]] for run in (fed, solo))
+    assert (single.seeds, twice.seeds) == (1, 2)
+    (of_fed,), of_solo = ([v.point for v in compare.resampled(run, bootstrap, 0)["accuracy"]] for run in (fed, solo))
     assert len(of_solo) == 2 and single.difference == pytest.approx(of_fed - sum(of_solo) / 2)
-    assert mixed.difference == pytest.approx((of_fed + sum(of_solo)) / 3 - sum(of_solo) / 2)
+
+
+# --- seeds ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def six_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """FedAvg and solo, each with three seeds; tests only read them."""
+    folder = tmp_path_factory.mktemp("six")
+    sides = [("fedavg", {}), ("solo", {"method": "solo"})]
+    return [
+        tinyruns.run(folder / f"{name}-{seed}", name=f"{name}-{seed}", rounds=1, seed=seed, **changes)
+        for name, changes in sides
+        for seed in range(3)
+    ]
+
+
+def test_runs_that_differ_in_their_seed_are_compared_as_one_method(six_runs: list[Path]) -> None:
+    differences = compare.intervals(six_runs)
+    assert {run for run, _ in differences} == set(six_runs[3:])
+    of_figure = [{differences[run, f"unseen/{figure}"] for run in six_runs[3:]} for figure in ("accuracy", "eer")]
+    assert [len(values) for values in of_figure] == [1, 1]  # each run of the method has the method's difference
+    ((difference, low, high, seeds),) = of_figure[1]
+    eers = [json.loads((run / "summary.json").read_text())["figures"]["unseen"]["eer"] for run in six_runs]
+    assert difference == pytest.approx(sum(eers[3:]) / 3 - sum(eers[:3]) / 3, abs=1e-9) and seeds == 3
+    ((_, identities),) = read_lists(six_runs[0] / "judged")
+    drawn = [
+        compare.resampled(json.loads((run / "evidence.json").read_text())["unseen"], bootstrap_of(identities), 0)["eer"]
+        for run in six_runs
+    ]
+    values = np.array([np.mean([model.values for model in models], axis=0) for models in drawn])
+    points = np.array([np.mean([model.point for model in models]) for models in drawn])
+    apart = points[3:] - points[:3]
+    expected = naive_interval((values[3:] - values[:3]).mean(axis=0), apart)
+    assert (low, high) == pytest.approx((100 * expected[0], 100 * expected[1]), abs=0.2)
+    # A seed that one side alone has is left out; where they have none in common, both sides' spreads add up.
+    of_two = compare.intervals(six_runs[:2] + six_runs[3:])[six_runs[5], "unseen/eer"]
+    assert of_two.seeds == 2 and of_two.difference == pytest.approx(100 * apart[:2].mean())
+    unpaired = compare.intervals([six_runs[0], *six_runs[4:]])[six_runs[4], "unseen/eer"]
+    assert unpaired.seeds == 1 and unpaired.difference == pytest.approx(100 * (points[4:].mean() - points[0]))
+    assert compare.intervals(six_runs[:3]) == {}
+
+
+def test_six_runs_are_compared_by_the_command(six_runs: list[Path]) -> None:
+    compared = json.loads(said("compare", *six_runs, "--json"))["runs"]
+    assert all(run["against_first"]["unseen/eer"]["verdict"] is None for run in compared[1:3])
+    for run in compared[3:]:
+        against = run["against_first"]["unseen/eer"]
+        holds_zero = against["low"] <= 0 <= against["high"]
+        assert against["seeds"] == 3 and against["verdict"] == ("undecided" if holds_zero else "decided")
+    text = said("compare", *six_runs)
+    assert text.count("3 seeds") == 6 and "one seed" not in text and max(map(len, text.splitlines())) <= 80
+    assert table.SEVERAL_SEEDS in " ".join(text.split()) and table.ONE_SEED not in " ".join(text.split())
+
+
+def test_one_seed_is_never_decided(six_runs: list[Path], tmp_path: Path) -> None:
+    """A run against one whose pairs all come out the other way."""
+    worse = tmp_path / "worse"
+    shutil.copytree(six_runs[3], worse)
+    evidence = json.loads((worse / "evidence.json").read_text())
+    ((_, identities),) = read_lists(worse / "judged")
+    evidence["unseen"] = [accuracy_evidence(-1.0 * identities.same, identities)]
+    (worse / "evidence.json").write_text(json.dumps(evidence))
+    (worse / runs.DIGESTS).unlink()
+    ((difference, low, high, _),) = [compare.intervals([six_runs[0], worse])[worse, "unseen/eer"]]
+    assert difference > 50 and 0 < low < high or low == high
+    against = json.loads(said("compare", six_runs[0], worse, "--json"))["runs"][1]["against_first"]
+    assert {entry["verdict"] for entry in against.values()} == {"undecided"}
+    text = " ".join(said("compare", six_runs[0], worse, "--page", tmp_path / "page.html").split())
+    assert "] one seed" in text and table.ONE_SEED in text
+    page_text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "; one seed)" in page_text and "<small>one seed</small>" in page_text
+    frame = cf.compare([six_runs[0], worse]).to_frame()
+    assert set(frame[frame.run == "worse"].decided) == {False}

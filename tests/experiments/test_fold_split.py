@@ -226,8 +226,8 @@ def test_runs_of_other_halves_are_not_compared_as_if_they_had_seen_the_same_pair
     first, second = ([accuracy_evidence(scores, pairs, folds=f)] for f in ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9)))
     whole = [accuracy_evidence(scores, pairs)]
     assert paired([first], [second], bootstrap) == paired([first], [whole], bootstrap) == {}
-    assert paired([first, second], [first], bootstrap) == {}
-    both = paired([first, second], [second, first], bootstrap)
+    assert paired([first + second], [first], bootstrap) == {}
+    both = paired([first + second], [second + first], bootstrap)
     assert both["accuracy"].difference == 0 and both["accuracy"].low == both["accuracy"].high == 0
     with pytest.raises(ValueError, match="on different lists or folds"):
         compare(*([resample(e, bootstrap)["accuracy"] for e in side] for side in (first, second)))
@@ -239,7 +239,7 @@ def test_the_mean_of_both_halves_is_resampled_as_such() -> None:
     bootstrap = draw_identities(pairs, np.random.default_rng(0), draws=50)
     halves = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
     sides = [[[accuracy_evidence(s, pairs, folds=f)] for f in halves] for s in (scores, other_scores)]
-    found = paired(sides[0], sides[1], bootstrap)["accuracy"]
+    found = compare(*([resample(e, bootstrap)["accuracy"] for (e,) in side] for side in sides))
     drawn = [[resample(e, bootstrap)["accuracy"].values for (e,) in side] for side in sides]
     difference = (drawn[0][0] + drawn[0][1]) / 2 - (drawn[1][0] + drawn[1][1]) / 2
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(difference, [0.025, 0.975])))
@@ -329,7 +329,8 @@ def test_one_half_alone_is_told_of_the_table(swept: Path) -> None:
 def test_runs_of_other_halves_have_no_interval(tmp_path: Path) -> None:
     changes = loader.merged(SPLIT, {"rounds": 1})
     runs = [tinyruns.run(tmp_path / half, **changes, fold_split=half) for half in ("first", "second")]
-    runs.append(tinyruns.run(tmp_path / "again", **changes, fold_split="first", seed=1))
+    slower = loader.merged(changes, {"fold_split": "first", "local": {"lr": 0.05}})
+    runs.append(tinyruns.run(tmp_path / "slower", **slower))
     differences = intervals(runs)
     assert {run for run, _ in differences} == {runs[2]}
 

@@ -8,6 +8,7 @@ import yaml
 from pages import Reader
 
 from coalface.experiments.report import page
+from coalface.experiments.report.table import Interval
 
 EVIL = '</title><script>alert(1)</script><img src=x onerror="alert(2)">\x1b\u202e'
 
@@ -90,12 +91,12 @@ def test_several_runs_are_compared_on_one_page(write_run, tmp_path):
     runs = [write_run("fedface", gain=22.0), write_run("fedavg", method="fedavg", rounds=9), write_run("none")]
     (runs[2] / "summary.json").unlink()
     key = "devtest/accuracy"
-    target = page.build(*runs, intervals={(runs[1], key): (-2.0, -4.1, 0.1)}, to=tmp_path / "all.html")
+    target = page.build(*runs, intervals={(runs[1], key): Interval(-2.0, -4.1, 0.1)}, to=tmp_path / "all.html")
     text = read(target).text
     assert target == tmp_path / "all.html" and not (runs[0] / "report.html").exists()
     assert "comparison of 3 runs" in text and "against fedavg, none" in text
-    assert "80.0 ± 1.1 %, −2.00 points (interval −4.10 to +0.10, undecided)" in text  # in the sentence at the head
-    assert "<small>−2.00</small><small>[−4.10, +0.10]</small><small>undecided</small>" in target.read_text()
+    assert "80.0 ± 1.1 %, −2.00 points (interval −4.10 to +0.10; one seed)" in text  # in the sentence at the head
+    assert "<small>−2.00</small><small>[−4.10, +0.10]</small><small>one seed</small>" in target.read_text()
     assert "config rounds 6 9 6" in text
     whole = target.read_text()
     assert whole.count('<polyline class="line s1"') >= 3  # the second run lies over the first: loss, figures, ROC

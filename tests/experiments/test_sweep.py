@@ -79,16 +79,26 @@ def test_every_cell_has_its_line_and_no_run_folder_is_left(swept: Path) -> None:
 def test_the_table_is_the_mean_and_spread_of_the_cells(swept: Path) -> None:
     text = (swept / "out" / "table.md").read_text()
     header, rule, untrained, solo, fedavg, *differences = rows(text)
-    assert header == ["setting", "seeds", "unseen accuracy", "unseen EER", "down", "up", "seconds"]
+    assert header == [
+        "setting",
+        "seeds",
+        "unseen accuracy",
+        "unseen EER",
+        "steps",
+        "images seen",
+        "down",
+        "up",
+        "seconds",
+    ]
     assert set("".join(rule)) == {"-", ":"}
     values = [
         cell["figures"]["unseen"]["accuracy"] for cell in cells(swept / "out") if cell["cell"]["method"] == "solo"
     ]
     spread = np.sqrt(((values[0] - np.mean(values)) ** 2 + (values[1] - np.mean(values)) ** 2) / 1)
     assert solo[:3] == ["method=solo", "2", f"{np.mean(values):.2f} ± {spread:.2f}"]
-    assert solo[4] == "0 B"
-    assert untrained[0] == "untrained" and untrained[4:] == ["", "", ""]
-    assert fedavg[4] == "2.1 MB"
+    assert solo[6] == "0 B"
+    assert untrained[0] == "untrained" and untrained[4:] == [""] * 5
+    assert fedavg[6] == "2.1 MB"
     assert differences[0] == ["setting", "figure", "difference", "interval", "verdict"]
     assert differences[2][:2] == ["method=fedavg", "unseen accuracy"]
     assert differences[2][4] in ("higher", "lower", "undecided")

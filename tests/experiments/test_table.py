@@ -15,24 +15,25 @@ def test_differences_are_to_the_first_run_with_the_intervals_given(write_run):
         write_run(n, method=n, gain=g) for n, g in [("fedface", 22.0), ("fedavg", 17.0), ("solo", 21.5)]
     )
     key = "devtest/accuracy"
-    intervals = {(second, key): (-4.9, -7.0, -2.5), (third, key): (-0.4, -1.5, 0.8)}
+    intervals = {(second, key): table.Interval(-4.9, -7.0, -2.5, 3), (third, key): table.Interval(-0.4, -1.5, 0.8, 3)}
     comparison = table.compare([first, second, third], intervals)
     assert comparison.rows[0].differences == {}
-    assert comparison.rows[1].differences[key] == table.Record("fedavg", key, -4.9, by="fedface", low=-7.0, high=-2.5)
+    assert comparison.rows[1].differences[key] == table.Record(
+        "fedavg", key, -4.9, by="fedface", low=-7.0, high=-2.5, seeds=3
+    )
     assert comparison.rows[1].differences["devtest/eer"] == table.Record(
         "fedavg", "devtest/eer", 5.0, by="fedface"
     )  # no interval: the plain one
     assert [row.differences[key].is_decided for row in comparison.rows[1:]] == [True, False]
-    assert table.difference_text(comparison.rows[2].differences[key]) == "−0.40 [−1.50, +0.80] undecided"
+    assert table.difference_text(comparison.rows[1].differences[key]) == "−4.90 [−7.00, −2.50] 3 seeds"
+    assert table.difference_text(comparison.rows[2].differences[key]) == "−0.40 [−1.50, +0.80] 3 seeds, undecided"
     assert comparison.figures == (key, "devtest/tar@far=0.01", "devtest/eer")  # standard errors have no column
 
 
-def test_an_interval_that_touches_zero_decides_nothing():
-    assert [table.Record("a", "eer", 1.0, low=low, high=2.0).is_decided for low in (0.0, 0.1, None)] == [
-        False,
-        True,
-        None,
-    ]
+def test_an_interval_that_touches_zero_or_is_of_one_seed_decides_nothing():
+    records = [table.Record("a", "eer", 1.0, low=low, high=2.0, seeds=seeds) for low in (0.0, 0.1) for seeds in (1, 2)]
+    assert [record.is_decided for record in records] == [False, False, False, True]
+    assert table.Record("a", "eer", 1.0).is_decided is None
 
 
 def test_other_differences_in_config_and_numerics_are_named(write_run):
@@ -59,11 +60,11 @@ def test_a_methods_own_settings_are_named_only_where_they_can_be_compared(write_
 
 def test_json_holds_the_rows_and_their_differences(write_run):
     runs = [write_run("a"), write_run("b", gain=10.0)]
-    tree = table.as_dict(table.compare(runs, {(runs[1], "devtest/accuracy"): (-10.0, -12.0, -8.0)}))
+    tree = table.as_dict(table.compare(runs, {(runs[1], "devtest/accuracy"): table.Interval(-10.0, -12.0, -8.0, 3)}))
     assert [row["run"] for row in tree["runs"]] == ["a", "b"]
     assert tree["runs"][0]["figures"]["devtest/accuracy"] == 80.0
     assert tree["runs"][1]["against_first"]["devtest/accuracy"] == {
-        "difference": -10.0, "low": -12.0, "high": -8.0, "verdict": "decided",
+        "difference": -10.0, "low": -12.0, "high": -8.0, "seeds": 3, "verdict": "decided",
     }  # fmt: skip
 
 

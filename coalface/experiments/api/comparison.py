@@ -20,17 +20,21 @@ class Comparison:
         self._compared = report_table.compare(runs, differences.intervals(runs), differences.left_out(runs))
 
     def to_frame(self) -> Table:
-        """A row for each run and figure: value, difference to the first run, and its 95 % interval if it has one."""
-        columns = ("run", "method", "seed", "pairs", "figure", "value", "difference", "low", "high")
+        """A row for each run and figure: value, difference to the first run, and its 95 % interval if it has one.
+
+        `seeds` are those behind the difference, and `decided` is whether they are several and the interval has no zero.
+        """
+        columns = ("run", "method", "seed", "pairs", "figure", "value", "difference", "low", "high", "seeds", "decided")
         rows = []
         for row in self._compared.rows:
             for key in self._compared.figures:
                 pairs, _, figure = key.rpartition("/")
                 change = row.differences.get(key)
-                interval = (change.value, change.low, change.high) if change else (None, None, None)
+                interval = (change.value, change.low, change.high, change.seeds) if change else (None,) * 4
                 values = (row.run, row.method, row.seed, pairs, figure, row.figures.get(key), *interval)
+                values += (change.is_decided if change else None,)
                 rows.append(dict(zip(columns, values, strict=True)))
-        return table(rows, columns, numbers=columns[5:])
+        return table(rows, columns, numbers=columns[5:10])
 
     def __repr__(self) -> str:
         return report_table.text(self._compared, width=100)
@@ -42,7 +46,10 @@ class Comparison:
 
 
 def compare(runs: Sequence[str | os.PathLike[str] | FinishedRun]) -> Comparison:
-    """Compare runs with the first: figures, differences and 95 % intervals (paired bootstrap over identities).
+    """Compare runs with the first: figures, differences and 95 % intervals.
+
+    The bootstrap is paired, over identities and seeds. Runs that differ in their seed alone are compared together, and
+    a difference of one seed has no verdict.
 
     Raises FileNotFoundError for a folder that holds no run.
     """

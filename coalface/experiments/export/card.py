@@ -136,7 +136,7 @@ def _figures(
     evidence = json.loads((run / "evidence.json").read_text("utf-8")) if (run / "evidence.json").exists() else {}
     for on, identities in read_lists(run / "judged") if by_list else ():
         models = evidence.get(on, ())
-        for key, drawn in compare.resampled(models[number : number + 1], bootstrap_of(identities)).items():
+        for key, drawn in compare.resampled(models[number : number + 1], bootstrap_of(identities), seed=0).items():
             low, high = drawn[0].scale * np.nanpercentile(drawn[0].values, [2.5, 97.5])
             intervals[on, key] = (float(low), float(high))
     return [

@@ -28,11 +28,15 @@ class Record:
     error: float | None = None
     low: float | None = None
     high: float | None = None
+    seeds: int = 1
+    """Behind the interval of a difference."""
 
     @property
     def is_decided(self) -> bool | None:
-        """Whether the interval of a difference does not hold zero; None without an interval."""
-        return None if self.low is None or self.high is None else not self.low <= 0 <= self.high
+        """Whether the interval of a difference is of several seeds and does not hold zero; None without an interval."""
+        if self.low is None or self.high is None:
+            return None
+        return self.seeds > 1 and not self.low <= 0 <= self.high
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -35,13 +35,29 @@ WHERE = {
 """Where runs may differ -> how a sentence about it begins."""
 OF_EACH_RUN = ("date", "command")
 """What of the environment is another in each run."""
-Intervals = Mapping[tuple[Path, str], tuple[float, float, float]]
-"""(run folder as given to `compare`, figure as `list/figure`) → difference to the first run, low and high end."""
+
+
+class Interval(NamedTuple):
+    """A difference to the first run with the ends of its interval, and how many seeds it is the mean over."""
+
+    difference: float
+    low: float
+    high: float
+    seeds: int = 1
+
+
+Intervals = Mapping[tuple[Path, str], Interval]
+"""By (run folder as given to `compare`, figure as `list/figure`)."""
 
 INTERVAL = (
-    "In brackets is the interval that holds 95 % of the differences when the people of the pairs are drawn anew, with "
-    "replacement, the same for both runs; where it holds 0, the difference is undecided."
+    "In brackets is the 95 % interval of the difference: over the people of the pairs, drawn anew with replacement, "
+    "the same for both sides, and over the seeds where there are several. Where it holds 0 the difference is undecided."
 )
+ONE_SEED = (
+    "A difference of one seed says nothing of other seeds, and so decides nothing: train both sides with three seeds "
+    "or more, and compare all their runs at once."
+)
+SEVERAL_SEEDS = "Runs that differ in their seed alone are compared together: a difference is that of means over seeds."
 
 
 @dataclass(frozen=True)
@@ -101,15 +117,18 @@ def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_o
             if digests[first.path].get(name, digest) != digest:
                 other_pairs.setdefault(name, []).append(run.label)
     left_out = [*map(_unfinished, (run for run in runs if not run.is_finished)), *left_out]
-    left_out += (_on_other_pairs(name, labels, first) for name, labels in other_pairs.items())
+    with_interval = {(path, key.rpartition("/")[0]) for path, key in intervals or ()}
+    for name, labels in other_pairs.items():
+        if without := [run.label for run in runs if run.label in labels and (run.path, name) not in with_interval]:
+            left_out.append(_on_other_pairs(name, without, first))
     figures = without_errors(key for run in runs for key in run.figures)
     rows = []
     for run in runs:
         differences = {}
         for key in figures if run is not first else ():
             if (interval := (intervals or {}).get((run.path, key))) is not None:
-                value, low, high = interval
-                differences[key] = Record(run.label, key, value, by=first.label, low=low, high=high)
+                value, low, high, seeds = interval
+                differences[key] = Record(run.label, key, value, by=first.label, low=low, high=high, seeds=seeds)
             elif run.label in other_pairs.get(key.rpartition("/")[0], ()):
                 continue
             elif key in run.figures and key in first.figures:
@@ -164,23 +183,28 @@ def grid(comparison: Comparison, *, time: bool = False) -> Grid:
 
 
 def difference_text(difference: Record) -> str:
-    """For a table: `−5.00 [−7.20, −2.80]`."""
+    """For a table: `−5.00 [−7.20, −2.80] 3 seeds`."""
     signed = figure_of(difference.metric).difference_text
     if difference.low is None or difference.high is None:
         return signed(difference.value)
-    doubt = "" if difference.is_decided else " undecided"
-    return f"{signed(difference.value)} [{signed(difference.low)}, {signed(difference.high)}]{doubt}"
+    return f"{signed(difference.value)} [{signed(difference.low)}, {signed(difference.high)}] {_verdict(difference)}"
 
 
 def difference_sentence(difference: Record) -> str:
-    """In words: `−5.00 points (interval −7.20 to −2.80)`."""
+    """In words: `−5.00 points (interval −7.20 to −2.80; 3 seeds)`."""
     figure = figure_of(difference.metric)
     signed = figure.difference_text
     text = signed(difference.value) + figure.unit.difference
     if difference.low is None or difference.high is None:
         return text
-    doubt = "" if difference.is_decided else ", undecided"
-    return f"{text} (interval {signed(difference.low)} to {signed(difference.high)}{doubt})"
+    return f"{text} (interval {signed(difference.low)} to {signed(difference.high)}; {_verdict(difference)})"
+
+
+def _verdict(difference: Record) -> str:
+    """How many seeds are behind a difference, and whether it is undecided, as it is of one."""
+    if difference.seeds < 2:
+        return "one seed"
+    return f"{difference.seeds} seeds" + ("" if difference.is_decided else ", undecided")
 
 
 def rendered(comparison: Comparison) -> RenderableType:
@@ -231,7 +255,10 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     for row in comparison.rows:
         entry = {key: value for key, value in vars(row).items() if key != "differences"}
         entry["against_first"] = {
-            key: {"difference": d.value, "low": d.low, "high": d.high, "verdict": verdicts[d.is_decided]}
+            key: {
+                **{"difference": d.value, "low": d.low, "high": d.high, "seeds": d.seeds},
+                "verdict": verdicts[d.is_decided],
+            }
             for key, d in row.differences.items()
         }
         runs.append(entry)
@@ -242,8 +269,10 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 def notes(comparison: Comparison) -> list[str]:
     """What a reader must know beside the rows, a sentence each."""
     sentences = []
-    if any(difference.low is not None for row in comparison.rows for difference in row.differences.values()):
+    if with_interval := [d for row in comparison.rows for d in row.differences.values() if d.low is not None]:
         sentences.append(INTERVAL)
+        sentences += [ONE_SEED] if any(d.seeds < 2 for d in with_interval) else []
+        sentences += [SEVERAL_SEEDS] if any(d.seeds > 1 for d in with_interval) else []
     if pooled := [row.run for row in comparison.rows if row.pooled]:
         sentences.append(f"Pooled (all the images in one place, not federated): {', '.join(map(clean, pooled))}.")
     sentences += [f"{clean(sentence)}." for sentence in comparison.left_out]

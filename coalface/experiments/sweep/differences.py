@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -12,20 +12,18 @@ from coalface.evaluation import personalised
 from coalface.evaluation.figures import figure_name, figure_of
 from coalface.evaluation.metrics.bootstrap import PairIdentities, bootstrap_of
 from coalface.evaluation.metrics.figure import PERCENT
-from coalface.evaluation.metrics.paired import Resampled
-from coalface.experiments.compare import differences, resampled
+from coalface.evaluation.metrics.paired import interval
+from coalface.experiments.compare import differences, merged, resampled
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.long_table import Grid, Record
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep.grid import Cell
-from coalface.experiments.sweep.records import Groups, Line, means_of
+from coalface.experiments.sweep.records import Groups, Line, means_of, work_of
 
 DRAWS = 2_000
 """Draws of the clients with replacement, behind an interval."""
 OTHER_PAIRS = "evaluated on other pairs"
 
-Drawn = dict[str, list[Resampled]]
-"""Figure -> its values in every draw, run by run."""
 Bases = Mapping[str, Mapping[str, str]]
 """Baseline -> setting -> the setting that it is compared with, of those that have the baseline."""
 
@@ -83,7 +81,12 @@ def of_figures(cells: Sequence[Cell], finished: Mapping[str, Line], groups: Grou
     seeds = {setting: {line["seed"] for line in group} for setting, group in groups.items()}
     if any(seeds[setting] != seeds[base] and seeds[setting] & seeds[base] for setting, base in every):
         lines += ["", "Settings with other seeds than what they are compared with: over the seeds that both have."]
-    return lines
+    unequal = []
+    for setting, base in every:
+        steps, of_base = work_of(groups[setting])[:1], work_of(groups[base])[:1]
+        if steps and of_base and steps != of_base:
+            unequal.append(f"{setting} ({steps[0]:,.0f}) and {base} ({of_base[0]:,.0f})")
+    return [*lines, "", f"Not of equal steps: {'; '.join(unequal)}."] if unequal else lines
 
 
 def _recipes(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[Recipe]:
@@ -107,34 +110,23 @@ def _compared(recipes: Sequence[Recipe], groups: Groups, pairs: Collection[tuple
     records = []
     for name, by_sha256 in lists.items():
         bootstraps = [bootstrap_of(identities) for identities in by_sha256.values()]
-        drawn: dict[str, dict[int, list[Drawn]]] = {}  # setting -> seed
-        for setting in (setting for setting in groups if any(setting in pair for pair in pairs)):
-            by_seed = drawn.setdefault(setting, {})
-            for line in groups[setting]:
-                evidence = line["evidence"].get(name, ())
-                by_seed.setdefault(line["seed"], []).extend(resampled(evidence, b) for b in bootstraps)
+        drawn = {
+            setting: merged(
+                resampled(line["evidence"].get(name, ()), bootstrap, line["seed"])
+                for line in groups[setting]
+                for bootstrap in bootstraps
+            )
+            for setting in groups
+            if any(setting in pair for pair in pairs)
+        }
         for setting, base in pairs:
-            records += list(_apart(name, setting, base, drawn)) or [Record(setting, name, np.nan, base)]
+            apart = differences(drawn[setting], drawn[base]).items()
+            records += [
+                Record(setting, f"{name}/{figure}", value, base, low=low, high=high, seeds=paired.seeds)
+                for figure, paired in apart
+                for value, low, high in [paired.in_unit]
+            ] or [Record(setting, name, np.nan, base)]
     return records
-
-
-def _apart(name: str, setting: str, base: str, drawn: Mapping[str, Mapping[int, Sequence[Drawn]]]) -> Iterator[Record]:
-    """The difference of each figure over the seeds that both have, or over all where they have none in common."""
-    seeds = drawn[setting].keys() & drawn[base].keys()
-    first, second = (
-        _merged(runs for seed in sorted(seeds or drawn[side]) for runs in drawn[side][seed]) for side in (setting, base)
-    )
-    for figure, paired in differences(first, second).items():
-        value, low, high = paired.in_unit
-        yield Record(setting, f"{name}/{figure}", value, base, low=low, high=high)
-
-
-def _merged(several: Iterable[Drawn]) -> Drawn:
-    merged: Drawn = {}
-    for drawn in several:
-        for figure, values in drawn.items():
-            merged.setdefault(figure, []).extend(values)
-    return merged
 
 
 def _in_rows(records: Sequence[Record]) -> list[str]:
@@ -148,7 +140,7 @@ def _in_rows(records: Sequence[Record]) -> list[str]:
         texts = ["", "", OTHER_PAIRS] if np.isnan(record.value) else [*_numbers(record), verdict_of(record)]
         rows.append([*setting, figure_name(record.metric), *texts])
     names = [record.metric for record in records]
-    text = f"Differences to {to}, {_points(names)}, 95 % interval (2,000 paired draws of the evaluated identities):"
+    text = f"Differences to {to}, {_points(names)}, 95 % interval (2,000 paired draws of identities and seeds):"
     header = ["setting", *beside, "figure", "difference", "interval", "verdict"]
     return ["", text, "", *Grid.of(header, rows, left=2 + len(beside)).markdown()]
 
@@ -168,9 +160,10 @@ def _in_columns(groups: Groups, pairs: Mapping[str, Sequence[tuple[str, str]]], 
     units = _points(names)
     lines = [
         "",
-        f"Differences in {units} and their 95 % intervals (2,000 paired draws of the evaluated identities), in a",
-        "table for each baseline. A row `to …` has that setting's own figures. Beneath it stand the settings that are",
-        "compared with it: of those with the baseline it is most like them. **Bold**: the interval does not hold zero.",
+        f"Differences in {units} and their 95 % intervals (2,000 paired draws of the evaluated identities and of the",
+        "seeds), in a table for each baseline. A row `to …` has that setting's own figures. Beneath it stand the",
+        "settings that are compared with it: of those with the baseline it is most like them. **Bold**: the interval",
+        "does not hold zero, and is of several seeds.",
         "What one table compares is not compared the other way round in a later one.",
     ]
     earlier_pairs: set[frozenset[str]] = set()
@@ -209,6 +202,8 @@ def _numbers(record: Record) -> list[str]:
 
 def verdict_of(record: Record) -> str:
     """Where the interval lies; of an EER, lower is better."""
+    if record.seeds < 2:
+        return "one seed"
     return "undecided" if not record.is_decided else "higher" if (record.low or 0) > 0 else "lower"
 
 
@@ -236,13 +231,14 @@ def of_clients(groups: Groups, to: Sequence[Mapping[str, str]]) -> list[str]:
         pairs += [(kind, setting, before) for before, kind in zip(kinds[:-1], kinds[1:], strict=True)]
         for kind, base, base_kind in pairs:
             for name in metrics:
-                if (interval := _clients_apart(group, kind, groups[base], base_kind, name)) is not None:
-                    value, low, high = interval
-                    record = Record(f"{setting} by {kind}", name, value, f"{base} by {base_kind}", low=low, high=high)
+                if (apart := _clients_apart(group, kind, groups[base], base_kind, name)) is not None:
+                    value, low, high, seeds = apart
+                    names = f"{setting} by {kind}", name, value, f"{base} by {base_kind}"
+                    record = Record(*names, low=low, high=high, seeds=seeds)
                     rows.append([record.setting, record.by, figure_name(name), *_numbers(record), verdict_of(record)])
     if not rows:
         return []
-    text = f"Differences in percent points, 95 % interval ({DRAWS:,} paired draws of the clients):"
+    text = f"Differences in percent points, 95 % interval ({DRAWS:,} paired draws of clients and seeds):"
     header = ["setting", "less", "figure", "difference", "interval", "verdict"]
     return ["", text, "", *Grid.of(header, rows, left=3).markdown()]
 
@@ -262,8 +258,11 @@ def _settings_apart(kinds: Sequence[str], base: str, base_kinds: Sequence[str]) 
 
 def _clients_apart(
     first: Sequence[Line], kind: str, second: Sequence[Line], base_kind: str, metric: str
-) -> tuple[float, float, float] | None:
-    """A figure's difference over the clients and seeds that both have, and its interval; None where there are none."""
+) -> tuple[float, float, float, int] | None:
+    """A figure's difference over the clients and seeds that both have, its interval, and how many seeds these are.
+
+    None where there are none.
+    """
     seeds = []
     for seed in sorted({line["seed"] for line in first} & {line["seed"] for line in second}):
         first_values, second_values = (
@@ -275,8 +274,8 @@ def _clients_apart(
         return None
     rng = generator(0, "personalised", "draws")
     drawn = np.mean([gaps[rng.integers(0, len(gaps), (DRAWS, len(gaps)))].mean(axis=1) for gaps in seeds], axis=0)
-    low, high = np.percentile(drawn, (2.5, 97.5))
-    return float(np.mean([gaps.mean() for gaps in seeds])), float(low), float(high)
+    points = np.array([gaps.mean() for gaps in seeds])
+    return float(points.mean()), *interval(drawn, [points]), len(points)
 
 
 def _clients(group: Sequence[Line], seed: int, kind: str, metric: str) -> dict[str, float]:

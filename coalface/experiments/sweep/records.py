@@ -52,6 +52,13 @@ def means_of(group: Sequence[Line], of: str, metrics: Sequence[str]) -> list[str
     return [mean_and_spread(name, of_metric) if of_metric else "" for name, of_metric in by_metric.items()]
 
 
+def work_of(group: Sequence[Line]) -> tuple[float, ...]:
+    """Local steps, and images that they saw, of all trainers of a run: mean over runs; empty where a cell lacks it."""
+    if not group or not all("trained" in line for line in group):
+        return ()
+    return tuple(float(np.mean([line["trained"][of] for line in group])) for of in ("steps", "images"))
+
+
 def shares(public: Mapping[str, Any] | None) -> dict[str, float]:
     """Percent of the public images that clients trained on: mean over clients, by what a cell keeps of its run."""
     if not public or not any(public["used"].values()):

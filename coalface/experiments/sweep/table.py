@@ -12,7 +12,7 @@ from coalface.experiments.report.long_table import Grid, Record, mean_and_spread
 from coalface.experiments.report.runs import flat_figures, gaps, start_name, without_errors
 from coalface.experiments.sweep import differences, remarks
 from coalface.experiments.sweep.grid import Cell
-from coalface.experiments.sweep.records import Groups, Line, clients_of, means_of, records
+from coalface.experiments.sweep.records import Groups, Line, clients_of, means_of, records, work_of
 
 MANY = 16
 """Parties up to which a table has the final training loss of each."""
@@ -118,14 +118,16 @@ def _main(cells: Sequence[Cell], groups: Groups, halves: Sequence[str]) -> Grid:
                 lists.append((f"{setting}, fold_split={half}", str(len(of_half)), of_half, "figures"))
     first = (group[0]["figures"] for group in groups.values() if group)
     metrics = without_errors(name for figures in first for name in flat_figures(figures))
+    titles = ["steps", "images seen"] if any(map(work_of, groups.values())) else []
     rows = []
     for name, count, group, of in lists:
         means = means_of(group, of, metrics)
         ran = bool(group) and of == "figures"
         sent = (size(float(np.mean([line["bytes"][way] for line in group]))) if ran else "" for way in ("down", "up"))
         seconds = f"{np.mean([line['seconds']['total'] for line in group]):.0f}" if ran else ""
-        rows.append([name, count, *means, *sent, seconds])
-    header = ["setting", "runs" if halves else "seeds", *map(figure_name, metrics), "down", "up", "seconds"]
+        work = [f"{mean:,.0f}" for mean in (work_of(group) if ran else ())] or [""] * len(titles)
+        rows.append([name, count, *means, *work, *sent, seconds])
+    header = ["setting", "runs" if halves else "seeds", *map(figure_name, metrics), *titles, "down", "up", "seconds"]
     return Grid.of(header, rows, left=1)
 
 
