@@ -175,6 +175,12 @@ def test_what_a_node_imports_for_every_message_is_light() -> None:
     assert process.stdout.split() == ["flwr"]
 
 
+def test_aligning_photographs_does_without_torch() -> None:
+    code = "import sys, coalface.experiments.api.align; print('torch' in sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["False"]
+
+
 def test_what_a_run_imports_before_its_first_round_is_what_it_needs() -> None:
     late = (
         "coalface.experiments.report.page jinja2 coalface.data.synthetic coalface.methods.dann mlflow matplotlib psutil"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import unicodedata
 from collections.abc import Sequence
 
 
@@ -20,6 +21,14 @@ def shown(name: object) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def clean(text: object) -> str:
+    """A name or a reason on one line, without the control characters that could drive a terminal.
+
+    Format characters go as well: a right-to-left override would reorder what a person reads.
+    """
+    return "".join(" " if c.isspace() else "?" if unicodedata.category(c)[0] == "C" else c for c in str(text))
 
 
 def told(text: object, most: int = 200) -> str:

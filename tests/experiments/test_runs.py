@@ -5,7 +5,7 @@ import json
 import pytest
 
 from coalface.core.errors import DataError, RecipeError
-from coalface.core.text import size
+from coalface.core.text import clean, size
 from coalface.experiments.report import runs
 
 
@@ -78,4 +78,4 @@ def test_sizes_are_decimal_and_never_show_a_thousand_of_a_unit():
 
 
 def test_names_keep_no_control_characters():
-    assert runs.clean("silo\x1b[31m\n\u202eevil\ud800 ß") == "silo?[31m ?evil? ß"
+    assert clean("silo\x1b[31m\n\u202eevil\ud800 ß") == "silo?[31m ?evil? ß"

@@ -21,11 +21,10 @@ from rich.progress_bar import ProgressBar
 from rich.segment import Segment
 from rich.text import Text
 
-from coalface.core.text import several, size
+from coalface.core.text import clean, several, size
 from coalface.evaluation.figures import figure_name, figure_text
 from coalface.experiments.callbacks.base import Callback, Callbacks
 from coalface.experiments.report.runs import (
-    clean,
     duration,
     flat_figures,
     mapping,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from coalface.experiments.report.runs import clean
+from coalface.core.text import clean
 
 WIDTH, HEIGHT = 400, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 12, 14, 38

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from coalface.core.method import plays
-from coalface.core.text import size
-from coalface.experiments.report.runs import Run, clean, mapping, number, whole_number
+from coalface.core.text import clean, size
+from coalface.experiments.report.runs import Run, mapping, number, whole_number
 
 FEW = 8
 """Parties that a sentence names."""

@@ -9,14 +9,13 @@ from pathlib import Path
 from markupsafe import Markup, escape
 
 from coalface.core.disk import writing
-from coalface.core.text import several, size
+from coalface.core.text import clean, several, size
 from coalface.evaluation.figures import figure_name, figure_of, figure_text
 from coalface.experiments.report import charts, faults, grids
 from coalface.experiments.report.long_table import Grid
 from coalface.experiments.report.runs import (
     Run,
     as_list,
-    clean,
     duration,
     flatten,
     mapping,

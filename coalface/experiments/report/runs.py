@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import shlex
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,14 +216,6 @@ def duration(seconds: float) -> str:
     minutes, seconds = divmod(whole, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-def clean(text: object) -> str:
-    """A name or a reason on one line, without the control characters that could drive a terminal.
-
-    Format characters go as well: a right-to-left override would reorder what a person reads.
-    """
-    return "".join(" " if c.isspace() else "?" if unicodedata.category(c)[0] == "C" else c for c in str(text))
 
 
 def number(value: object) -> float | None:

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from coalface.core.method import plays
-from coalface.core.text import size
+from coalface.core.text import clean, size
 from coalface.evaluation.figures import figure_name, figure_text
-from coalface.experiments.report.runs import clean, duration, mapping, number
+from coalface.experiments.report.runs import duration, mapping, number
 
 
 def rendered(status: Mapping[str, Any], now: float, *, live: bool = False) -> RenderableType:

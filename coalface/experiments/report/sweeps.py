@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from coalface.core.text import clean
 from coalface.evaluation.figures import axis_title, figure_name, figure_of
 from coalface.experiments.report.axes import BEYOND, axis_chart, drawn, is_large, is_log, shown
 from coalface.experiments.report.drawings import plain
 from coalface.experiments.report.long_table import Grid
-from coalface.experiments.report.runs import clean
 from coalface.experiments.report.series import Over, Point, Spread, over
 from coalface.experiments.report.templates import template
 

@@ -13,12 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from coalface.core.text import several, size
+from coalface.core.text import clean, several, size
 from coalface.evaluation.figures import figure_name, figure_of, figure_text
 from coalface.experiments.report.long_table import Grid, Record
 from coalface.experiments.report.runs import (
     Run,
-    clean,
     duration,
     flatten,
     mapping,

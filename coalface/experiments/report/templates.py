@@ -8,7 +8,7 @@ from importlib.resources import files
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from coalface.experiments.report.runs import clean
+from coalface.core.text import clean
 
 
 @cache

@@ -22,14 +22,13 @@ from typing import Any
 from coalface.core.disk import explained, refusal, write_json, write_text
 from coalface.core.errors import RecipeError
 from coalface.core.names import made_plain
-from coalface.core.text import several
+from coalface.core.text import clean, several
 from coalface.engine.transport import RunFailed
 from coalface.evaluation.verification import read_lists
 from coalface.experiments import preflight, provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.report.runs import clean
 from coalface.experiments.setup import sources
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import page

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from coalface.core.text import size
+from coalface.core.text import clean, size
 from coalface.evaluation.figures import figure_name
 from coalface.experiments.report.long_table import Grid, Record, mean_and_spread, pivot, records_of
-from coalface.experiments.report.runs import clean, flat_figures, gaps, start_name, without_errors
+from coalface.experiments.report.runs import flat_figures, gaps, start_name, without_errors
 from coalface.experiments.sweep import differences, remarks
 from coalface.experiments.sweep.grid import Cell
 from coalface.experiments.sweep.records import Groups, Line, clients_of, means_of, records

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.text import Text
 
 from coalface.core.errors import RecipeError
+from coalface.core.text import clean
 from coalface.experiments import status as following
 from coalface.experiments.callbacks.progress import Progress
 from coalface.experiments.report import runs
@@ -198,4 +199,4 @@ def growing(paths: Sequence[Path]) -> Iterator[tuple[Path, str]]:
 
 
 def _line(line: str) -> str:
-    return runs.clean(plain(line.rstrip("\n")))
+    return clean(plain(line.rstrip("\n")))
