@@ -1,5 +1,9 @@
 """IJB's lists as they are passed on, written by hand; and what is wrong with a list, told with file and line."""
 
+import csv
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -44,6 +48,17 @@ def test_the_lists_of_ijbc(meta):
     assert {name: subjects.subject.tolist() for name, subjects in lists.galleries.items()} == {"G1": [7], "G2": [8]}
     assert (lists.probes.template.tolist(), lists.probes.subject.tolist()) == ([30, 41], [7, 8])  # ascending
     assert lists.probes.of(np.array([41, 30, 41])).tolist() == [8, 7, 8]
+
+
+@pytest.mark.skipif("COALFACE_DATA" not in os.environ, reason="COALFACE_DATA is not set")
+@pytest.mark.parametrize(("name", "templates"), [("G1", 1772), ("G2", 1759)])
+def test_ijbcs_own_galleries_are_read(name, templates):
+    path = Path(os.environ["COALFACE_DATA"], "lists", f"ijbc_1N_gallery_{name}.csv")
+    gallery = ijb.read_subjects(path)
+    assert len(gallery.template) == len(set(gallery.subject.tolist())) == templates
+    with open(path, newline="") as file:
+        subject_of = {int(row["TEMPLATE_ID"]): int(row["SUBJECT_ID"]) for row in csv.DictReader(file)}
+    assert dict(zip(gallery.template.tolist(), gallery.subject.tolist(), strict=True)) == subject_of
 
 
 def test_the_lists_of_ijbb_and_a_byte_order_mark(meta):

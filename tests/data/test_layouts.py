@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -84,6 +85,31 @@ def test_calfw_and_cplfw(tmp_path: Path, layout: str, second: str) -> None:
     path = root / pairs_file
     path.write_bytes(b"\xef\xbb\xbfname same_person\r\n" + path.read_bytes())  # CPLFW's has a header
     assert rows(faces, read_lists(root, faces)[layout]) == rows(faces, pairs)
+
+
+@pytest.mark.skipif("COALFACE_DATA" not in os.environ, reason="COALFACE_DATA is not set")
+def test_cplfws_own_list_is_read(tmp_path: Path) -> None:
+    """Its images are not here: each is the same face under its name."""
+    shutil.copyfile(Path(os.environ["COALFACE_DATA"], "lists", "pairs_CPLFW.txt"), tmp_path / "pairs_CPLFW.txt")
+    files = {line.split()[0] for line in (tmp_path / "pairs_CPLFW.txt").read_text().splitlines()[1:]}
+    put(tmp_path, *(f"aligned images/{file}" for file in files))
+    source = read_layout(tmp_path)
+    (pairs,) = read_lists(tmp_path, listed(source)).values()
+    assert (len(source.files), len(source.names), len(pairs), int(pairs.same.sum())) == (5984, 2296, 6000, 3000)
+    assert np.array_equal(source.labels[pairs.left] == source.labels[pairs.right], pairs.same)
+
+
+@pytest.mark.skipif("COALFACE_DATA" not in os.environ, reason="COALFACE_DATA is not set")
+def test_cfp_as_it_ships_is_read() -> None:
+    root = Path(os.environ["COALFACE_DATA"], "cfp")
+    source = read_layout(root)
+    assert (len(source.files), len(source.names)) == (7000, 500)
+    lists = read_lists(root, listed(source))
+    assert sorted(lists) == ["cfp-ff", "cfp-fp"]
+    for name, pairs in lists.items():
+        assert np.array_equal(source.labels[pairs.left] == source.labels[pairs.right], pairs.same)
+        assert pairs.fold is not None and np.bincount(pairs.fold).tolist() == [700] * 10
+        assert {"/profile/" in source.files[i] for i in pairs.right.tolist()} == {name == "cfp-fp"}
 
 
 def test_an_unpacked_bin_knows_identities_from_its_genuine_pairs(tmp_path: Path) -> None:

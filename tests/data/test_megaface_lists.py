@@ -1,6 +1,8 @@
 """MegaFace's lists and insightface's noise lists, written by hand; and what is wrong with a list, told."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,6 +29,19 @@ def test_the_list_of_probes(tmp_path):
     # FG-NET's identities are numbers.
     probes = megaface.read_probes(written(tmp_path, json.dumps({"path": ["a", "b"], "id": [10, 9]})))
     assert probes.names == ("10", "9") and probes.identity.tolist() == [0, 1]
+
+
+@pytest.mark.skipif("COALFACE_DATA" not in os.environ, reason="COALFACE_DATA is not set")
+def test_the_kits_own_lists_are_read():
+    lists = Path(os.environ["COALFACE_DATA"], "lists")
+    probes = megaface.read_probes(lists / "facescrub_features_list.json")
+    kept, _ = probes.without(megaface.read_facescrub_noises(lists / "facescrub_noises.txt"))
+    assert (len(probes.files), len(probes.names), len(kept.files)) == (3530, 80, 3506)
+    assert all(file.startswith(f"{probes.names[k]}/") for file, k in zip(probes.files, probes.identity, strict=True))
+    noises = megaface.read_megaface_noises(lists / "megaface_noises.txt")
+    by_size = {size: megaface.read_distractors(path) for size, path in megaface.distractor_lists(lists).items()}
+    assert list(by_size) == [10, 100, 1000, 10_000, 100_000]
+    assert [int(noises.among(files).sum()) for files in by_size.values()] == [0, 0, 0, 7, 80]
 
 
 def test_lists_of_distractors_by_size(tmp_path):

@@ -103,6 +103,17 @@ def test_files_that_mxnet_wrote() -> None:
     assert shapes == {(112, 112, 3)}
 
 
+@pytest.mark.skipif("COALFACE_DATA" not in os.environ, reason="COALFACE_DATA is not set")
+def test_records_of_others_without_a_header_are_read() -> None:
+    """As im2rec writes them from a shuffled list, and AdaFace takes them: images alone, from number 0 on."""
+    folder = Path(os.environ["COALFACE_DATA"], "real")
+    source = read_rec(folder)
+    lines = [line.split("\t") for line in (folder / "train.lst").read_text().splitlines()]
+    label_of = {int(key): int(label) for key, label, _ in lines}
+    assert {int(key): int(label) for key, label in zip(source.keys, source.labels, strict=True)} == label_of
+    assert len(source.names) == 2 and {image.shape for image in source.images(size=112, grey=False)} == {(112, 112, 3)}
+
+
 @needs_golden
 def test_what_is_written_has_the_bytes_that_mxnet_wrote(tmp_path: Path) -> None:
     """All but the headers of images with flag 2, of which MXNet's file has both forms."""

@@ -57,7 +57,7 @@ def read_header(encoded: Bytes, where: str | Path) -> Header:
     """
     kind = kind_of(encoded)
     if kind is None:
-        raise damaged(encoded, where, "(JPEG, PNG, PGM, PPM, BMP and WebP are read)")
+        raise damaged(encoded, where, "it begins as no JPEG, PNG, PNM, BMP or WebP" if len(encoded) else "it is empty")
     try:
         width, height, channels = _READERS[kind](encoded)
     except (struct.error, IndexError, ValueError) as error:

@@ -11,7 +11,7 @@ The readers take them as the field passes them on, in a folder `meta` (insightfa
 
 IJB-B's begin with `ijbb`, and its galleries are S1 and S2. IJB-A's `verify_metadata_1.csv` has the columns MEDIA_ID
 and FILE as well, and its `verify_comparisons_1.csv`, like IJB-C's own `…_matches.csv`, is lines `template,template`.
-Numbers are whole, from 0 to 999,999,999. None of the data sets is here, so these files were not seen. Sources: Klare et
+Numbers are whole, from 0 to 999,999,999. Of these files IJB-C's galleries were seen. Sources: Klare et
 al., CVPR 2015 (IJB-A); Whitelam et al., CVPRW 2017 (IJB-B); Maze et al., ICB 2018 (IJB-C).
 """
 

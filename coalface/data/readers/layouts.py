@@ -1,9 +1,9 @@
 """Folder layouts of the field's data sets, recognised and read as sources; `protocols.py` reads their pair lists.
 
 What each looks like stands beside its entry in `LAYOUTS`. All are as distributed, or as the field commonly unpacks
-them; none of the data sets is here. Sources: Sengupta et al., WACV 2016 (CFP); Moschoglou et al., CVPRW 2017 (AgeDB);
-Zheng et al., arXiv:1708.08197 (CALFW); Zheng and Deng, 2018 (CPLFW); Wang et al., ICCV 2019 and CVPR 2020 (RFW,
-BUPT-Balancedface); Cao et al., FG 2018 (VGGFace2); Yi et al., arXiv:1411.7923 (CASIA-WebFace).
+them; of these sets, CFP and CPLFW's list were seen. Sources: Sengupta et al., WACV 2016 (CFP); Moschoglou et al.,
+CVPRW 2017 (AgeDB); Zheng et al., arXiv:1708.08197 (CALFW); Zheng and Deng, 2018 (CPLFW); Wang et al., ICCV 2019 and
+CVPR 2020 (RFW, BUPT-Balancedface); Cao et al., FG 2018 (VGGFace2); Yi et al., arXiv:1411.7923 (CASIA-WebFace).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
 | `megaface_noises.txt` | lines `375/37531198@N00/4174611825_0.jpg`, perhaps after a field and a tab |
 
 The first two are those of the development kit's folder `templatelists`, the others insightface's (`src/megaface`). The
-last names distractors that show people of FaceScrub; in both, a line that begins with # is a remark. None of the data
-sets is here, so the kit's files were not seen. Sources: Kemelmacher-Shlizerman et al., CVPR 2016 (MegaFace); Ng and
+last names distractors that show people of FaceScrub; in both, a line that begins with # is a remark. Tests read
+lists of both; the images were not seen. Sources: Kemelmacher-Shlizerman et al., CVPR 2016 (MegaFace); Ng and
 Winkler, ICIP 2014 (FaceScrub); Deng et al., CVPR 2019 (the noises).
 """
 

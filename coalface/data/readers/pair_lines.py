@@ -66,8 +66,8 @@ def read_pair_lines(path: Path) -> list[ListedPair]:
         return [_path_pair(where, line.split()) for where, line in lines]
     if len(lines) > 1 and all(len(fields) == 2 and fields[1].isdigit() for fields in (x.split() for _, x in lines[1:])):
         raise DataError(
-            "it has two lines for a pair, as CALFW's and CPLFW's lists: rename it to pairs_CALFW.txt or "
-            "pairs_CPLFW.txt, put it into the folder of its images, and evaluate on that folder",
+            "it has two lines for a pair, as CALFW's and CPLFW's lists: put it, called pairs_CALFW.txt or "
+            "pairs_CPLFW.txt, into the folder of its images, and evaluate on that folder",
             where=path,
         )
     raise DataError(f"{_FORMS}; found {header.strip()[:80]!r}", where=where)
