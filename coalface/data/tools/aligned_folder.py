@@ -240,7 +240,7 @@ def _photograph(
     none = np.empty((0, size, size, 3), np.uint8), np.empty((0, 5, 2))
     broken = next(filter(None, (broken_rule(part, 255, given=False) for part in file.split("/"))), "")
     if broken:
-        return Aligned(*none, (LeftOut("damaged", f"its name {broken}"),))
+        return Aligned(*none, (LeftOut("damaged", f"its name {broken}; rename it"),))
     if not path.name.lower().endswith(SUFFIXES):
         return Aligned(*none, (LeftOut("not an image", path.suffix[:20]),))
     try:
@@ -253,6 +253,8 @@ def _photograph(
             faces = [Face(np.asarray(finder[file], np.float64))]
         else:
             faces = find_faces(image, finder)
+    except FileNotFoundError:
+        return Aligned(*none, (LeftOut("damaged", "it is a link that leads nowhere, or was deleted in this moment"),))
     except (OSError, DataError) as error:
         text = disk.explained(error).removeprefix(f"{shown(path)}: ")
         return Aligned(*none, (LeftOut("damaged", shown(text)),))
