@@ -180,6 +180,7 @@ def inspect(
             store.where,
             path=str(source),
             kind=store.kind,
+            read=store.encoded,
             notes=store.doubts(),
             broken=broken,
             passed_over=store.passed_over(),
