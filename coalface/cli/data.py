@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -157,13 +158,16 @@ def align(
 def inspect(
     source: Annotated[Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, or a pack.")],
     headers: Annotated[
-        bool, typer.Option("--headers", help="Read headers only: faster, but finds less damage.")
+        bool, typer.Option("--headers", help="Read headers only: faster, but finds less damage and fewer copies.")
     ] = False,
+    model: Annotated[
+        Path | None, typer.Option(help="A run folder, or its model folder: also look for images with wrong labels.")
+    ] = None,
     part: Part = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Inspect a set of face images: counts, sizes, damage, duplicates, similar names, suspicious images.
+    """Inspect a set of face images: counts, sizes, damage, copies, similar names, folders that are no people.
 
     Exits with status 1 if an image, a record, a folder or a file is damaged.
     """
@@ -171,9 +175,9 @@ def inspect(
     from coalface.data.tools import inspect as inspection
     from coalface.data.tools.progress_bar import counting
 
+    show = functools.partial(counting, quiet=quiet or as_json)
     store = open_store(source, part=part, damaged="leave out")
-    broken = store.damage()
-    with counting("looking", len(store), quiet or as_json) as count:
+    with show("looking", len(store)) as count:
         report = inspection.inspect(
             store.items(),
             store.names,
@@ -182,11 +186,18 @@ def inspect(
             kind=store.kind,
             read=store.encoded,
             notes=store.doubts(),
-            broken=broken,
+            broken=store.damage(),
             passed_over=store.passed_over(),
             decode=not headers,
             progress=count,
         )
+    if model is not None:
+        from coalface.experiments.api.face_model import FaceModel
+        from coalface.experiments.gallery.label_noise import find_label_noise
+
+        noise = find_label_noise(FaceModel(model), store, show)
+        report.wrong_labels = [vars(suspect) for suspect in noise.suspects]
+        report.wrong += filter(None, [str(noise)])
     print_json(report.as_dict()) if as_json else typer.echo(inspection.report_text(report))
     if not report.sound:
         raise typer.Exit(1)

@@ -80,6 +80,8 @@ class Report:
     alike_across_count: int = 0
     near_names: list[list[str]] = field(default_factory=list)
     """Names of identities that may be one person's, spelt in two ways."""
+    wrong_labels: list[dict[str, Any]] = field(default_factory=list)
+    """Images that a model finds nearer to another identity, the worst first; [] without a model."""
     notes: list[str] = field(default_factory=list)
     """What the store itself says that does not fit, such as a header that promises other identities."""
     wrong: list[str] = field(default_factory=list)

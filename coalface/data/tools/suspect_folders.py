@@ -14,14 +14,21 @@ from coalface.data.readers.folders import Folder
 _PART_NAMES = frozenset(
     "train training val valid validation dev eval test testing gallery probe probes query images image imgs img photos "
     "photo picture pictures data dataset face faces crops cropped aligned raw original originals frame frames dsc "
-    "frontal front profile left right up down cam camera view pose session light neutral smiling happy sad".split()
+    "frontal front profile left right up down cam camera webcam view pose session visit day week batch device light "
+    "neutral smiling happy sad dcim".split()
 )
-"""What parts and views of a set are called, and people are not."""
-_NUMBERED = frozenset("cam camera view pose session light".split())
+"""What parts, views, cameras and sessions are called, and people are not."""
+_NUMBERED = frozenset("cam camera webcam view pose session visit day week batch device light img images photos".split())
 """Those of them that no person is called with a number behind, as `face_001` may be."""
+_DATE = re.compile(r"(?:19|20)\d\d([-_. ]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])(?!\d)|\d{3}_?(?:CANON|NIKON|MSDCF|APPLE)")
+"""A day, or what a camera calls its folders."""
 _LEAD = re.compile(r"([^\W\d_]*\d*)[ _.-]*([^\W\d_]+|\d*)")
-_PERSON = re.compile(r"(?:identity|id|people|person|subj|subject|user)[ _-]?(\d+)", re.IGNORECASE)
-"""What the name of a file begins with that says whom it shows."""
+_PERSON = re.compile(
+    r"(?<![^\W_])(?:identity|id|people|person|subj|subject|user|participant|patient|pid)[ _-]?(\d+)", re.IGNORECASE
+)
+"""What says in the name of a file whom it shows."""
+_MANY = 20
+"""Images of a folder from which on a number behind the beginning of files' names may be a person's."""
 _WORDS = 10
 """Words that begin files in folder after folder, and are more than the views that a person is taken from."""
 _FEW = 3
