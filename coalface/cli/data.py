@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from coalface.cli.console import Commands, print_json
 from coalface.cli.use.options import DetectorPath, Upright, open_detector
+from coalface.core.errors import RecipeError
 from coalface.core.text import several
 
 Part = Annotated[str, typer.Option(help="A part of a layout: train or test of VGGFace2, a race of RFW or BUPT.")]
@@ -123,7 +125,6 @@ def align(
     What gives no face is listed with the reason in OUT/left-out.csv and OUT/report.html. The same command again goes
     on after Ctrl-C, and looks only at photographs that are new or changed.
     """
-    from coalface.core.errors import RecipeError
     from coalface.data.photographs import Limits
     from coalface.data.tools.aligned_folder import list_photographs
     from coalface.data.tools.progress_bar import counting
@@ -151,40 +152,79 @@ def align(
 
 @data.command()
 def inspect(
-    source: Annotated[Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, or a pack.")],
+    source: Annotated[
+        Path, typer.Argument(help="Identity folders, train.rec or its folder, a .bin, a pack, or a recipe (.yaml).")
+    ],
     headers: Annotated[
-        bool, typer.Option("--headers", help="Read headers only: faster, but finds less damage.")
+        bool, typer.Option("--headers", help="Read headers only: faster, but finds less damage and fewer copies.")
     ] = False,
+    model: Annotated[
+        Path | None, typer.Option(help="A run folder, or its model folder: also look for images with wrong labels.")
+    ] = None,
+    party_data: Annotated[
+        Path | None, typer.Option(help="Of a recipe: a YAML file that names each party's party.yaml, as for a run.")
+    ] = None,
     part: Part = "",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Inspect a set of face images: counts, sizes, damage, duplicates, similar names, suspicious images.
+    """Inspect a set of face images: counts, sizes, damage, copies, similar names, folders that are no people.
+
+    Of a recipe, whether its parties, or training and evaluation, share identities, by their names.
 
     Exits with status 1 if an image, a record, a folder or a file is damaged.
     """
+    if source.suffix in (".yaml", ".yml"):
+        for option, is_given in (("--headers", headers), ("--model", model is not None), ("--part", bool(part))):
+            if is_given:
+                raise RecipeError("a recipe's people are told by their names alone: leave it out", where=option)
+        _inspect_recipe(source, party_data, as_json)
+        return
+    if party_data is not None:
+        raise RecipeError("it belongs to a recipe: leave it out", where="--party-data")
     from coalface.data.stores import open_store
     from coalface.data.tools import inspect as inspection
     from coalface.data.tools.progress_bar import counting
 
+    show = functools.partial(counting, quiet=quiet or as_json)
     store = open_store(source, part=part, damaged="leave out")
-    broken = store.damage()
-    with counting("looking", len(store), quiet or as_json) as count:
+    with show("looking", len(store)) as count:
         report = inspection.inspect(
             store.items(),
             store.names,
             store.where,
             path=str(source),
             kind=store.kind,
+            read=store.encoded,
             notes=store.doubts(),
-            broken=broken,
+            broken=store.damage(),
             passed_over=store.passed_over(),
             decode=not headers,
             progress=count,
         )
+    if model is not None:
+        from coalface.experiments.api.face_model import FaceModel
+        from coalface.experiments.gallery.label_noise import find_label_noise
+
+        noise = find_label_noise(FaceModel(model), store, show)
+        report.wrong_labels = [vars(suspect) for suspect in noise.suspects]
+        report.wrong += filter(None, [str(noise)])
     print_json(report.as_dict()) if as_json else typer.echo(inspection.report_text(report))
     if not report.sound:
         raise typer.Exit(1)
+
+
+def _inspect_recipe(path: Path, party_data: Path | None, as_json: bool) -> None:
+    from coalface.experiments.recipe import loader, party_file
+    from coalface.experiments.setup.overlap import find_overlap
+    from coalface.experiments.setup.party_data import check_here
+
+    recipe = loader.load(path)
+    if party_data is not None:
+        recipe = party_file.fill(recipe, party_file.read_all(party_data))
+    check_here(recipe)
+    overlap = find_overlap(recipe, str(path))
+    print_json(overlap.as_dict()) if as_json else typer.echo(str(overlap))
 
 
 def _print_written(out: Path, images: Any, form: str, notes: Sequence[str], as_json: bool) -> None:

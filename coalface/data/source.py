@@ -88,11 +88,9 @@ _FLAGS = {
 }
 
 
-def check_image(encoded: bytes | memoryview, where: str | Path) -> Header:
-    """The header of an encoded image that can be decoded. Raises DataError as `decode` does."""
-    header = check_header(encoded, where)
-    decode_pixels(encoded, where, cv2.IMREAD_UNCHANGED)
-    return header
+def check_image(encoded: bytes | memoryview, where: str | Path) -> tuple[Header, NDArray[np.uint8]]:
+    """The header and the pixels of an encoded image. Raises DataError as `decode` does."""
+    return check_header(encoded, where), decode_pixels(encoded, where, cv2.IMREAD_UNCHANGED)
 
 
 def decode_pixels(encoded: bytes | memoryview, where: str | Path, flags: int) -> NDArray[np.uint8]:

@@ -30,10 +30,10 @@ def test_a_jpeg_that_is_damaged_in_its_middle_is_named_with_the_decoders_reason(
     assert decode(hurt(), "x", size=64, grey=False).shape == (64, 64, 3)  # the decoder fills it in
     assert "Corrupt JPEG data" in capfd.readouterr().err
     with StderrCapture() as capture:
-        assert check_whole(WHOLE, "place", capture).width == 64
+        assert check_whole(WHOLE, "place", capture)[0].width == 64
         with pytest.raises(DataError, match=r"place: it is damaged in the middle \(its decoder says: Corrupt"):
             check_whole(hurt(), "place", capture)
-        assert check_whole(WHOLE, "place", capture).width == 64  # what was heard is forgotten
+        assert check_whole(WHOLE, "place", capture)[0].width == 64  # what was heard is forgotten
     assert capfd.readouterr().err == ""
 
 

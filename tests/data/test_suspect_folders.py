@@ -30,7 +30,7 @@ def numbered(*names: str, count: int = 2) -> list[str]:
     [
         (
             [f"{part}/{file}" for part in ("train", "val") for file in numbered("a", "b")],
-            ["parts of a set", "train, val"],
+            ["part of a set", "train, val"],
         ),
         ([f"images/{file}" for file in numbered("a")], ["1 identity", "images"]),
         (
@@ -45,14 +45,16 @@ def numbered(*names: str, count: int = 2) -> list[str]:
             [f"{c}/frame_{i:04}_ID{i % 9:02}.jpg" for c in ("front door", "till") for i in range(100)],
             ["2 folders of 2", "ID00, ID01, ID02"],
         ),
-        ([f"2024-05-0{day}/{i:03}.jpg" for day in (1, 2, 3) for i in range(5)], ["a date", "2024-05-01"]),
         ([f"{camera}/{i:03}.jpg" for camera in ("DSC", "IMG_0412") for i in range(5)], ["a camera", "DSC, IMG_0412"]),
         (
             [f"smile/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3, 4) for i in (1, 2)],
             ["1 folder of 1 holds", "001, 002, 003, …"],
         ),
-        ([f"cam{c}/{k}_{i}.png" for c in (1, 2, 3) for k in range(8) for i in (0, 1)], ["parts", "cam1, cam2, cam3"]),
-        ([f"{how}_front/{k:03}.jpg" for how in ("neutral", "smiling") for k in (1, 2, 5, 9)], ["parts"]),
+        (
+            [f"cam{c}/{k}_{i}.png" for c in (1, 2, 3) for k in range(8) for i in (0, 1)],
+            ["a camera", "cam1, cam2, cam3"],
+        ),
+        ([f"{how}_front/{k:03}.jpg" for how in ("neutral", "smiling") for k in (1, 2, 5, 9)], ["2 identities"]),
         (
             [f"{how}/subject{k:02}.{how}.png" for how in ("calm", "wink", "tired") for k in range(1, 6)],
             ["the same 5 names", "subject01, subject02, subject03, …"],
@@ -61,6 +63,14 @@ def numbered(*names: str, count: int = 2) -> list[str]:
             [f"{place}/{name}_{i}.jpg" for place in ("indoor", "street") for name in WORDS for i in EACH],
             ["the same 10 names", "ann, bo, cy, …"],
         ),
+        (
+            [f"{place}/IMG_ID{k % 12:02}_{k:04}.jpg" for place in ("hall", "gate") for k in range(100)],
+            ["2 folders of 2", "gate", "ID00, ID01, ID02"],
+        ),
+        ([f"2024-05-{day:02}/{k:04}.jpg" for day in (1, 2) for k in range(9)], ["2 identities", "2024-05-01"]),
+        ([f"202405{day:02}/IMG_{k}.jpg" for day in (1, 2) for k in range(9)], ["2 identities", "20240501"]),
+        ([f"{name}/{k}.jpg" for name in ("camera-2", "DCIM", "100CANON") for k in (1, 2)], ["3 identities", "DCIM"]),
+        ([f"{name}/{k}.jpg" for name in ("session1", "IMG", "Visit 3") for k in (1, 2)], ["3 identities", "IMG"]),
     ],
 )
 def test_folders_that_are_no_people_are_told(tmp_path: Path, files: list[str], fragments: list[str]) -> None:
@@ -83,9 +93,11 @@ FRONTAL = ("neutral_front", "smiling_front")
         [f"{k:03}/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3) for i in (1, 2)],
         ["Brad_Pitt/" + file for file in numbered("Brad_Pitt_Oscars", "Young_Brad_Pitt", "Pitt_Troy", "IMG", "DSC")],
         [f"ID{k:02}/cam1_ID{k:02}_{i}.jpg" for k in range(3) for i in range(5)],
-        [f"2024{k:04}/{i}.jpg" for k in (101, 102) for i in range(5)],  # numbers of people
         ["Val/1.jpg", *(f"p{k}/1.jpg" for k in range(6))],
         ["a/²_x_1.jpg", "a/__.jpg"],
+        [f"{number}/{k}.jpg" for number in (20010203, 20011599, 20020417) for k in (1, 2)],
+        [f"{name}/video_id_{t}_{k}.jpg" for name in WORDS for t in range(4) for k in range(9)],  # tracks, counted anew
+        [f"{name}/{k}.jpg" for name in ("Doris_Day", "April_May", "Cameron_Dean", "Ann_Light") for k in (1, 2)],
         [f"{k:07}/{i:03}.jpg" for k in (45, 99) for i in range(1, 20)],
         [f"{k:03}/{view}_{i:02}.jpg" for k in (1, 2) for view in ("frontal", "profile") for i in (1, 2)],
         [f"s{k}/{i}.pgm" for k in (1, 2) for i in range(1, 6)],  # ORL

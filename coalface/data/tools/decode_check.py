@@ -15,6 +15,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Self, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from coalface.core.errors import DataError
 from coalface.data.readers.headers import Header
 from coalface.data.source import check_image, in_order
@@ -71,16 +74,16 @@ class StderrCapture:
         return result, [line.decode("ascii", "replace") for line in _DAMAGE.findall(output)]
 
 
-def check_whole(encoded: bytes | memoryview, where: str, capture: StderrCapture) -> Header:
-    """The header of an encoded image that is decoded without a complaint; DataError, naming `where`, for others."""
-    header, complaints = capture.run(lambda: check_image(encoded, where))
+def check_whole(encoded: bytes | memoryview, where: str, capture: StderrCapture) -> tuple[Header, NDArray[np.uint8]]:
+    """Header and pixels of an encoded image that is decoded without a complaint; DataError, naming `where`, else."""
+    image, complaints = capture.run(lambda: check_image(encoded, where))
     if complaints:
         raise DataError(
             f"it is damaged in the middle (its decoder says: {complaints[0]}): replace it from the original, or delete "
             "it",
             where=where,
         )
-    return header
+    return image
 
 
 def all_whole(
@@ -95,7 +98,7 @@ def all_whole(
     def attempt(i: int) -> tuple[bytes | memoryview, Header] | ValueError:
         try:
             encoded, where = read(i)
-            return encoded, check_image(encoded, where)
+            return encoded, check_image(encoded, where)[0]
         except ValueError as error:
             return error
 

@@ -10,18 +10,23 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.text import several, shown
 from coalface.data.readers.bin import linked
-from coalface.data.readers.headers import check_header
+from coalface.data.readers.headers import Header, check_header
+from coalface.data.source import check_image
 from coalface.data.tools.decode_check import StderrCapture, check_whole
 
 SHOWN = 20
-"""Examples of each kind that a report names; the counts are of all."""
+"""Damaged images, and sizes, that a report in text names; the counts are of all."""
+ALIKE = 0.98
+"""From this correlation on two small grey copies show one picture. Of other pictures with equal difference hashes, on
+LFW, CFP and 4,262 faces from the web, none came nearer than 0.976."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +66,22 @@ class Report:
     passed_over: list[str] = field(default_factory=list)
     """What lies there and is not among the images: other endings, other places, other parts; in sentences."""
     doubled_within: list[list[str]] = field(default_factory=list)
-    """Groups of images of one identity with the same bytes."""
+    """Groups of images of one identity with the same pixels; without decoding, with the same bytes."""
     doubled_within_count: int = 0
-    """Images that such a group holds beyond its first."""
+    """Images that such groups hold beyond the first of each."""
     doubled_across: list[list[str]] = field(default_factory=list)
-    """Groups of images of several identities with the same bytes."""
+    """Groups of images of several identities with the same pixels or bytes."""
     doubled_across_count: int = 0
+    alike_within: list[list[str]] = field(default_factory=list)
+    """Groups of images of one identity that probably are copies: scaled, or encoded again."""
+    alike_within_count: int = 0
+    alike_across: list[list[str]] = field(default_factory=list)
+    """The same of several identities."""
+    alike_across_count: int = 0
     near_names: list[list[str]] = field(default_factory=list)
     """Names of identities that may be one person's, spelt in two ways."""
-    near_names_count: int = 0
+    wrong_labels: list[dict[str, Any]] = field(default_factory=list)
+    """Images that a model finds nearer to another identity, the worst first; [] without a model."""
     notes: list[str] = field(default_factory=list)
     """What the store itself says that does not fit, such as a header that promises other identities."""
     wrong: list[str] = field(default_factory=list)
@@ -92,6 +104,7 @@ def inspect(
     *,
     path: str,
     kind: str,
+    read: Callable[[int], bytes | memoryview] | None = None,
     notes: Sequence[str] = (),
     broken: Sequence[str] = (),
     passed_over: Sequence[str] = (),
@@ -100,40 +113,41 @@ def inspect(
 ) -> Report:
     """Look at every image once; `names` are the identities, and `place` says where image i lies.
 
-    `decode` decodes each; without it, damage beyond the header is not found. `broken` is what the store already knows
-    to be damaged beside its images, and `passed_over` what lies there and is not among them.
+    `decode` decodes each; without it, damage beyond the header is not found. `read` gives the bytes of image i anew;
+    without it, images that probably are copies are not looked for. `broken` is what the store already knows to be
+    damaged beside its images, and `passed_over` what lies there and is not among them.
 
-    Images are told apart by 64 bits of a hash of their bytes, so that memory is 24 bytes an image.
+    Images are told apart by 64 bits of a hash of their pixels, so that memory is 32 bytes an image.
     """
-    report = Report(path, kind, identities=len(names), notes=list(notes))
-    report.broken, report.broken_count = list(broken[:SHOWN]), len(broken)
-    report.passed_over = list(passed_over)
+    report = Report(path, kind, identities=len(names), notes=list(notes), passed_over=list(passed_over))
+    report.broken, report.broken_count = list(broken), len(broken)
     sizes: collections.Counter[tuple[int, int]] = collections.Counter()
     channels: collections.Counter[int] = collections.Counter()
     formats: collections.Counter[str] = collections.Counter()
-    hashes, labels, looked_at = array.array("Q"), array.array("q"), array.array("q")
+    hashes, views, labels, looked_at = array.array("Q"), array.array("Q"), array.array("q"), array.array("q")
     with StderrCapture() as capture:
         for number, item in enumerate(items):
             problem = item.problem
             if item.encoded is not None:
+                content, view = bytes(item.encoded), 0
                 try:
-                    where = place(number)
-                    header = check_whole(item.encoded, where, capture) if decode else check_header(item.encoded, where)
+                    header, pixels = _look(item.encoded, place(number), capture if decode else None)
                     sizes[header.width, header.height] += 1
                     channels[header.channels] += 1
                     formats[header.kind] += 1
+                    if pixels is not None:
+                        content, view = bytes(str(pixels.shape), "ascii") + pixels.tobytes(), _difference_hash(pixels)
                 except ValueError as error:
                     problem = str(error)
-                digest = hashlib.blake2b(item.encoded, digest_size=8).digest()
-                hashes.append(int.from_bytes(digest, "little"))
+                hashes.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
+                views.append(view)
                 labels.append(item.identity)
                 looked_at.append(number)
             if problem is not None:
-                report.damaged_count += 1
-                if len(report.damaged) < SHOWN:
-                    report.damaged.append(problem)
+                report.damaged.append(problem)
             report.images = number + 1
             progress(number + 1)
+    report.damaged_count = len(report.damaged)
     report.different_sizes = len(sizes)
     report.sizes = {f"{w}×{h}": n for (w, h), n in sizes.most_common(SHOWN)}
     report.channels = {str(c): n for c, n in sorted(channels.items())}
@@ -144,11 +158,51 @@ def inspect(
         middle = {"median": float(np.median(counts)), "mean": float(counts.mean())}
         report.per_identity = {"least": int(counts.min()), **middle, "most": int(counts.max())}
     report.single = int((counts == 1).sum())
-    _doubles(report, np.array(hashes, dtype=np.uint64), of, lambda i: place(looked_at[i]))
-    near = near_names(names)
-    report.near_names, report.near_names_count = [group[:SHOWN] for group in near[:SHOWN]], len(near)
+    groups = _equal(np.array(hashes, dtype=np.uint64))
+    _report_copies(report, "doubled", groups, of, lambda i: place(looked_at[i]))
+    if read is not None:
+        first = np.ones(len(of), dtype=bool)
+        first[[i for group in groups for i in group[1:]]] = False
+        candidates = np.flatnonzero(first & (np.array(views, dtype=np.uint64) != 0))
+        equal = (candidates[group] for group in _equal(np.array(views, dtype=np.uint64)[candidates]))
+        alike = [group for same in equal for group in _alike(same, lambda i: read(looked_at[i]))]
+        _report_copies(report, "alike", alike, of, lambda i: place(looked_at[i]))
+    report.near_names = near_names(names)
     report.wrong = list(_wrong(report, sizes))
     return report
+
+
+def _look(
+    encoded: bytes | memoryview, where: str, capture: StderrCapture | None
+) -> tuple[Header, NDArray[np.uint8] | None]:
+    return (check_header(encoded, where), None) if capture is None else check_whole(encoded, where, capture)
+
+
+def _grey(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+    """A small grey copy."""
+    small = cv2.resize(pixels, (width, height), interpolation=cv2.INTER_AREA)
+    return np.asarray(small if small.ndim == 2 else small[:, :, :3].mean(axis=2), dtype=np.uint8)
+
+
+def _difference_hash(pixels: NDArray[np.uint8]) -> int:
+    """64 bits: whether, in 8 rows of 9 grey pixels, each is brighter than the one before by more than 2 levels.
+
+    0 for one flat colour. The levels keep flat grounds, which an encoder changes a little, from telling copies apart.
+    """
+    brighter = np.diff(_grey(pixels, 9, 8).astype(np.int16)) > 2
+    return int.from_bytes(np.packbits(brighter).tobytes(), "little")
+
+
+def _alike(group: NDArray[np.int64], read: Callable[[int], bytes | memoryview]) -> Iterator[NDArray[np.int64]]:
+    """Of images with equal difference hashes, the groups in which each is like the first."""
+    small = np.array([_grey(check_image(read(i), "")[1], 32, 32).ravel() for i in group.tolist()], dtype=np.float32)
+    small -= small.mean(axis=1, keepdims=True)
+    small /= np.linalg.norm(small, axis=1, keepdims=True)
+    while len(group):
+        same = small @ small[0] >= ALIKE
+        if same.sum() > 1:
+            yield group[same]
+        group, small = group[~same], small[~same]
 
 
 def report_text(report: Report) -> str:
@@ -163,15 +217,10 @@ def report_text(report: Report) -> str:
         f"sizes: {_listed(report.sizes)}{' …' if report.different_sizes > len(report.sizes) else ''}",
         f"channels: {_listed(report.channels)}; kinds: {_listed(report.formats)}",
     ]
-    within = report.doubled_within if report.kind != "bin" else []
-    groups = [("the same bytes, one identity", g) for g in within]
-    groups += [("the same bytes, several identities", g) for g in report.doubled_across]
-    groups += [("nearly the same name", g) for g in report.near_names]
     for examples, count in ((report.broken, report.broken_count), (report.damaged, report.damaged_count)):
-        lines += [f"damaged: {sentence}" for sentence in examples]
-        lines += [f"damaged: and {count - len(examples):,} more"] if count > len(examples) else []
+        lines += [f"damaged: {sentence}" for sentence in examples[:SHOWN]]
+        lines += [f"damaged: and {count - SHOWN:,} more, which --json lists"] if count > SHOWN else []
     lines += [f"ignored: {sentence}" for sentence in report.passed_over]
-    lines += [f"{title}: {', '.join(group)}" for title, group in groups]
     lines += ["", "what looks wrong:", *(f"- {sentence}" for sentence in report.wrong)] if report.wrong else []
     lines += [] if report.wrong else ["nothing looks wrong"]
     return "\n".join(map(shown, lines))  # names can be anything
@@ -181,22 +230,25 @@ def _listed(counts: dict[str, int]) -> str:
     return ", ".join(f"{value} ({count:,})" for value, count in counts.items()) or "none"
 
 
-def _doubles(
-    report: Report, hashes: NDArray[np.uint64], labels: NDArray[np.int64], where: Callable[[int], str]
-) -> None:
-    """Groups of equal hashes; `where` says where the i-th image that could be read lies."""
+def _equal(hashes: NDArray[np.uint64]) -> list[NDArray[np.int64]]:
+    """Groups of two places or more with equal hashes, each in order."""
     order = np.argsort(hashes, kind="stable")
-    sorted_ = hashes[order]
-    starts = np.flatnonzero(np.concatenate([[True], sorted_[1:] != sorted_[:-1]])) if len(order) else order
-    lengths = np.diff(starts, append=len(order))
-    for start, length in zip(starts[lengths > 1], lengths[lengths > 1], strict=True):
-        group = order[start : start + length]
-        across = len(set(labels[group].tolist())) > 1
-        report.doubled_across_count += (len(group) - 1) * across
-        report.doubled_within_count += (len(group) - 1) * (not across)
-        examples = report.doubled_across if across else report.doubled_within
-        if len(examples) < SHOWN:
-            examples.append([where(i) for i in sorted(group.tolist())[:SHOWN]])
+    starts = np.flatnonzero(np.diff(hashes[order])) + 1
+    return [group for group in np.split(order, starts) if len(group) > 1]
+
+
+def _report_copies(
+    report: Report,
+    how: Literal["doubled", "alike"],
+    groups: Iterable[NDArray[np.int64]],
+    labels: NDArray[np.int64],
+    where: Callable[[int], str],
+) -> None:
+    """Groups of copies, the first image's place first; `where` says where the i-th image that could be read lies."""
+    for group in sorted(groups, key=lambda group: int(group[0])):
+        key = f"{how}_{'across' if len(set(labels[group].tolist())) > 1 else 'within'}"
+        getattr(report, key).append([where(i) for i in group.tolist()])
+        setattr(report, f"{key}_count", getattr(report, f"{key}_count") + len(group) - 1)
 
 
 def near_names(names: Sequence[str]) -> list[list[str]]:
@@ -239,13 +291,24 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
         yield "the pixels are not those that were packed, in which image cannot be told: pack the source again"
     elif report.broken_count:
         yield f"{several(report.broken_count, 'folder or file', 'folders or files')} cannot be used"
-    if report.doubled_across_count:
+    if count := report.doubled_across_count:
         yield (
-            f"{_are(report.doubled_across_count, 'image')} also there under another identity: the labels contradict "
-            "each other, and one that is evaluated on may be trained on"
+            f"{_are(count, 'image')} also there under another identity, such as {_pair(report.doubled_across)}: the "
+            "labels contradict each other, and one that is evaluated on may be trained on; keep the right one"
         )
-    if report.doubled_within_count and report.kind != "bin":  # where an image stands in several pairs
-        yield f"{several(report.doubled_within_count, 'copy', 'copies')} of images of the same identity"
+    if count := report.alike_across_count:
+        yield (
+            f"{_are(count, 'image')} probably also there under another identity, scaled or encoded again, such as "
+            f"{_pair(report.alike_across)}: keep the right one"
+        )
+    if report.kind != "bin":  # where an image stands in several pairs
+        if count := report.doubled_within_count:
+            copies = several(count, "copy", "copies")
+            yield f"{copies} of images of the same identity, such as {_pair(report.doubled_within)}: keep one"
+        if count := report.alike_within_count:
+            copies = "is probably a copy" if count == 1 else "are probably copies"
+            pair = _pair(report.alike_within)
+            yield f"{several(count, 'image')} {copies} of another of the same identity, such as {pair}: keep one"
     if report.per_identity.get("least") == 0:
         yield "there are identities without an image that can be read"
     if report.identities and report.single and report.kind != "bin":
@@ -267,9 +330,9 @@ def _wrong(report: Report, sizes: collections.Counter[tuple[int, int]]) -> Itera
         )
     if small := sum(n for (w, h), n in sizes.items() if min(w, h) < 32):
         yield f"{_are(small, 'image')} less than 32 pixels wide or high"
-    if report.near_names_count:
-        pairs = several(report.near_names_count, "group")
-        yield f"{pairs} of identities with nearly the same name: are they one person?"
+    if count := len(report.near_names):
+        are = f"{several(count, 'group')} of identities {'has' if count == 1 else 'have'} nearly the same name"
+        yield f"{are}, such as {_pair(report.near_names)}: if they are one person, make one folder of them"
     yield from report.notes
 
 
@@ -285,6 +348,11 @@ def _other_sizes(sizes: collections.Counter[tuple[int, int]]) -> collections.Cou
     (width, height), _ = sizes.most_common(1)[0]
     far = {(w, h): n for (w, h), n in sizes.items() if max(w / width, width / w, h / height, height / h) >= 1.5}
     return collections.Counter(far)
+
+
+def _pair(groups: Sequence[Sequence[str]]) -> str:
+    """An example: the first two of the first group."""
+    return " and ".join(groups[0][:2])
 
 
 def _are(count: int, noun: str) -> str:

@@ -13,16 +13,25 @@ from coalface.data.readers.folders import Folder
 
 _PART_NAMES = frozenset(
     "train training val valid validation dev eval test testing gallery probe probes query images image imgs img photos "
-    "photo picture pictures data dataset face faces crops cropped aligned raw original originals frame frames dsc dcim "
-    "frontal front profile left right up down cam camera view pose session light neutral smiling happy sad".split()
+    "photo picture pictures data dataset face faces crops cropped aligned raw original originals frame frames dsc "
+    "frontal front profile left right up down cam camera webcam view pose session visit day week batch device light "
+    "neutral smiling happy sad dcim".split()
 )
-"""What parts and views of a set are called, and people are not."""
-_NUMBERED = frozenset("cam camera view pose session light dsc img dcim".split())
+"""What parts, views, cameras and sessions are called, and people are not."""
+_NUMBERED = frozenset(
+    "dsc cam camera webcam view pose session visit day week batch device light img images photos".split()
+)
 """Those of them that no person is called with a number behind, as `face_001` may be."""
-_DATE = re.compile(r"(19|20)[0-9]{2}([-_.])[0-9]{1,2}\2[0-9]{1,2}([ T_.-].*)?|(DSC|IMG|VID)_?[0-9]{8}.*")
+_DATE = re.compile(r"(?:19|20)\d\d([-_. ]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])(?!\d)")
+_CAMERA = re.compile(r"\d{3}_?(?:canon|nikon|nd|msdcf|apple|gopro|olymp|pana|photo|media)[\d_]*", re.IGNORECASE)
+"""What cameras call their folders."""
 _LEAD = re.compile(r"([^\W\d_]*\d*)[ _.-]*([^\W\d_]+|\d*)")
-_PERSON = re.compile(r"(?<![^\W_])(?:identity|id|people|person|subj|subject|user)[ _-]?(\d+)", re.IGNORECASE)
-"""What in the name of a file says whom it shows, as ID07 in `cam1_ID07_0001.jpg`."""
+_PERSON = re.compile(
+    r"(?<![^\W_])(?:identity|id|people|person|subj|subject|user|participant|patient|pid)[ _-]?(\d+)", re.IGNORECASE
+)
+"""What says in the name of a file whom it shows."""
+_MANY = 20
+"""Images a folder, in the mean, from which on few folders seem to be cameras or days whose files say whom they show."""
 _WORDS = 10
 """Words that begin files in folder after folder, and are more than the views that a person is taken from."""
 _FEW = 3
@@ -36,18 +45,25 @@ def doubts(folder: Folder) -> list[str]:
         name, _, file_name = file.partition("/")
         files.setdefault(name, []).append(file_name)
     mixed = {name: people for name, file_names in files.items() if (people := _people(name, file_names))}
+    if not mixed and len(folder.files) >= _MANY * len(files):
+        mixed = {name: people for name, file_names in files.items() if (people := _people(name, file_names, True))}
+        if len({person for people in mixed.values() for person in people}) <= len(files):  # each folder counts anew
+            mixed = {}
     if mixed and 10 * len(mixed) >= len(files):
         name, people = next(iter(mixed.items()))
         return [
             f"{several(len(mixed), 'folder')} of {len(files):,} {'holds' if len(mixed) == 1 else 'hold'} files called "
             f"after several people, as {name} those of {first_few(people)}: put the images of each person into a folder"
         ]
-    parts = [name for name in folder.names if _is_part(name)]
+    numbers = [name for name in folder.names if re.fullmatch(r"\d{8}", name)]
+    dates = {name for name in folder.names if _DATE.match(name)}
+    dates -= set() if dates.issuperset(numbers) else set(numbers)  # people's numbers, of which some could be days
+    parts = [name for name in folder.names if name in dates or _is_part(name)]
     if len(parts) > 1 or 5 * len(parts) > len(folder.names):
-        are = "identity is called as a part" if len(parts) == 1 else "identities are called as parts"
+        are = "identity is called" if len(parts) == 1 else "identities are called"
         return [
-            f"{len(parts):,} {are} of a set, a camera or a date, and not as a person is ({first_few(parts)}): "
-            "if several people are in there, give each a folder beside the others"
+            f"{len(parts):,} {are} as a part of a set, a camera, a session or a day, and not as a person is "
+            f"({first_few(parts)}): if several people are in there, give each a folder beside the others"
         ]
     if people := _recurring(files):
         return [
@@ -91,23 +107,23 @@ def _lead(file: str) -> tuple[str, str]:
 
 
 def _is_part(name: str) -> bool:
-    """Whether a folder's name is a date, or made of what parts and views of a set are called."""
-    if _DATE.fullmatch(name):
-        return True
+    """Whether a folder's name is made of what parts, views, cameras and sessions are called."""
     words = re.findall(r"[^\W\d_]+", name.lower())
+    if _CAMERA.fullmatch(name):
+        return True
     return bool(words) and (_NUMBERED if re.search(r"\d", name) else _PART_NAMES).issuperset(words)
 
 
-def _people(name: str, files: Iterable[str]) -> list[str]:
+def _people(name: str, files: Iterable[str], anywhere: bool = False) -> list[str]:
     """Who the files in the folder of this name are called after, where these are several and not the folder's own.
 
     `Ann_Lee_0003.jpg` is called after Ann_Lee; `017_frontal_02.jpg` after 017, if others are as well; `person01_1.jpg`
-    after person01.
+    after person01, and if `anywhere` is set, so is `IMG_person01_1.jpg`.
     """
     folder_words, total = _words(name), 0
     full_names, numbered, persons = (collections.Counter[str]() for _ in range(3))
     for file in files:
-        if person := _PERSON.search(file):
+        if person := _PERSON.search(file) if anywhere else _PERSON.match(file):
             persons[person[0]] += int(person[1]) not in [int(word) for word in re.findall(r"[0-9]+", name)]
         words = _words(os.path.splitext(file)[0])
         while len(words) > 1 and words[-1].isdecimal():
