@@ -116,7 +116,7 @@ def align(
     ] = 40,
     min_sharpness: Annotated[
         float, typer.Option(help="Detail of a face, at least: report.html has the figures of what was left out.")
-    ] = 0.006,
+    ] = 0.005,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

@@ -19,7 +19,7 @@ from coalface.cli import main
 from coalface.core.errors import DataError
 from coalface.data.align import TEMPLATE, align
 from coalface.data.detection import Face
-from coalface.data.photographs import Limits
+from coalface.data.photographs import LIMITS, Limits, sharpness
 from coalface.data.readers.landmarks import read_landmarks
 from coalface.data.readers.layouts import read_lists, recognise
 from coalface.data.readers.pack import read_pack, write_pack
@@ -108,6 +108,13 @@ def test_whatever_gives_no_face_is_left_out_with_the_reason(tmp_path: Path) -> N
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("data:image/jpeg;base64,") == 5 and "http" not in page.replace("http-equiv", "")
     assert "Do not pass it on" in page and "\x1b" not in page and str(tmp_path) not in page
+
+
+def test_rounding_to_grey_levels_is_no_detail() -> None:
+    y, x = np.mgrid[:112, :112]
+    shade = np.rint(100 + 12 * np.sin(x / 40) * np.cos(y / 40)).astype(np.uint8)
+    laplacian = cv2.Laplacian(shade[36:100, 24:88].astype(float), cv2.CV_64F)
+    assert laplacian.var() / shade[36:100, 24:88].var() > LIMITS.sharpness > 3 * sharpness(shade)
 
 
 def test_the_largest_central_face_is_taken_and_all_have_numbers(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def _photograph(
     if broken:
         return Aligned(*none, (LeftOut("damaged", f"its name {broken}; rename it"),))
     if not path.name.lower().endswith(SUFFIXES):
-        return Aligned(*none, (LeftOut("not an image", path.suffix[:20]),))
+        return Aligned(*none, (LeftOut("not an image"),))
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return Aligned(*none, (LeftOut("not an image", "a pipe or a device"),))

@@ -59,7 +59,7 @@ def write_page(
         "outside": f"cut off: more than {limits.get('outside', 0):.0%} of that square, or a landmark, "
         "outside the photograph",
         "sharpness": f"blurred: sharpness below {limits.get('sharpness', 0):g} (variance of the Laplacian over that of "
-        "the grey levels)",
+        "the grey levels, smoothed by a pixel)",
         "rival": f"two faces: the second at least {limits.get('rival', 0):g} as prominent (side × (1 − distance from "
         "the middle)) as the first",
     }
