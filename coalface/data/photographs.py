@@ -167,8 +167,7 @@ def _problem(image: NDArray[np.uint8], face: Face, limits: Limits) -> LeftOut | 
 def sharpness(face: NDArray[np.uint8]) -> float:
     """Variance of the Laplacian over that of the grey levels, from the brows to the mouth of a face of 112×112.
 
-    The face is smoothed by one pixel before: else the rounding to 256 levels alone would give a face without detail more
-    than many a sharp one has.
+    The face is smoothed by one pixel before: else the rounding to 256 levels would count as detail, and hide a blur.
     """
     grey = face if face.ndim == 2 else cv2.cvtColor(face, cv2.COLOR_RGB2GRAY)
     centre = cv2.GaussianBlur(np.asarray(grey, np.float64), (0, 0), 1)[36:100, 24:88]
