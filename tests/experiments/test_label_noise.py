@@ -39,7 +39,7 @@ def embedded() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1])
-def test_of_synthetic_faces_under_wrong_names_nearly_all_are_found_and_few_others(
+def test_of_synthetic_faces_under_wrong_names_most_are_found_and_few_others(
     embedded: tuple[NDArray[np.float32], NDArray[np.int64]], share: float
 ) -> None:
     embeddings, people = embedded
@@ -48,7 +48,7 @@ def test_of_synthetic_faces_under_wrong_names_nearly_all_are_found_and_few_other
     labels[wrong] = (labels[wrong] + rng.integers(1, 30, len(wrong))) % 30
     rows = suspects(embeddings, labels)
     right = {row for row, *_ in rows} & set(wrong.tolist())
-    assert len(right) >= 0.9 * len(wrong) and len(right) >= 0.8 * len(rows)
+    assert len(right) >= 0.75 * len(wrong) and len(right) >= 0.9 * len(rows)
     assert sum(nearer == people[row] for row, _, nearer, _ in rows if row in right) >= 0.9 * len(right)
     assert [own - other for _, own, _, other in rows] == sorted(own - other for _, own, _, other in rows)
 
