@@ -39,7 +39,7 @@ def embedded() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1])
-def test_of_synthetic_faces_under_wrong_names_nearly_all_are_found_and_few_others(
+def test_of_synthetic_faces_under_wrong_names_most_are_found_and_few_others(
     embedded: tuple[NDArray[np.float32], NDArray[np.int64]], share: float
 ) -> None:
     embeddings, people = embedded
@@ -48,27 +48,29 @@ def test_of_synthetic_faces_under_wrong_names_nearly_all_are_found_and_few_other
     labels[wrong] = (labels[wrong] + rng.integers(1, 30, len(wrong))) % 30
     rows = suspects(embeddings, labels)
     right = {row for row, *_ in rows} & set(wrong.tolist())
-    assert len(right) >= 0.9 * len(wrong) and len(right) >= 0.8 * len(rows)
+    assert len(right) >= 0.75 * len(wrong) and len(right) >= 0.9 * len(rows)
     assert sum(nearer == people[row] for row, _, nearer, _ in rows if row in right) >= 0.9 * len(right)
     assert [own - other for _, own, _, other in rows] == sorted(own - other for _, own, _, other in rows)
 
 
 def test_it_is_a_naive_loop_over_centres_that_leave_the_image_itself_out() -> None:
     rng = np.random.default_rng(1)
-    embeddings, labels = unit(rng.normal(size=(60, 4))), rng.integers(0, 12, 60)
+    embeddings, labels = unit(rng.normal(size=(120, 4))), rng.integers(0, 20, 120)
+    labels[:5] = 20  # of one identity there are few
+    labels[2:5] = 21
+
+    def cosine(i: int, identity: int) -> float:
+        centre = embeddings[[j for j in range(120) if labels[j] == identity and j != i]].sum(axis=0)
+        return float(embeddings[i] @ centre / np.linalg.norm(centre))
+
+    identities = [identity for identity in set(labels.tolist()) if (labels == identity).sum() >= LEAST]
+    of = {k: sorted(cosine(i, k) for i in np.flatnonzero(labels == k).tolist()) for k in identities}
     expected = {}
-    for i in range(60):
-        cosines = {}
-        for identity in range(12):
-            if (labels == identity).sum() >= LEAST:
-                rows = [j for j in range(60) if labels[j] == identity and j != i]
-                centre = embeddings[rows].sum(axis=0)
-                cosines[identity] = float(embeddings[i] @ centre / np.linalg.norm(centre))
-        if labels[i] in cosines:
-            own = cosines.pop(labels[i])
-            nearest = max(cosines, key=lambda identity: cosines[identity])
-            if cosines[nearest] >= own + MARGIN:
-                expected[i] = (own, nearest, cosines[nearest])
+    for i in np.flatnonzero(np.isin(labels, identities)).tolist():
+        own = cosine(i, labels[i])
+        other, nearest = max((cosine(i, k), k) for k in identities if k != labels[i])
+        if other >= own + MARGIN and other >= of[nearest][(len(of[nearest]) - 1) // 10]:
+            expected[i] = (own, nearest, other)
     rows = {i: (own, nearest, other) for i, own, nearest, other in suspects(embeddings, labels)}
     assert expected and rows.keys() == expected.keys()
     assert all(rows[i] == pytest.approx(expected[i], abs=1e-5) for i in rows)

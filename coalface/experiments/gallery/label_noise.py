@@ -86,11 +86,12 @@ def find_label_noise(model: FaceModel, store: Store, show: Show = QUIET) -> Labe
 def suspects(
     embeddings: NDArray[np.float32], labels: NDArray[np.int64], margin: float = MARGIN
 ) -> list[tuple[int, float, int, float]]:
-    """Images nearer to another identity's centre than to their own, by `margin` at least, the worst first.
+    """Images that another identity's centre is nearer to than their own, the worst first.
 
     (image, cosine with its own centre, the other identity, cosine with its centre). A centre is the direction of the
-    sum of an identity's unit `embeddings` (n, d); an image's own leaves the image itself out. Identities with fewer
-    than `LEAST` images are passed over, also as others.
+    sum of an identity's unit `embeddings` (n, d); an image's own leaves the image itself out. The other cosine is
+    greater by `margin` at least, and as great as those of a tenth of the other's own images: one that is far from all
+    is a bad photograph. Identities with fewer than `LEAST` images are passed over, also as others.
     """
     return sorted(_suspects(embeddings, labels, margin), key=lambda row: row[1] - row[3])
 
@@ -105,18 +106,25 @@ def _suspects(
     place = np.full(len(counts), -1)
     place[identities] = np.arange(len(identities))
     images = np.flatnonzero(place[labels] >= 0)
+    of, vectors = place[labels[images]], embeddings[images]
     sums = np.zeros((len(identities), embeddings.shape[1]), dtype=np.float32)
-    np.add.at(sums, place[labels[images]], embeddings[images])
+    np.add.at(sums, of, vectors)
+    to_own = np.einsum("nd,nd->n", vectors, _unit(sums[of] - vectors))
+    by_identity = to_own[np.lexsort((to_own, of))]
+    sizes = counts[identities]
+    usual = by_identity[np.cumsum(sizes) - sizes + (sizes - 1) // 10]  # what nine of ten of its images reach
     centres = _unit(sums)
-    for rows in np.array_split(images, max(1, -(-len(images) // _ROWS))):
-        own, each = place[labels[rows]], np.arange(len(rows))
-        cosines = embeddings[rows] @ centres.T
-        to_own = np.einsum("nd,nd->n", embeddings[rows], _unit(sums[own] - embeddings[rows]))
-        cosines[each, own] = -np.inf
+    for start in range(0, len(images), _ROWS):
+        rows = slice(start, start + _ROWS)
+        cosines = vectors[rows] @ centres.T
+        every = np.arange(len(cosines))
+        cosines[every, of[rows]] = -np.inf
         nearest = cosines.argmax(axis=1)
-        nearest_cosines = cosines[each, nearest]
-        for i in np.flatnonzero(nearest_cosines >= to_own + margin).tolist():
-            yield int(rows[i]), float(to_own[i]), int(identities[nearest[i]]), float(nearest_cosines[i])
+        nearest_cosines = cosines[every, nearest]
+        is_suspect = (nearest_cosines >= to_own[rows] + margin) & (nearest_cosines >= usual[nearest])
+        for i in np.flatnonzero(is_suspect).tolist():
+            other = int(identities[nearest[i]])
+            yield int(images[start + i]), float(to_own[start + i]), other, float(nearest_cosines[i])
 
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
