@@ -16,7 +16,7 @@ from coalface.data.tools.convert import Pairs, convert
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.sweep.grid import Cell, grid
+from coalface.experiments.sweep.grid import grid
 
 TINY = ["model.name=cnn-small", "model.embedding_size=16", "data.size=32", "engine.device=cpu", "engine.threads=1"]
 PRETRAINED = [
@@ -74,27 +74,64 @@ def summary(recipe: Recipe, out: Path) -> dict[str, Any]:
     return summary
 
 
-def cells(name: str) -> list[Cell]:
-    path = Path(name)
-    return grid(path.parent / "sweeps" / path.name, [])
+RECIPES = [
+    ("one-identity/paper-fedfv", {"lfw", "cfp", "agedb"}, 12),
+    ("one-identity/paper-fedface", {"lfw"}, 5),
+    ("uda/paper-s", {"african", "caucasian"}, 2),
+    ("uda/paper-l", {"african", "caucasian"}, 2),
+    pytest.param("joint/paper", set(), 3, marks=(pytest.mark.slow, pytest.mark.ci)),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.ci
-@pytest.mark.parametrize(
-    ("name", "lists", "parties"),
-    [
-        ("one-identity/paper-fedfv", {"lfw", "cfp", "agedb"}, 12),
-        ("one-identity/paper-fedface", {"lfw"}, 5),
-        ("uda/paper-s", {"african", "caucasian"}, 2),
-        ("uda/paper-l", {"african", "caucasian"}, 2),
-        ("joint/paper", set(), 3),
-    ],
-)
+@pytest.mark.parametrize(("name", "lists", "parties"), RECIPES)
 def test_the_recipe_of_a_paper_runs(root: Path, tmp_path: Path, name: str, lists: set[str], parties: int) -> None:
-    found = summary(loader.load(name, changes(name, root)), tmp_path / "run")
-    assert found["rounds"] >= 2
-    assert set(found.get("figures", {})) == lists
-    assert len([party for party in found["parties"] if party["role"].startswith("trainer")]) == parties
+    run = summary(loader.load(name, changes(name, root)), tmp_path / "run")
+    assert set(run.get("figures", {})) == lists
+    assert len([party for party in run["parties"] if party["role"].startswith("trainer")]) == parties
     if name == "joint/paper":
-        assert set(found["personalised"]) >= {"start", "shared", "own", "branch"}
+        assert set(run["personalised"]) >= {"start", "shared", "own", "branch"}
+
+
+STEPS = ["rounds=2", *ALONE, "local.total_steps=4", "local.lr_milestones=[2]"]
+CELLS = [
+    ("one-identity/paper-fedfv", {"method": "centralized"}, STEPS),
+    ("one-identity/paper-fedface", {"name": "FedAvg by clients"}, [
+        "rounds=2", "engine.client_batch=0", "local.batch_size=8", "data.private.identities=12", "data.partition.parties=4",
+    ]),
+    ("uda/paper-s", {"name": "bounds"}, STEPS),
+    ("uda/paper-l", {"name": "source-only"}, STEPS),
+    ("joint/paper", {"name": "100 clients central"}, [*STEPS, "data.private.assigned=4", "data.partition.parties=2"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "wanted", "cuts"), CELLS)
+def test_a_cell_of_a_papers_sweep_runs(
+    root: Path, tmp_path: Path, name: str, wanted: dict[str, str], cuts: list[str]
+) -> None:
+    path = Path(name)
+    axes = next(
+        axes for axes in loader.read(path.parent / "sweeps" / path.name)["grids"] if wanted.items() <= axes.items()
+    )
+    first = {key: value[0] if isinstance(value, list) else value for key, value in axes.items()}
+    cut = [change for change in changes(name, root) if "pretrain" not in first or change not in PRETRAINED]
+    recipe = loader.load(name, [*cut, *(f"{key}={json.dumps(value)}" for key, value in first.items()), *cuts])
+    assert recipe.method == first.get("method", recipe.method)
+    assert summary(recipe, tmp_path / "run")["rounds"] == 2
+
+
+def test_fedfvs_learning_rate_falls_after_the_papers_rounds() -> None:
+    recipe = loader.load("one-identity/paper-fedfv")
+    rates = [recipe.local.lr_at(round_, recipe.rounds) for round_ in (1, 10_000, 10_001, 13_000, 13_001, 15_000)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+@pytest.mark.parametrize(
+    ("name", "cells"),
+    [
+        ("one-identity/paper-fedfv", 17), ("one-identity/paper-fedface", 13), ("uda/paper-s", 23), ("uda/paper-l", 23),
+        ("joint/paper", 24),
+    ],
+)  # fmt: skip
+def test_every_cell_of_a_papers_sweep_is_a_recipe(name: str, cells: int) -> None:
+    path = Path(name)
+    assert len(grid(path.parent / "sweeps" / path.name, [])) == cells
