@@ -1,4 +1,4 @@
-"""The settings of the papers on one identity a client, adaptation and public images, on tiny sets of the same layouts."""
+"""The papers' settings of one identity a client, adaptation and public images run, on tiny sets of the same layouts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.sweep.grid import grid
 
 TINY = ["model.name=cnn-small", "model.embedding_size=16", "data.size=32", "engine.device=cpu", "engine.threads=1"]
-PRETRAINED = [
-    "pretrain.local={steps_per_round: 2, total_steps: 4, batch_size: 8}", "pretrain.rounds=2",
-]  # fmt: skip
+PRETRAINED = ["pretrain.local={steps_per_round: 2, total_steps: 4, batch_size: 8}", "pretrain.rounds=2"]
 ALONE = ["local.steps_per_round=2", "local.batch_size=8"]
 CUT: dict[str, list[str]] = {
     "one-identity/paper-fedfv": [
@@ -96,7 +94,8 @@ STEPS = ["rounds=2", *ALONE, "local.total_steps=4", "local.lr_milestones=[2]"]
 CELLS = [
     ("one-identity/paper-fedfv", {"method": "centralized"}, STEPS),
     ("one-identity/paper-fedface", {"name": "FedAvg by clients"}, [
-        "rounds=2", "engine.client_batch=0", "local.batch_size=8", "data.private.identities=12", "data.partition.parties=4",
+        "rounds=2", "engine.client_batch=0", "local.batch_size=8", "data.private.identities=12",
+        "data.partition.parties=4",
     ]),
     ("uda/paper-s", {"name": "bounds"}, STEPS),
     ("uda/paper-l", {"name": "source-only"}, STEPS),
