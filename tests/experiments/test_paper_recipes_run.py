@@ -66,8 +66,14 @@ def changes(name: str, root: Path) -> list[str]:
     return [*TINY, *CUT[name], f"data.root={root}"]
 
 
+def sweep(name: str) -> Path:
+    return Path(name).parent / "sweeps" / Path(name).name
+
+
 def summary(recipe: Recipe, out: Path) -> dict[str, Any]:
-    experiment.run(recipe, out, Silent(), report=False)
+    view = Silent()
+    experiment.run(recipe, out, view, report=False)
+    assert not any("nothing will be evaluated" in note for note in view.notes)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
     return summary
 
@@ -107,10 +113,7 @@ CELLS = [
 def test_a_cell_of_a_papers_sweep_runs(
     root: Path, tmp_path: Path, name: str, wanted: dict[str, str], cuts: list[str]
 ) -> None:
-    path = Path(name)
-    axes = next(
-        axes for axes in loader.read(path.parent / "sweeps" / path.name)["grids"] if wanted.items() <= axes.items()
-    )
+    axes = next(axes for axes in loader.read(sweep(name))["grids"] if wanted.items() <= axes.items())
     first = {key: value[0] if isinstance(value, list) else value for key, value in axes.items()}
     cut = [change for change in changes(name, root) if "pretrain" not in first or change not in PRETRAINED]
     recipe = loader.load(name, [*cut, *(f"{key}={json.dumps(value)}" for key, value in first.items()), *cuts])
@@ -132,5 +135,4 @@ def test_fedfvs_learning_rate_falls_after_the_papers_rounds() -> None:
     ],
 )  # fmt: skip
 def test_every_cell_of_a_papers_sweep_is_a_recipe(name: str, cells: int) -> None:
-    path = Path(name)
-    assert len(grid(path.parent / "sweeps" / path.name, [])) == cells
+    assert len(grid(sweep(name), [])) == cells
