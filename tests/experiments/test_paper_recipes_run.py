@@ -71,9 +71,7 @@ def sweep(name: str) -> Path:
 
 
 def summary(recipe: Recipe, out: Path) -> dict[str, Any]:
-    view = Silent()
-    experiment.run(recipe, out, view, report=False)
-    assert not any("nothing will be evaluated" in note for note in view.notes)
+    experiment.run(recipe, out, Silent(), report=False)
     summary: dict[str, Any] = json.loads((out / "summary.json").read_text())
     return summary
 
