@@ -15,7 +15,9 @@ from coalface.data.stores import open_store
 from coalface.data.tools.convert import Pairs, convert
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
+from coalface.experiments.recipe.included import FOLDER
 from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.sweep.differences import baseline_of
 from coalface.experiments.sweep.grid import grid
 
 TINY = ["model.name=cnn-small", "model.embedding_size=16", "data.size=32", "engine.device=cpu", "engine.threads=1"]
@@ -126,11 +128,18 @@ def test_fedfvs_learning_rate_falls_after_the_papers_rounds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "cells"),
+    ("name", "count", "baselines"),
     [
-        ("one-identity/paper-fedfv", 17), ("one-identity/paper-fedface", 13), ("uda/paper-s", 23), ("uda/paper-l", 23),
-        ("joint/paper", 24),
+        ("one-identity/paper-fedfv", 17, ["method=fedfv", "method=centralized"]),
+        ("one-identity/paper-fedface", 13, ["fedface"]),
+        ("uda/paper-s", 23, ["method=fedfr-uda", "source-only"]),
+        ("uda/paper-l", 23, ["method=fedfr-uda", "source-only"]),
+        ("joint/paper", 24, ["FedFR", "FedAvg"]),
     ],
-)  # fmt: skip
-def test_every_cell_of_a_papers_sweep_is_a_recipe(name: str, cells: int) -> None:
-    assert len(grid(sweep(name), [])) == cells
+)
+def test_every_cell_of_a_papers_sweep_is_a_recipe(name: str, count: int, baselines: list[str]) -> None:
+    settings = [cell.setting for cell in grid(sweep(name), [])]
+    assert len(set(settings)) == len(settings) == count
+    assert [baseline_of(settings, baseline) for baseline in baselines] == baselines
+    head = (FOLDER / sweep(name)).with_suffix(".yaml").read_text(encoding="utf-8")
+    assert all(f"--baseline {baseline}" in head for baseline in baselines)
