@@ -1,7 +1,8 @@
-"""Small sets in the layouts of the field's data sets, every image the same face."""
+"""Small sets in the layouts of the field's data sets, every image the same face, and folders of drawn people."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import cv2
@@ -10,6 +11,16 @@ from coalface.data.readers.layouts import RACES
 from coalface.data.synthetic.generator import SyntheticFaces
 
 FACE = cv2.imencode(".jpg", SyntheticFaces(1, 1, seed=2, size=16, grey=False).generate().pixels[0])[1].tobytes()
+
+
+def people(folder: Path, names: Sequence[str], images: int, first: int = 0, file: str = "{:04}.png") -> Path:
+    """Identity folders of synthetic faces, other people from another `first` on; `file` may have a {name}."""
+    source = SyntheticFaces(len(names), images, 0, size=32, grey=False, first=first)
+    for i, (label, pixels) in enumerate(zip(source.labels.tolist(), source.images(size=32, grey=False), strict=True)):
+        path = folder / names[label] / file.format(1 + i % images, name=names[label])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(cv2.imencode(".png", pixels[:, :, ::-1])[1]))
+    return folder
 
 
 def put(root: Path, *files: str) -> None:

@@ -180,7 +180,7 @@ def describe(recipe: Recipe) -> str:
     lines += passed_over
     if not recipe.starts_trained and (wrong := recipe.build_method().untrained()):
         lines.append(wrong)
-    if not recipe.evaluation.pairs:
+    if not recipe.evaluation.pairs and recipe.test is None:
         lines.append(NOTHING_EVALUATED)
     return "\n".join(lines)
 

@@ -94,7 +94,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
     callback.doing(f"reading the images{', and computing what the teacher gives for them' * parts.method.taught}")
     data, method, notes = parts.data, parts.method, []
     numerics, evaluators = parts.numerics(parts.client_batch), make_evaluators(parts)
-    if not parts.pairs:
+    if not parts.pairs and recipe.test is None:
         notes.append(preflight.NOTHING_EVALUATED)
     if not recipe.starts_trained and (wrong := method.untrained()):
         notes.append(wrong)

@@ -44,7 +44,9 @@ PRESETS = {
     "paper": Spreading(margin=0.7, step=0.01),  # v is not in the text; 0.01 is λη
     "official": Spreading(margin=0.7, step=0.01, steps=10, momentum=0.9, reduce="mean", tangent=True),
 }
-"""The constants of the server's step: the text's, and those of the code that its authors published."""
+"""The constants of the server's step: the text's, and those of the code that its authors published.
+
+In that code a client's w_i is a placeholder without a gradient; here it is trained, as Algorithm 1 has it."""
 
 
 @message

@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import cv2
 import pytest
+from field_layouts import people
 from tinyruns import Silent
 
 from coalface.core.method import generator
 from coalface.data.stores import open_store
-from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.data.tools.convert import Pairs, convert
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
@@ -30,26 +29,17 @@ SMALL = [
 ]  # fmt: skip
 
 
-def people(root: Path, name: str, first: int, identities: int, images: int = 4) -> Path:
-    """Identity folders of synthetic faces."""
-    source = SyntheticFaces(identities, images, 0, size=32, grey=False, first=first)
-    for i, (label, pixels) in enumerate(zip(source.labels.tolist(), source.images(size=32, grey=False), strict=True)):
-        path = root / "made" / name / f"{name}-{label}" / f"{i:04d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes(cv2.imencode(".png", pixels[:, :, ::-1])[1]))
-    return root / "made" / name
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data root with the names that the recipes give."""
     root = tmp_path_factory.mktemp("sets")
     for number, name in enumerate(("faces_emore", "faces_glintasia", "faces_vgg_112x112")):
-        convert(open_store(people(root, name, 100 * number, 8)), root / name, "rec")
+        made = people(root / "made" / name, [f"{name}-{n}" for n in range(8)], 4, first=100 * number)
+        convert(open_store(made), root / name, "rec")
     (root / "lists").mkdir()
     for number, name in enumerate(("lfw", "cplfw", "calfw", "cfp_fp", "agedb_30")):
         pairs = Pairs(draw=20, rng=generator(number))
-        folder = people(root, name, 1000 + 100 * number, 6)
+        folder = people(root / "made" / name, [f"{name}-{n}" for n in range(6)], 4, first=1000 + 100 * number)
         convert(open_store(folder), root / "lists" / f"{name}.bin", "bin", pairs=pairs)
     return root
 

@@ -82,6 +82,13 @@ def test_identities_with_few_images_are_left_out(root: Path) -> None:
     assert "Dan" in splits.split(on_folder(root, min_images=1)).train.names
 
 
+def test_an_identity_counts_as_many_images_as_are_taken(root: Path) -> None:
+    all_images, few = (splits.split(on_folder(root, **changes)).train for changes in ({}, {"max_images": 2}))
+    assert few.names == all_images.names and set(few.counts()) == {2}
+    first = [row for label in range(len(few.names)) for row in all_images.rows[all_images.labels == label][:2]]
+    assert sorted(few.rows) == sorted(first)
+
+
 def test_nothing_left_to_train_on_says_what_to_lower(root: Path) -> None:
     with pytest.raises(RecipeError, match="no image is left to train on; lower data.min_images"):
         splits.split(on_folder(root, min_images=5))
@@ -262,6 +269,20 @@ def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others(
         splits.split(tiny(data={**data, "scenario": "private-public", "private": {"identities": 900, "min_images": 3}}))
     with pytest.raises(RecipeError, match=r"data.side: not a key of data.scenario=silos .private-public, "):
         tiny(data={"side": "public"})
+
+
+def test_fewer_of_the_others_are_public_and_the_rest_is_nobodys() -> None:
+    def people(side: str, **private: int) -> set[str]:
+        method = "fedavg" if side == "private" else "centralized"
+        data = {"scenario": "private-public", "private": {"identities": 3, **private}, "side": side}
+        return set(splits.split(tiny(method=method, data=data)).train.names)
+
+    private, public = people("private", public=2), people("public", public=2)
+    assert len(private) == 3 and len(public) == 2 and public < people("public")
+    assert private == people("private") and people("both", public=2) == private | public
+    with pytest.raises(RecipeError) as error:
+        people("public", public=6)
+    assert error.value.where == "data.private.public"
 
 
 def test_fewer_of_the_private_people_are_dealt_and_the_rest_is_nobodys() -> None:

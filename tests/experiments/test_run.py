@@ -282,6 +282,9 @@ def test_a_run_without_lists_says_that_nothing_is_evaluated(tmp_path: Path) -> N
     tree = {**tiny(rounds=1).model_dump(mode="json"), "evaluation": {}}
     out = experiment.run(loader.parse(tree), tmp_path / "run", view)
     assert any("evaluation.pairs is empty" in note and "hold_out=" in note for note in view.notes)
+    of_clients = Silent()  # its own people are evaluated all the same
+    experiment.run(loader.parse(loader.merged(tree, {"data": {"test": {"images": 1}}})), tmp_path / "own", of_clients)
+    assert not any("evaluation.pairs is empty" in note for note in of_clients.notes)
     assert summary(out)["figures"] == {}
     assert "This run has not been evaluated yet." in (out / "report.html").read_text(encoding="utf-8")
 

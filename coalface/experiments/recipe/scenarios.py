@@ -39,6 +39,8 @@ class Private(Section):
     """So many of them, drawn by a fixed seed."""
     min_images: int = 1
     """From those with so many images or more."""
+    public: int | None = Field(None, ge=1)
+    """So many of the other identities are public, drawn by a fixed seed, and nobody's the rest; None: all."""
     assigned: int | None = Field(None, ge=1)
     """The parties hold only so many of them, and nobody the rest; None, or all of them: all."""
 
@@ -116,6 +118,8 @@ class Assigned(OfFaces, Tested):
 
     max_identities: int | None = None
     """Take only so many identities, drawn by the partition's seed."""
+    max_images: int | None = Field(None, ge=1)
+    """Take only so many images of an identity, its first; None: all."""
     hold_out: int = 0
     """Identities set aside for evaluation, drawn by a fixed seed; of joined faces, of each part in proportion."""
 

@@ -14,7 +14,7 @@ from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.data.held_back import hold_back
 from coalface.data.pairs import named_identities
-from coalface.data.partition import hold_out, minimum_images, shares, without
+from coalface.data.partition import first_images, hold_out, minimum_images, shares, without
 from coalface.data.partition_file import PartitionFile, read_partition
 from coalface.experiments.recipe.own_data import pretraining_data
 from coalface.experiments.recipe.partitions import FromFile
@@ -63,6 +63,8 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
     data = recipe.data
     everybody, listed = _opened(recipe, packing), partition_file(recipe)
     faces = minimum_images(without(everybody, _excluded(recipe)), data.min_images)
+    if isinstance(data, Assigned) and data.max_images is not None:
+        faces = first_images(faces, data.max_images)
     held = calibration = faces.only([])
     if isinstance(data, Domains):
         faces, held, calibration = domains.split_domains(recipe, data, faces)
@@ -94,7 +96,7 @@ def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
     if private is not None:
         drawn = _drawn(faces, private)
         everyone = np.arange(len(faces.names))
-        public, of_parties = np.isin(everyone, drawn, invert=True), np.isin(everyone, drawn[: private.assigned])
+        public, of_parties = _public(faces, private, drawn), np.isin(everyone, drawn[: private.assigned])
         chosen = {"public": public, "both": public | of_parties}.get(side or "", of_parties)
         faces = faces.only(np.flatnonzero(chosen))
     if isinstance(data, Assigned) and data.max_identities is not None and data.max_identities < len(faces.names):
@@ -193,6 +195,20 @@ def _drawn(faces: FaceSet, private: Private) -> NDArray[np.int64]:
             where="data.private.identities",
         )
     return generator(SPLIT_SEED, "private").permutation(eligible)[: private.identities]
+
+
+def _public(faces: FaceSet, private: Private, drawn: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """(k,) who is public, of those who are not `drawn`."""
+    others = np.setdiff1d(np.arange(len(faces.names)), drawn)
+    if private.public is not None:
+        if len(others) < private.public:
+            raise RecipeError(
+                f"{private.public:,} identities, and {len(others):,} are not private; lower it, or "
+                "data.private.identities",
+                where="data.private.public",
+            )
+        others = generator(SPLIT_SEED, "public").permutation(others)[: private.public]
+    return np.isin(np.arange(len(faces.names)), others)
 
 
 def _held_out(faces: FaceSet, count: int, parts: tuple[str, ...]) -> tuple[FaceSet, FaceSet]:

@@ -74,6 +74,17 @@ def shares(public: Mapping[str, Any] | None) -> dict[str, float]:
 def clients_of(recipe: Recipe) -> str:
     """What decides who a run's clients are, and how well they are served is evaluated by."""
     data, evaluation = recipe.data.model_dump(mode="json"), recipe.evaluation.model_dump(mode="json")
-    keys = ("faces", "min_images", "exclude", "max_identities", "private", "hold_out", "scenario", "partition", "test")
+    keys = (
+        "faces",
+        "min_images",
+        "max_images",
+        "exclude",
+        "max_identities",
+        "private",
+        "hold_out",
+        "scenario",
+        "partition",
+        "test",
+    )
     public = recipe.side == "public"  # other people altogether; a method that pools both sides has the same clients
     return json.dumps([{key: data.get(key) for key in keys}, evaluation["personalised"], public], sort_keys=True)
