@@ -66,7 +66,7 @@ def test_a_figure_has_its_unit_and_its_interval_wherever_it_is_shown(
     summary, run = names["run"].summary, names["run"].path
     assert summary["own_figures"]["gap"]["unit"]["name"] == "cosine"
     runs = [run, Path("runs/longer")]
-    difference, low, high = intervals(runs)[runs[1], "unseen/gap"]
+    difference, low, high, _ = intervals(runs)[runs[1], "unseen/gap"]
     first, second = (json.loads((path / "summary.json").read_text())["figures"]["unseen"]["gap"] for path in runs)
     assert difference == pytest.approx(second - first) and low < difference < high
     assert "unseen gap (cosine)" in (run / "report.html").read_text()
