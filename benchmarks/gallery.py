@@ -7,8 +7,8 @@ a person.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -57,4 +57,6 @@ def main(people: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 100_000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("people", type=int, nargs="?", default=100_000)
+    main(parser.parse_args().people)

@@ -103,8 +103,10 @@ class Peer:
 
         def sample() -> None:
             nonlocal peak
-            while not over.wait(0.05):
+            while True:
                 peak = max(peak, sum(anonymous(process.pid) for process in self.processes()))
+                if over.wait(0.05):
+                    return
 
         sampler = threading.Thread(target=sample)
         sampler.start()

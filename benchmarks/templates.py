@@ -12,7 +12,7 @@ pairs and images, or is the share of MegaFace's 100,000 probes.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +144,9 @@ def distractors(share: float) -> None:
 
 
 if __name__ == "__main__":
-    measure, share = (distractors, 0.1) if sys.argv[1:2] == ["megaface"] else (templates, 1.0)
-    shares = [float(word) for word in sys.argv[1:] if word != "megaface"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="[megaface] [SHARE]")
+    words = parser.parse_args().words
+    measure, share = (distractors, 0.1) if words[:1] == ["megaface"] else (templates, 1.0)
+    shares = [float(word) for word in words if word != "megaface"]
     measure(*(shares or [share]))
