@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 
-def linear_graph(matrix: np.ndarray, size: int) -> bytes:
-    """An ONNX file: y = flatten(x) M, for x (1, 3, size, size)."""
+def linear_graph(matrix: np.ndarray, size: int, outputs: str = "y") -> bytes:
+    """An ONNX file: y = flatten(x) M, for x (1, 3, size, size), as each of the outputs."""
 
     def field(number: int, value: bytes | str | int) -> bytes:
         if isinstance(value, int):
@@ -26,6 +26,8 @@ def linear_graph(matrix: np.ndarray, size: int) -> bytes:
         return b"".join(field(1, name) for name in inputs) + field(2, output) + field(3, output) + field(4, kind)
 
     tensor = b"".join(field(1, dim) for dim in matrix.shape) + field(2, 1) + field(8, "m") + field(9, matrix.tobytes())
-    graph = field(1, node("Flatten", ["x"], "f")) + field(1, node("MatMul", ["f", "m"], "y")) + field(2, "linear")
-    graph += field(5, tensor) + field(11, value("x", 1, 3, size, size)) + field(12, value("y", 1, matrix.shape[1]))
+    graph = field(1, node("Flatten", ["x"], "f")) + field(2, "linear")
+    graph += b"".join(field(1, node("MatMul", ["f", "m"], output)) for output in outputs)
+    graph += field(5, tensor) + field(11, value("x", 1, 3, size, size))
+    graph += b"".join(field(12, value(output, 1, matrix.shape[1])) for output in outputs)
     return field(1, 8) + field(8, field(1, "") + field(2, 13)) + field(7, graph)

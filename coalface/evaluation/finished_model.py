@@ -65,6 +65,12 @@ def read_model(
         raise RecipeError(f"{place} says itself what it expects: leave it out", where="--input")
     if party is not None:
         check_name(party)
+    if place.is_file():
+        raise DataError(
+            "a run folder, a model folder or an ONNX file is needed; of weights alone, "
+            "`FaceModel.from_weights(…).save_pretrained(FOLDER)` makes a model folder",
+            where=place,
+        )
     folder = locate(place)
     if not (folder / ABOUT).exists():
         hint = (

@@ -168,7 +168,8 @@ def test_an_onnx_file_embeds_and_is_evaluated_as_it_is(tmp_path: Path) -> None:
     for options in ({"party": "silo-00"}, {"input": {"std": 0}}):
         with pytest.raises(RecipeError):
             FaceModel(tmp_path / "a.onnx", **options)
-    for content, size in ((b"no graph", 32), (linear_graph(matrix, 32), 48)):
+    whole, detector = linear_graph(matrix, 32), linear_graph(matrix, 32, outputs="yz")
+    for content, size in ((b"no graph", 32), (whole[:200], 32), (whole, 48), (detector, 32)):
         (tmp_path / "b.onnx").write_bytes(content)
         with pytest.raises(DataError) as error:
             FaceModel.from_onnx(tmp_path / "b.onnx", size=size)

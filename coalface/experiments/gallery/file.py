@@ -120,6 +120,8 @@ class GalleryFile:
         """Raises FileNotFoundError, and DataError for what is no gallery, or opens with another key."""
         if not path.exists():
             raise FileNotFoundError(f"{path} does not exist; `coalface gallery create` makes a gallery")
+        if path.is_dir():
+            raise DataError("a folder, and a gallery is one file; `coalface gallery create` makes one", where=path)
         self.path = path
         with self._open() as database:
             text, mark = self._read_about(database)

@@ -43,7 +43,8 @@ def read_input(content: bytes, where: Path) -> GraphInput:
         shape = [dict(_fields(dim)).get(1, 0) for number, dim in _fields(tensor[2]) if number == 1]
         name, is_of_bytes = bytes(first[1]).decode(), tensor[1] == 2
     except (IndexError, KeyError, StopIteration, TypeError, ValueError):
-        raise DataError("it is not an ONNX file with a typed input", where=where) from None
+        why = "it is not a whole ONNX file whose first input has a type: it may be cut short; copy it anew"
+        raise DataError(why, where=where) from None
     places = [at for at in (1, 3) if len(shape) == 4 and shape[at] in (1, 3)]
     sides = shape[2:] if places[:1] == [1] else shape[1:3]
     if not places or sides[0] != sides[1]:
@@ -90,6 +91,9 @@ class OnnxNetwork(nn.Module):
         self.sha256, self.takes = sha256, takes
         try:
             self._net = cv2.dnn.readNetFromONNX(str(path))
+            if (outputs := len(self._net.getUnconnectedOutLayersNames())) != 1:
+                why = f"its graph has {outputs} outputs, as a detector has; give a recogniser, which has one"
+                raise DataError(why, where=path)
             self.embedding_size = self(torch.zeros(1, takes.channels, size, size)).shape[1]
         except cv2.error as error:
             reason = " ".join(error.err.split())
