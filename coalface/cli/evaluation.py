@@ -40,7 +40,10 @@ def evaluate(
         str | None, typer.Option("--list", help="The name of one of the pair lists of --on, a layout such as RFW.")
     ] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate", help="Keep the thresholds at FARs as the model's own, in `calibration.json` beside it.")
+        bool,
+        typer.Option(
+            "--calibrate", help="Keep the thresholds at FARs as the model's own, in calibration.json beside it."
+        ),
     ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
