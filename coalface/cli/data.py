@@ -177,7 +177,7 @@ def inspect(
     if source.suffix in (".yaml", ".yml"):
         for option, is_given in (("--headers", headers), ("--model", model is not None), ("--part", bool(part))):
             if is_given:
-                raise RecipeError("a recipe's people are told by their names alone: leave it out", where=option)
+                raise RecipeError("a recipe is inspected by the names of its people alone: leave it out", where=option)
         _inspect_recipe(source, party_data, as_json)
         return
     if party_data is not None:

@@ -1,4 +1,4 @@
-"""People whom several parties hold, or who are trained on and evaluated, are told by their names."""
+"""People whom several parties hold, or who are trained on and evaluated, are found by name."""
 
 from __future__ import annotations
 

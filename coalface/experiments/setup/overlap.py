@@ -1,4 +1,4 @@
-"""Identities that several parties of a recipe hold, or that it both trains on and evaluates, told by their names."""
+"""Identities that several parties of a recipe hold, or that it both trains on and evaluates, compared by name."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Overlap:
 def find_overlap(recipe: Recipe, path: str) -> Overlap:
     """Look for the recipe's people by their names; no image is decoded. Raises RecipeError as a run would.
 
-    People of one source are told by their names. Of two sources, names with one to four digits tell nobody.
+    People of one source are compared by name. Across sources, names with one to four digits are not compared.
     """
     parts, overlap = Parts(recipe, unseen), Overlap(path)
     parties = parts.truth if recipe.domains is not None else parts.silos

@@ -1,6 +1,6 @@
 """Weights that others trained: read without executing anything, and matched to a network's tensors.
 
-A file fits by its names, or by a mapping that its shapes and their order determine; every step of it is told.
+A file fits by its names, or by a mapping that its shapes and their order determine; every step is printed.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def read_weights(path: Path, party: str | None = None) -> Weights:
         tensors = read_tensors(folder, name, about)
         backbone = {name: tensor for name, tensor in tensors.items() if name not in branched.NAMES}
         is_branched = len(backbone) < len(tensors)
-        told = ("leaves out the branch of a personalised model",) if is_branched else ()
-        return Weights(path, about["sha256"][name], backbone, told)
+        notes = ("leaves out the branch of a personalised model",) if is_branched else ()
+        return Weights(path, about["sha256"][name], backbone, notes)
     if party is not None:
         raise DataError("a file holds the tensors of one model: remove model.party", where=path)
     if path.suffix not in SUFFIXES:
