@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.errors import DataError
-from coalface.core.text import several, shown
+from coalface.core.text import first_few, several, shown
 from coalface.data.faceset import FaceSet
 from coalface.data.readers.pair_lines import ListedPair, read_pair_lines
 
@@ -244,6 +244,50 @@ def balanced_pairs(
         same=np.repeat(np.tile([True, False], folds), np.repeat(sizes, 2)),
         fold=np.repeat(np.arange(folds), 2 * sizes),
     )
+
+
+def across_pairs(
+    faces: FaceSet, *, folders: tuple[str, str], each: int, rng: np.random.Generator, folds: int = 10, title: str
+) -> PairList:
+    """So many genuine and as many impostor pairs of `each` identity between two folders, as CFP's protocol has them.
+
+    The left image of a pair lies in the first folder, the right one in the second, which may be the same. Identities
+    are shuffled and dealt to folds of equal size, and an identity's impostor pairs are with others of its fold; within
+    a fold genuine pairs come first, and no pair comes twice. An identity with fewer genuine pairs has all of them.
+
+    Raises ValueError where a folder has no images, or a fold's identities cannot make the impostor pairs.
+    """
+    order = _sorted_images(faces, None)
+    folder_of = np.array([os.path.basename(os.path.dirname(file)) for file in files_of(faces)])
+    lefts, rights = (order[folder_of[order] == folder] for folder in folders)
+    for folder, images in zip(folders, (lefts, rights), strict=True):
+        if len(images) == 0:
+            raise ValueError(
+                f"no image lies in a folder {folder!r}; they lie in {first_few(sorted(set(folder_of)), 5)}"
+            )
+    people = rng.permutation(np.intersect1d(faces.labels[lefts], faces.labels[rights]))
+    pairs, same, fold = list[tuple[int, int]](), list[bool](), list[int]()
+    for number, members in enumerate(np.array_split(people, folds)):
+        genuine, impostor = dict[tuple[int, int], None](), dict[tuple[int, int], None]()
+        others = rights[np.isin(faces.labels[rights], members)]
+        for person in members:
+            own, ends = lefts[faces.labels[lefts] == person], others[faces.labels[others] == person]
+            possible = [(a, b) for a in own.tolist() for b in ends.tolist() if a < b or folders[0] != folders[1]]
+            chosen = rng.permutation(len(possible))[:each]
+            genuine |= dict.fromkeys(possible[k] for k in np.sort(chosen).tolist())
+            others_here = others[faces.labels[others] != person]
+            candidates = [(a, b) for a in own.tolist() for b in others_here.tolist() if (b, a) not in impostor]
+            if len(candidates) < each:
+                raise ValueError(
+                    f"fold {number} has {len(members)} identities, which cannot make {each} impostor pairs each; hold "
+                    "out more people, or ask for fewer pairs"
+                )
+            impostor |= dict.fromkeys(candidates[k] for k in rng.choice(len(candidates), each, replace=False).tolist())
+        pairs += [*genuine, *impostor]
+        same += [True] * len(genuine) + [False] * len(impostor)
+        fold += [number] * (len(genuine) + len(impostor))
+    left, right = np.array(pairs, dtype=np.int64).T
+    return PairList(title, left=left, right=right, same=np.array(same), fold=np.array(fold))
 
 
 def most_pairs(faces: FaceSet) -> int:

@@ -145,6 +145,17 @@ def without(faces: FaceSet, names: Collection[str]) -> FaceSet:
     return faces.only([number for number, name in enumerate(faces.names) if name not in excluded])
 
 
+def part_of(name: str) -> str:
+    """Of a joined source, the part whose identity this is."""
+    return name.partition("/")[0]
+
+
+def identities_of(faces: FaceSet, part: str) -> NDArray[np.int64]:
+    """The identities of a part of a joined source that have images."""
+    belongs = np.array([part_of(name) == part for name in faces.names], dtype=bool)
+    return np.flatnonzero(belongs & (faces.counts() > 0))
+
+
 def check_disjoint(a: FaceSet, b: FaceSet) -> None:
     """Raise ValueError if both sets hold images of the same identity, told by name."""
     shared = sorted(set.intersection(*({s.names[i] for i in np.flatnonzero(s.counts())} for s in (a, b))))

@@ -88,7 +88,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         parts.backbone.load(start)
     elif recipe.model.weights is not None:
         start, steps = imported_weights(recipe)
-        parts.start = start
+        parts.start, before = start, membership.read_beside(Path(recipe.model.weights) / "model")
         for line in (f"starts from {recipe.model.weights} (SHA-256 {recipe.model.sha256})", *steps):
             callback.note(line)
     callback.doing(f"reading the images{', and computing what the teacher gives for them' * parts.method.taught}")

@@ -73,6 +73,9 @@ class Data(Section):
     exclude: tuple[str, ...] | dict[str, tuple[str, ...]] = ()
     """Pair lists whose identities are not trained on. Of joined faces: part -> lists, each holding for that part; of
     parties that bring their own images: party, or `public`, -> lists."""
+    exclude_people: tuple[str, ...] | None = None
+    """Identities that are not trained on, by name: of joined faces as `part/identity`. For people of one part whom
+    another holds, or whom a list shows, under another name."""
     min_images: int = 2
     """Identities with fewer images are left out."""
     augment: Augmentation = Augmentation()
@@ -120,8 +123,12 @@ class Assigned(OfFaces, Tested):
     """Take only so many identities, drawn by the partition's seed."""
     max_images: int | None = Field(None, ge=1)
     """Take only so many images of an identity, its first; None: all."""
-    hold_out: int = 0
-    """Identities set aside for evaluation, drawn by a fixed seed; of joined faces, of each part in proportion."""
+    hold_out: int | dict[PartyName, int] = 0
+    """Identities set aside for evaluation, drawn by a fixed seed; of joined faces, of each part in proportion. Or part
+    -> how many of it: those with the smallest SHA-256 of `part/identity`, whoever else is in the set."""
+    rehearsal: dict[PartyName, int] | None = None
+    """Part -> how many more to set aside, who are next by SHA-256 and are evaluated in place of those held out. To
+    choose settings on, so that the people that figures are of remain unseen."""
 
 
 class Partitioned(Assigned):

@@ -108,6 +108,8 @@ class LoadedFaces:
     grey: bool
 
 
+DRAWN = ("balanced", "across")
+"""Kinds of lists that are drawn among the identities held out, or those of a source."""
 WITH_IMAGES = ("bin", "layout")
 """Kinds of pairs that bring their images along."""
 
@@ -115,8 +117,9 @@ WITH_IMAGES = ("bin", "layout")
 class Pairs(Section):
     """A list of pairs of images."""
 
-    kind: Literal["lfw", "all-pairs", "balanced", "bin", "layout"] = "balanced"
-    """Where the pairs come from; `balanced`: they are drawn among the identities held out."""
+    kind: Literal["lfw", "all-pairs", "balanced", "across", "bin", "layout"] = "balanced"
+    """Where the pairs come from; `balanced`: they are drawn among the identities held out. `across`: also, so many of
+    each identity, between two `folders`, as CFP's protocol has them between frontal and profile images."""
     path: str | None = None
     """`lfw`: the list. `all-pairs`: a list whose identities are taken. `bin`: insightface's pack, images and pairs.
     `layout`: the folder of a data set that has lists of its own, such as CFP, CALFW or RFW."""
@@ -131,6 +134,10 @@ class Pairs(Section):
     make, up to 3,000."""
     most_images: int | None = Field(None, ge=2)
     """`balanced`: at most so many images of an identity, its first; else a few with hundreds make most of the pairs."""
+    folders: tuple[str, str] | None = None
+    """`across`: the folder that the first image of a pair lies in, and that of the second; they may be the same."""
+    each: int | None = Field(None, ge=1)
+    """`across`: genuine pairs of an identity, and as many impostor pairs with others of its fold. None: 7."""
 
 
 class EvaluationPairs(Pairs):

@@ -7,9 +7,9 @@ from coalface.core.errors import RecipeError
 from coalface.evaluation.metrics.pair_figures import find_figures
 from coalface.experiments.recipe.own_data import PUBLIC
 from coalface.experiments.recipe.partitions import FromFile
-from coalface.experiments.recipe.scenarios import Domains, Own, Partitioned
+from coalface.experiments.recipe.scenarios import Assigned, Domains, Own, Partitioned
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import WITH_IMAGES, Pairs, Validator
+from coalface.experiments.recipe.sections import DRAWN, WITH_IMAGES, Pairs, Validator
 from coalface.methods import METHODS
 from coalface.models import BACKBONES
 
@@ -27,8 +27,8 @@ def check(recipe: Recipe) -> None:
             "data.test={images: 4}",
             where="evaluation.personalised",
         )
-    if isinstance(recipe.data, Partitioned) and isinstance(recipe.data.partition, FromFile) and recipe.data.hold_out:
-        raise RecipeError("the partition's file says with `-` who is held out; remove this key", where="data.hold_out")
+    if isinstance(recipe.data, Assigned):
+        _check_held_out(recipe, recipe.data)
     find_figures(recipe.evaluation.figures)
     _check_sides(recipe)
     _check_excluded(recipe)
@@ -46,6 +46,31 @@ def check(recipe: Recipe) -> None:
             where="data.scenario",
         )
     _check_validators(recipe)
+
+
+def _check_held_out(recipe: Recipe, data: Assigned) -> None:
+    """Raise RecipeError unless it is clear who is held out, and evaluated in a rehearsal."""
+    if isinstance(data, Partitioned) and isinstance(data.partition, FromFile) and data.hold_out:
+        raise RecipeError("the partition's file says with `-` who is held out; remove this key", where="data.hold_out")
+    by_part = {"hold_out": data.hold_out if isinstance(data.hold_out, dict) else {}, "rehearsal": data.rehearsal or {}}
+    for key, parts in by_part.items():
+        for part in parts:
+            nearest(part, data.parts, f"data.{key}")
+    if data.rehearsal is None:
+        return
+    if not by_part["hold_out"]:
+        raise RecipeError(
+            "it sets people aside beside those held out; say how many of each part these are, as "
+            "`hold_out: {PART: 100}`",
+            where="data.rehearsal",
+        )
+    for name, pairs in recipe.evaluation.pairs.items():
+        if pairs.kind not in DRAWN or pairs.source is not None:
+            raise RecipeError(
+                "a rehearsal does not look at the people that figures are of, so it evaluates those alone that it "
+                "sets aside; remove this list",
+                where=f"evaluation.pairs.{name}",
+            )
 
 
 def _check_sides(recipe: Recipe) -> None:
@@ -84,7 +109,7 @@ def _check_part(recipe: Recipe, pairs: Pairs, where: str) -> None:
         nearest(pairs.part, parts, f"{where}.part")
         if pairs.source is not None:
             raise RecipeError("give either a part of data.faces or a source, not both", where=where)
-    elif parts and pairs.source is None and pairs.kind not in ("balanced", *WITH_IMAGES):
+    elif parts and pairs.source is None and pairs.kind not in (*DRAWN, *WITH_IMAGES):
         raise RecipeError(f"say which part the pairs are of: {', '.join(parts)}", where=f"{where}.part")
 
 
@@ -197,7 +222,7 @@ def _check_validators(recipe: Recipe) -> None:
                     where=f"evaluation.pairs.{validator.validates}.rank1",
                 )
         else:
-            drawn = validator.kind == "balanced"
+            drawn = validator.kind in DRAWN
             if (validator.identities is not None) != (drawn and validator.source is None):
                 raise RecipeError(
                     "give `identities`, how many of the trainable ones are set aside for it, or `source`, or a list of "

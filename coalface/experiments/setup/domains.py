@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
-from coalface.data.partition import equal
+from coalface.data.partition import equal, identities_of, part_of
 from coalface.experiments.recipe.scenarios import Domains
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.pair_lists import SPLIT_SEED
@@ -34,7 +34,7 @@ def split_domains(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSe
     Split number s evaluates `hold_out` identities from the s-th such group of the target's on, in an order drawn by a
     fixed seed, so that the evaluated people of different splits differ as long as there are enough. Raises RecipeError.
     """
-    source, target = _of(faces, data.source_domain), _of(faces, data.target_domain)
+    source, target = identities_of(faces, data.source_domain), identities_of(faces, data.target_domain)
     order = generator(SPLIT_SEED, "domains", "target").permutation(target)
     if data.hold_out >= len(target):
         raise RecipeError(
@@ -65,7 +65,7 @@ def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, 
     data = recipe.domains
     assert data is not None  # the recipe of a method for domains has them
     method, parties = METHODS[recipe.method], {}
-    source, target = _of(faces, data.source_domain), _of(faces, data.target_domain)
+    source, target = identities_of(faces, data.source_domain), identities_of(faces, data.target_domain)
     if "source" in method.sides:
         parties[NAMED_SOURCE] = faces.only(source)
     if "target" in method.sides:
@@ -108,18 +108,8 @@ def pooled(parties: dict[str, FaceSet]) -> FaceSet:
 
 def unlabelled(faces: FaceSet, source: str | None) -> FaceSet:
     """The set without what tells identities: of all images, or of those that are not of the part `source`."""
-    identified = [n for n, name in enumerate(faces.names) if source is not None and _part(name) == source]
+    identified = [n for n, name in enumerate(faces.names) if source is not None and part_of(name) == source]
     renumbered: NDArray[np.int64] = np.full(len(faces.names), -1, dtype=np.int64)
     renumbered[identified] = np.arange(len(identified))
     names = tuple(faces.names[n] for n in identified)
     return replace(faces, labels=renumbered[faces.labels], names=names, files=None, domains=None)
-
-
-def _of(faces: FaceSet, part: str) -> NDArray[np.int64]:
-    """The identities of a part that have images."""
-    belongs = np.array([_part(name) == part for name in faces.names], dtype=bool)
-    return np.flatnonzero(belongs & (faces.counts() > 0))
-
-
-def _part(name: str) -> str:
-    return name.partition("/")[0]

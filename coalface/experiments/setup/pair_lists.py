@@ -13,8 +13,16 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.core.text import several
 from coalface.data.faceset import FaceSet
-from coalface.data.pairs import PairList, balanced_pairs, devtest_all, most_pairs, named_identities, read_pairs
-from coalface.data.partition import check_disjoint, first_images
+from coalface.data.pairs import (
+    PairList,
+    across_pairs,
+    balanced_pairs,
+    devtest_all,
+    most_pairs,
+    named_identities,
+    read_pairs,
+)
+from coalface.data.partition import check_disjoint, first_images, identities_of
 from coalface.data.readers.layouts import read_lists
 from coalface.data.stores import open_store
 from coalface.evaluation.metrics.identification import query_and_gallery
@@ -220,23 +228,8 @@ def _list(
 ) -> tuple[FaceSet, PairList]:
     """The images and the pairs of a list; the identities are called as in the source that it takes them from."""
     prefix = f"{settings.part}/" if settings.part else ""
-    if settings.kind == "balanced":
-        faces = held if settings.source is None else open_source(recipe, settings.source, packing)
-        if prefix:
-            faces = faces.only([number for number, known in enumerate(faces.names) if known.startswith(prefix)])
-        if settings.most_images is not None:
-            faces = first_images(faces, settings.most_images)
-        if len(faces) == 0:
-            of_part = f" of part {settings.part}" if settings.part else ""
-            raise RecipeError(
-                f"no identity{of_part} is held out; set data.hold_out, or give this list a `source`", where=where
-            )
-        try:
-            rng = generator(SPLIT_SEED, "pairs", name)
-            count = min(MOST_PAIRS, most_pairs(faces)) if settings.pairs is None else settings.pairs
-            return faces, balanced_pairs(faces, pairs=count, rng=rng, title=name)
-        except ValueError as error:
-            raise RecipeError(str(error), where=where) from None
+    if settings.kind in sections.DRAWN:
+        return _drawn_pairs(recipe, name, settings, held, packing, where)
     if settings.path is None:
         raise RecipeError(f"a list of kind {settings.kind!r} needs a file of pairs", where=f"{where}.path")
     if settings.kind == "bin":
@@ -258,6 +251,32 @@ def _list(
         return _called(faces, prefix), read_pairs(path, faces, root=root)
     pairs = devtest_all(faces, named_identities(path))
     return _called(faces, prefix), pairs
+
+
+def _drawn_pairs(
+    recipe: Recipe, name: str, settings: Pairs, held: FaceSet, packing: Packing | None, where: str
+) -> tuple[FaceSet, PairList]:
+    """Pairs drawn among identities held out, or all of a source. Raises RecipeError where there are too few."""
+    faces = held if settings.source is None else open_source(recipe, settings.source, packing)
+    if settings.part:
+        faces = faces.only(identities_of(faces, settings.part))
+    if settings.most_images is not None:
+        faces = first_images(faces, settings.most_images)
+    if len(faces) == 0:
+        of_part = f" of part {settings.part}" if settings.part else ""
+        raise RecipeError(
+            f"no identity{of_part} is held out; set data.hold_out, or give this list a `source`", where=where
+        )
+    rng = generator(SPLIT_SEED, "pairs", name)
+    try:
+        if settings.kind == "across":
+            if settings.folders is None:
+                raise ValueError("name two folders, as `folders: [frontal, profile]`")
+            return faces, across_pairs(faces, folders=settings.folders, each=settings.each or 7, rng=rng, title=name)
+        count = min(MOST_PAIRS, most_pairs(faces)) if settings.pairs is None else settings.pairs
+        return faces, balanced_pairs(faces, pairs=count, rng=rng, title=name)
+    except ValueError as error:
+        raise RecipeError(str(error), where=where) from None
 
 
 def _faces(recipe: Recipe) -> sections.Source:

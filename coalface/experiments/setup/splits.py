@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,7 @@ from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.data.held_back import hold_back
 from coalface.data.pairs import named_identities
-from coalface.data.partition import first_images, hold_out, minimum_images, shares, without
+from coalface.data.partition import first_images, hold_out, identities_of, minimum_images, shares, without
 from coalface.data.partition_file import PartitionFile, read_partition
 from coalface.experiments.recipe.own_data import pretraining_data
 from coalface.experiments.recipe.partitions import FromFile
@@ -62,7 +63,7 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
     """Open the images of a recipe and draw who is trained on, held out and set aside. Raises RecipeError for nobody."""
     data = recipe.data
     everybody, listed = _opened(recipe, packing), partition_file(recipe)
-    faces = minimum_images(without(everybody, _excluded(recipe)), data.min_images)
+    faces = minimum_images(without(everybody, _excluded(recipe) | _named(recipe, everybody)), data.min_images)
     if isinstance(data, Assigned) and data.max_images is not None:
         faces = first_images(faces, data.max_images)
     held = calibration = faces.only([])
@@ -71,8 +72,8 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
     elif listed is not None:
         listed.check(everybody)
         faces, held = listed.hold_out(faces)
-    elif isinstance(data, Assigned) and data.hold_out:
-        faces, held = _held_out(faces, data.hold_out, tuple(data.parts))
+    elif isinstance(data, Assigned):
+        faces, held = _held_out(faces, data)
     aside = {}
     for name, validator in recipe.validators.items():
         if validator.identities is not None:
@@ -211,7 +212,15 @@ def _public(faces: FaceSet, private: Private, drawn: NDArray[np.int64]) -> NDArr
     return np.isin(np.arange(len(faces.names)), others)
 
 
-def _held_out(faces: FaceSet, count: int, parts: tuple[str, ...]) -> tuple[FaceSet, FaceSet]:
+def _held_out(faces: FaceSet, data: Assigned) -> tuple[FaceSet, FaceSet]:
+    """(to train on, held out to be evaluated)."""
+    if isinstance(data.hold_out, int):
+        return _drawn_out(faces, data.hold_out, tuple(data.parts)) if data.hold_out else (faces, faces.only([]))
+    faces, held = _smallest(faces, data.hold_out, "hold_out")
+    return (faces, held) if data.rehearsal is None else _smallest(faces, data.rehearsal, "rehearsal")
+
+
+def _drawn_out(faces: FaceSet, count: int, parts: tuple[str, ...]) -> tuple[FaceSet, FaceSet]:
     """(rest, held): so many identities are held; of a joined source, of each part its share by number of identities."""
     present = np.flatnonzero(faces.counts())
     if not parts or not 0 < count < len(present):
@@ -228,6 +237,19 @@ def _held_out(faces: FaceSet, count: int, parts: tuple[str, ...]) -> tuple[FaceS
     return faces.only(present[~chosen]), faces.only(present[chosen])
 
 
+def _smallest(faces: FaceSet, counts: dict[str, int], key: str) -> tuple[FaceSet, FaceSet]:
+    """(rest, held): of each part so many identities, those with the smallest SHA-256 of `part/identity`."""
+    held = list[int]()
+    for part, count in counts.items():
+        of_part = identities_of(faces, part)
+        if not 0 <= count <= len(of_part):
+            raise RecipeError(
+                f"{part} has {len(of_part):,} identities, and this is {count:,}", where=f"data.{key}.{part}"
+            )
+        held += sorted(of_part, key=lambda n: hashlib.sha256(os.fsencode(faces.names[n])).digest())[:count]
+    return faces.only(np.setdiff1d(np.flatnonzero(faces.counts()), held)), faces.only(np.sort(held))
+
+
 def _excluded(recipe: Recipe) -> set[str]:
     """The identities that `data.exclude` names, as the training source calls them."""
     exclude = recipe.data.exclude
@@ -239,6 +261,18 @@ def _excluded(recipe: Recipe) -> set[str]:
         return {prefix + name for prefix, path in lists for name in named_identities(path)}
     except FileNotFoundError as error:
         raise RecipeError(f"{error.filename} does not exist", where="data.exclude") from None
+
+
+def _named(recipe: Recipe, faces: FaceSet) -> set[str]:
+    """The identities of `data.exclude_people`. Raises RecipeError for a name that nobody has."""
+    people = set(recipe.data.exclude_people or ())
+    if unknown := sorted(people - set(faces.names)):
+        one = next(iter(faces.names), "nobody")
+        raise RecipeError(
+            f"{unknown[0]!r} is no identity of these images, which have {one!r}; correct it or take it out",
+            where="data.exclude_people",
+        )
+    return people
 
 
 def partition_file(recipe: Recipe) -> PartitionFile | None:
