@@ -14,6 +14,7 @@ from coalface.data.faceset import FaceSet
 from coalface.data.pairs import (
     DEVTEST_ALL_SHA256,
     PairList,
+    across_pairs,
     all_pairs,
     balanced_pairs,
     devtest_all,
@@ -186,3 +187,67 @@ def test_devtest_all_is_the_committed_list(lfw: FaceSet) -> None:
     assert pairs.name == "devtest-all"
     assert (int(pairs.same.sum()), int((~pairs.same).sum())) == (23_524, 200_000)
     assert list_sha256(pairs, lfw) == DEVTEST_ALL_SHA256
+
+
+def posed(people: int, frontal: int = 4, profile: int = 2) -> FaceSet:
+    """So many people with images in two folders each."""
+    names = [f"{number:03d}" for number in range(people)]
+    files = {
+        name: [
+            f"{name}/{folder}/{k}.jpg" for folder, n in (("frontal", frontal), ("profile", profile)) for k in range(n)
+        ]
+        for name in names
+    }
+    return posed_set(names, files)
+
+
+def posed_set(names: list[str], files: dict[str, list[str]]) -> FaceSet:
+    flat = tuple(file for name in names for file in files[name])
+    labels = np.repeat(np.arange(len(names)), [len(files[name]) for name in names])
+    return FaceSet(np.zeros((len(flat), 2, 2, 1), np.uint8), np.arange(len(flat)), labels, tuple(names), files=flat)
+
+
+@pytest.mark.parametrize("second", ["profile", "frontal"])
+def test_pairs_across_two_folders_are_as_many_of_each_person_and_stay_in_its_fold(second: str) -> None:
+    faces = posed(20)
+    pairs = across_pairs(faces, folders=("frontal", second), each=3, rng=rng(), folds=5, title="poses")
+    assert faces.files is not None and pairs.fold is not None
+    left, right = faces.labels[pairs.left], faces.labels[pairs.right]
+    assert {faces.files[i].split("/")[1] for i in pairs.left} == {"frontal"}
+    assert {faces.files[i].split("/")[1] for i in pairs.right} == {second}
+    assert np.array_equal(left == right, pairs.same)
+    assert np.bincount(left[pairs.same]).tolist() == np.bincount(left[~pairs.same]).tolist() == [3] * 20
+    fold_of = {person: set(pairs.fold[(left == person) | (right == person)].tolist()) for person in range(20)}
+    assert all(len(folds) == 1 for folds in fold_of.values())
+    assert np.bincount([min(folds) for folds in fold_of.values()]).tolist() == [4] * 5
+    assert not (pairs.left == pairs.right).any()
+    assert len({frozenset(pair) for pair in zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)}) == len(pairs)
+    first_of_fold = [pairs.same[pairs.fold == number] for number in range(5)]
+    assert all(same.tolist() == [True] * 12 + [False] * 12 for same in first_of_fold)
+
+
+def test_pairs_across_folders_do_not_depend_on_the_order_of_the_images_and_follow_the_generator() -> None:
+    def text(faces: FaceSet, seed: int) -> list[tuple[str, str]]:
+        pairs = across_pairs(faces, folders=("frontal", "profile"), each=3, rng=rng(seed), folds=2, title="poses")
+        assert faces.files is not None
+        return [
+            (faces.files[faces.rows[a]], faces.files[faces.rows[b]])
+            for a, b in zip(pairs.left, pairs.right, strict=True)
+        ]
+
+    faces = posed(6)
+    order = rng(5).permutation(len(faces))
+    assert sorted(text(faces.select(order), 0)) == sorted(text(faces, 0))
+    assert text(faces, 1) != text(faces, 0)
+
+
+def test_a_person_with_few_pairs_across_folders_has_all_of_them() -> None:
+    pairs = across_pairs(posed(4, 2, 1), folders=("frontal", "profile"), each=6, rng=rng(), folds=1, title="poses")
+    assert (pairs.same.sum(), (~pairs.same).sum()) == (4 * 2, 4 * 6)
+
+
+def test_folders_without_images_and_folds_without_strangers_are_told() -> None:
+    with pytest.raises(ValueError, match="no image lies in a folder 'side'; they lie in frontal, profile"):
+        across_pairs(posed(4), folders=("frontal", "side"), each=1, rng=rng(), folds=2, title="poses")
+    with pytest.raises(ValueError, match="1 identities, which cannot make 1 impostor pairs"):
+        across_pairs(posed(4), folders=("frontal", "profile"), each=1, rng=rng(), folds=4, title="poses")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.setup import machine, splits
 from coalface.experiments.setup.parts import Parts, first_backbone
+from coalface.experiments.setup.splits import Split
 
 PEOPLE = ["Ann", "Bob", "Cyd", "Dan", "Eve", "Fay"]
 
@@ -186,6 +188,46 @@ def test_of_a_joined_source_each_part_gives_its_share_of_the_held_out_identities
     assert joined_held(38, large=30, small=10, tiny=1)[0].count("tiny") == 0
     with pytest.raises(ValueError, match="holding out 41 of 41 identities leaves one side empty"):
         joined_held(41, large=30, small=10, tiny=1)
+
+
+def by_hash(**data: Any) -> Split:
+    part = {"kind": "synthetic", "identities": 12, "images": 2}
+    faces = {"kind": "joined", "parts": {"one": part, "two": {**part, "seed": 1}}}
+    return Parts(loader.parse({"data": {"faces": faces, "size": 32, "partition": {"kind": "by-domain"}, **data}})).split
+
+
+def test_people_of_a_part_are_held_out_by_the_hash_of_their_names() -> None:
+    everybody = by_hash().train.names
+    order = sorted((n for n in everybody if n.startswith("two/")), key=lambda n: hashlib.sha256(n.encode()).hexdigest())
+    split = by_hash(hold_out={"two": 5})
+    assert set(split.held.names) == set(order[:5]) and set(split.train.names) == set(everybody) - set(order[:5])
+    fewer = by_hash(hold_out={"two": 5}, exclude_people=[order[0]])  # the others stay as they are
+    assert set(fewer.held.names) == set(order[1:6])
+    with pytest.raises(RecipeError, match="data.hold_out.two: two has 12 identities, and this is 13"):
+        by_hash(hold_out={"two": 13})
+
+
+def test_a_rehearsal_evaluates_the_next_people_and_nobody_held_out(root: Path) -> None:
+    split = by_hash(hold_out={"two": 5})
+    rehearsed = by_hash(hold_out={"two": 5}, rehearsal={"two": 4})
+    assert not set(rehearsed.held.names) & set(split.held.names)
+    assert set(rehearsed.train.names) == set(split.train.names) - set(rehearsed.held.names)
+    assert len(rehearsed.held.names) == 4
+    lists = {
+        "made": {"kind": "balanced", "pairs": 4, "part": "made"},
+        "few": {"kind": "lfw", "path": "pairs.txt", "part": "people"},
+    }
+    data = {"exclude": {"people": ["pairs.txt"]}, "hold_out": {"made": 2}, "rehearsal": {"made": 4}}
+    assert [evaluated.name for evaluated in Parts(joined(root, lists, **data)).pairs] == ["made"]
+    with pytest.raises(RecipeError, match="data.rehearsal: it sets people aside beside those held out"):
+        by_hash(rehearsal={"two": 4})
+
+
+def test_people_are_left_out_by_name() -> None:
+    everybody = by_hash().train.names
+    assert by_hash(exclude_people=[everybody[3]]).train.names == everybody[:3] + everybody[4:]
+    with pytest.raises(RecipeError, match="data.exclude_people: 'Ann' is no identity of these images, which have"):
+        by_hash(exclude_people=["Ann"])
 
 
 def test_of_a_single_source_the_held_out_identities_are_those_of_ever() -> None:

@@ -127,8 +127,8 @@ class Assigned(OfFaces, Tested):
     """Identities set aside for evaluation, drawn by a fixed seed; of joined faces, of each part in proportion. Or part
     -> how many of it: those with the smallest SHA-256 of `part/identity`, whoever else is in the set."""
     rehearsal: dict[PartyName, int] | None = None
-    """Part -> how many more to set aside, who are next by SHA-256 and are evaluated in place of those held out. To
-    choose settings on, so that the people that figures are of remain unseen."""
+    """Part -> how many more to set aside, who are next by SHA-256 and are evaluated in place of those held out, and
+    nobody else is. To choose settings on, so that the people that figures are of remain unseen."""
 
 
 class Partitioned(Assigned):

@@ -56,21 +56,12 @@ def _check_held_out(recipe: Recipe, data: Assigned) -> None:
     for key, parts in by_part.items():
         for part in parts:
             nearest(part, data.parts, f"data.{key}")
-    if data.rehearsal is None:
-        return
-    if not by_part["hold_out"]:
+    if data.rehearsal is not None and not by_part["hold_out"]:
         raise RecipeError(
             "it sets people aside beside those held out; say how many of each part these are, as "
             "`hold_out: {PART: 100}`",
             where="data.rehearsal",
         )
-    for name, pairs in recipe.evaluation.pairs.items():
-        if pairs.kind not in DRAWN or pairs.source is not None:
-            raise RecipeError(
-                "a rehearsal does not look at the people that figures are of, so it evaluates those alone that it "
-                "sets aside; remove this list",
-                where=f"evaluation.pairs.{name}",
-            )
 
 
 def _check_sides(recipe: Recipe) -> None:

@@ -29,7 +29,7 @@ from coalface.evaluation.metrics.identification import query_and_gallery
 from coalface.evaluation.metrics.verification import tenths
 from coalface.evaluation.verification import VerificationPairs
 from coalface.experiments.recipe import sections
-from coalface.experiments.recipe.scenarios import OfFaces
+from coalface.experiments.recipe.scenarios import Assigned, OfFaces
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Pairs
 from coalface.experiments.setup.sources import Packing, below_root, folder, open_source, origin, pixels
@@ -44,10 +44,16 @@ MOST_PAIRS = 3000
 def evaluation_pairs(
     recipe: Recipe, train: FaceSet, held: FaceSet, packing: Packing | None = None, public: FaceSet | None = None
 ) -> list[VerificationPairs]:
-    """The recipe's pair lists. Raises RecipeError where an identity is both evaluated and trained on, or public."""
+    """The recipe's pair lists; of a rehearsal those alone that are drawn among the people whom it sets aside.
+
+    Raises RecipeError where an identity is both evaluated and trained on, or public.
+    """
     lists = []
     halved = {validator.validates for validator in recipe.validators.values()}
+    rehearsed = isinstance(recipe.data, Assigned) and recipe.data.rehearsal is not None
     for name, evaluated in recipe.evaluation.pairs.items():
+        if rehearsed and (evaluated.kind not in sections.DRAWN or evaluated.source is not None):
+            continue
         where = f"evaluation.pairs.{name}"
         faces, pairs = _list(recipe, name, evaluated, held, packing, where)
         people_shown = _shown(VerificationPairs(name, faces, pairs))
