@@ -214,7 +214,7 @@ def test_a_rehearsal_evaluates_the_next_people_and_nobody_held_out(root: Path) -
     assert set(rehearsed.train.names) == set(split.train.names) - set(rehearsed.held.names)
     assert len(rehearsed.held.names) == 4
     lists = {
-        "made": {"kind": "balanced", "pairs": 4, "part": "made"},
+        "made": {"kind": "balanced", "pairs": 10, "part": "made"},
         "few": {"kind": "lfw", "path": "pairs.txt", "part": "people"},
     }
     data = {"exclude": {"people": ["pairs.txt"]}, "hold_out": {"made": 2}, "rehearsal": {"made": 4}}
