@@ -87,6 +87,13 @@ def test_calfw_and_cplfw(tmp_path: Path, layout: str, second: str) -> None:
     assert rows(faces, read_lists(root, faces)[layout]) == rows(faces, pairs)
 
 
+def test_a_pose_of_cfp(tmp_path: Path) -> None:
+    root, source, _ = made(tmp_path, "cfp")
+    poses = {pose: read_layout(root, part=pose).files for pose in ("frontal", "profile")}
+    assert all(f"/{pose}/" in file for pose, files in poses.items() for file in files)
+    assert sorted(file for files in poses.values() for file in files) == sorted(source.files)
+
+
 @pytest.mark.skipif("COALFACE_DATA" not in os.environ, reason="COALFACE_DATA is not set")
 def test_cplfws_own_list_is_read(tmp_path: Path) -> None:
     """Its images are not here: each is the same face under its name."""

@@ -69,7 +69,8 @@ def read_layout(root: str | os.PathLike[str], *, part: str = "", faults: Faults 
     """The images of a data set in one of the field's layouts.
 
     Sets of several races come as a `Joined` source, a domain per race; `part` picks one. Of VGGFace2, `part` picks
-    `train` (the default where it is there) or `test`. `files` are paths below `root`, or below the part of a `Joined`.
+    `train` (the default where it is there) or `test`; of CFP, one of its poses. `files` are paths below `root`, or below
+    the part of a `Joined`.
 
     Raises DataError for an unknown layout or part, where an image lies where the layout has no place for it, and where
     there is none; and for what cannot be read, unless there are `faults` to note it in.
@@ -126,6 +127,7 @@ def _read_cfp(root: Path, part: str, faults: Faults) -> Source:
             (person, f"Data/Images/{person}/{pose}/{file}")
             for person in folders_in(images, faults)
             for pose in folders_in(images / person, faults)
+            if part in ("", pose)
             for file in images_in(images / person / pose, faults)
         ],
         faults,
@@ -221,6 +223,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda root: os.path.isfile(root / "Protocol" / "Pair_list_F.txt") and os.path.isdir(root / "Data" / "Images"),
         _read_cfp,
         protocols.of_cfp,
+        parts=("frontal", "profile"),
     ),
     "calfw": Layout(
         "pairs_CALFW.txt, aligned images/NAME_0001.jpg",
