@@ -69,8 +69,8 @@ def read_layout(root: str | os.PathLike[str], *, part: str = "", faults: Faults 
     """The images of a data set in one of the field's layouts.
 
     Sets of several races come as a `Joined` source, a domain per race; `part` picks one. Of VGGFace2, `part` picks
-    `train` (the default where it is there) or `test`; of CFP, one of its poses. `files` are paths below `root`, or below
-    the part of a `Joined`.
+    `train` (the default where it is there) or `test`; of CFP one of the poses. `files` are paths below `root`, or
+    below the part of a `Joined`.
 
     Raises DataError for an unknown layout or part, where an image lies where the layout has no place for it, and where
     there is none; and for what cannot be read, unless there are `faults` to note it in.
