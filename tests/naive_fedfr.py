@@ -56,10 +56,11 @@ def l_con(f: Tensor, anchor: Tensor, previous: Tensor, tau: float) -> Tensor:
 
 
 def l_bce(f: Tensor, omega: Tensor, k: int, b: Tensor) -> Tensor:
-    """(6), s' = 30, m' = 0.4, t = 3, λ = 0.7; k < 0: an image of nobody here."""
+    """(6), s' = s, m' = m, t = 3, λ = 0.7; k < 0: an image of nobody here."""
+    s, m = COSFACE.scale, COSFACE.margin
     g = 2 * ((cosines(f, omega) + 1) / 2) ** 3 - 1
-    no = 0.3 / 30 * torch.log(1 + torch.exp(30 * (g + 0.4) + b))
-    yes = 0.7 / 30 * torch.log(1 + torch.exp(-30 * (g - 0.4) - b))
+    no = 0.3 / s * torch.log(1 + torch.exp(s * (g + m) + b))
+    yes = 0.7 / s * torch.log(1 + torch.exp(-s * (g - m) - b))
     return no.sum() if k < 0 else no.sum() - no[k] + yes[k]
 
 
@@ -108,7 +109,7 @@ class Client:
         if method.detail("branch_init") == "classes":
             self.branch["own"] = self.classes.clone()
         if method.branch == "binary":
-            start = torch.tensor(method.binary.start(len(self.classes)), dtype=torch.float64)
+            start = torch.tensor(method.binary_loss.start(len(self.classes)), dtype=torch.float64)
             self.branch["bias"] = torch.zeros(len(self.classes)).double() if method.detail("bias") == "each" else start
 
     def answers(self, model: Tensors, images: Tensor) -> Tensor:

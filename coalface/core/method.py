@@ -175,6 +175,8 @@ class Party:
     `coalface.training.public_images.PublicImages` that all parties of a process share; a validator the `PairList` of
     its images; a source client, with `domains`, a `FaceSet` of identities that nobody trains on, if the recipe keeps
     some."""
+    class_embeddings: torch.Tensor | None = None
+    """(k, d) those of its identities that the recipe's `pretrain` left; None where it left none."""
     shards: Any = None
     """Where several processes play the party, this one's place among them:
     `coalface.training.distributed.shards.Shards`, which local training alone looks at. All of them run a step with

@@ -86,7 +86,8 @@ class Personalised(Evaluator):
         """A client by some features of all test images, and of its own images, whose means are its gallery."""
         number = {identity: place for place, identity in enumerate(self.test.names)}
         labels = np.array([number[identity] for identity in self.clients[name].names], dtype=np.int64)
-        gallery, identities = gallery_of(embedding.unit(own_images), labels[self.clients[name].labels])
+        unit = self.settings.get("one_to_many") != "official"
+        gallery, identities = gallery_of(embedding.unit(own_images), labels[self.clients[name].labels], unit=unit)
         client = self.names.index(name)
         return evaluate_client(
             embedding.unit(probes), self.test.labels, self.owners, client, gallery, identities, **self.settings

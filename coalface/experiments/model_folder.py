@@ -20,8 +20,14 @@ from coalface.models.calibration import Threshold, fingerprint, write_thresholds
 from coalface.models.folder import save, write_about
 
 CLASSIFIER = "classifier.safetensors"
-"""In the folder of a run on public identities alone, their class embeddings: what a run whose parties share these
-images starts from. It is no part of the model that is given on."""
+"""In the folder of a run on public identities or on the source's alone, their class embeddings: what the server of a
+run, or its source client, starts from. It is no part of the model that is given on."""
+
+
+def leaves_classifier(recipe: Recipe) -> bool:
+    """Whether a run leaves class embeddings: a pooled one on public people or on the source, with one row a person."""
+    method, on = recipe.build_method(), recipe.side in ("public", "source")
+    return on and method.local_step(CLASS_EMBEDDINGS) is not None and recipe.loss.rows(2) == 2
 
 
 def write(
@@ -53,7 +59,7 @@ def write(
     write_thresholds(fresh, calibrated)
     write_text(fresh / "README.md", _card(recipe, server, models, figures, readable))
     beside = []
-    if recipe.side == "public" and models.shared is not None:
+    if leaves_classifier(recipe) and models.shared is not None:
         for _, tensors in server.local_results(CLASS_EMBEDDINGS, models):
             if tensors:
                 save(tensors, out / CLASSIFIER)

@@ -28,8 +28,10 @@ from coalface.experiments import model_folder, preflight, provenance
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.setup.domains import NAMED_SOURCE
 from coalface.experiments.setup.evaluators import make_evaluators
 from coalface.experiments.setup.parts import Parts, imported_weights, make_data
+from coalface.methods.fedfr_uda import FedFRUDA
 from coalface.models.folder import read_about, read_tensors
 
 Make = Callable[[Recipe, Path, Callback], None]
@@ -86,6 +88,8 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
     if recipe.pretrain is not None:
         start, classifier, before = _pretrained(parts, recipe.pretrain.recipe, callback, make)
         parts.backbone.load(start)
+        if recipe.domains is not None and not elsewhere:
+            parts.source_classifier = classifier
     elif recipe.model.weights is not None:
         start, steps = imported_weights(recipe)
         parts.start, before = start, membership.read_beside(Path(recipe.model.weights) / "model")
@@ -93,6 +97,8 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
             callback.note(line)
     callback.doing(f"reading the images{', and computing what the teacher gives for them' * parts.method.taught}")
     data, method, notes = parts.data, parts.method, []
+    if fresh := _fresh_source(parts, elsewhere):
+        notes.append(fresh)
     numerics, evaluators = parts.numerics(parts.client_batch), make_evaluators(parts)
     if not parts.pairs and recipe.test is None:
         notes.append(preflight.NOTHING_EVALUATED)
@@ -104,12 +110,12 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         recipe=recipe,
         method=method,
         data=data,
-        make_data=functools.partial(make_data, recipe, start, played),
+        make_data=functools.partial(make_data, recipe, start, played, parts.source_classifier),
         numerics=numerics,
         policy=round_policy(recipe),
         plan=preflight.planned(parts),
         evaluators=evaluators,
-        classifier=classifier,
+        classifier=classifier if parts.public is not None else None,
         find_members=functools.partial(parts.members, before),
         notes=tuple(notes),
         weights_steps=steps,
@@ -142,10 +148,11 @@ def round_policy(recipe: Recipe) -> RoundPolicy:
 def _pretrained(
     parts: Parts, inner: Recipe, callback: Callback, make: Make
 ) -> tuple[Tensors, Tensor | None, Members | None]:
-    """(backbone, class embeddings of the public identities if parties share their images, who was trained on).
+    """(backbone, class embeddings, who was trained on).
 
-    They are from the cache, if its recipe was run by the same code. Raises RecipeError where it leaves no class
-    embeddings and the method needs them.
+    The class embeddings are of the public identities if parties share their images, of the source's if its client goes
+    on with them. All is from the cache, if its recipe was run by the same code. Raises RecipeError where it leaves no
+    class embeddings and the method needs them.
     """
     preflight.check_leaves_shared(inner)
     before = Parts(inner, callback.packing)
@@ -153,7 +160,9 @@ def _pretrained(
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
     place = open_cache(default_cache()) / PRETRAINED / key
     model = place / "model" / "backbone.safetensors"
-    needed = (model, place / membership.FILE)  # a version before left no people
+    needed = [model, place / membership.FILE]  # a version before left no people
+    if model_folder.leaves_classifier(inner):
+        needed.append(place / model_folder.CLASSIFIER)  # nor class embeddings of a source
     if not all(path.exists() for path in needed):
         with _turn(place.parent.with_name(LOCKS) / place.name, place, callback):
             if not all(path.exists() for path in needed):  # another process may have made it meanwhile
@@ -164,11 +173,35 @@ def _pretrained(
     use(place)
     loaded = read_tensors(model.parent, model.name, read_about(model.parent))
     tensors = {name: loaded[name] for name in parts.backbone.shared()}
-    classifier = None
+    classifier, names = None, before.split.train.names
     if parts.public is not None:
-        alike = parts.public.names == before.split.train.names
-        classifier = _classifier(parts.recipe, inner, place, alike=alike)
+        classifier = _classifier(parts.recipe, inner, place, alike=parts.public.names == names)
+    elif isinstance(parts.method, FedFRUDA) and parts.method.keeps_classifier:
+        fits = model_folder.leaves_classifier(inner) and parts.recipe.loss.rows(2) == 2
+        if fits and parts.trainers[NAMED_SOURCE].names == names:
+            classifier = _classifier(parts.recipe, inner, place, alike=True)
     return tensors, classifier, membership.read(place)
+
+
+def _fresh_source(parts: Parts, elsewhere: bool) -> str:
+    """Why the source client begins with new class embeddings where it could go on with others; '' where it does.
+
+    Raises RecipeError where the method asks for those that there were.
+    """
+    recipe, method = parts.recipe, parts.method
+    if parts.source_classifier is not None or not isinstance(method, FedFRUDA) or not method.keeps_classifier:
+        return ""
+    if recipe.pretrain is None:
+        why = "model.weights holds none" if recipe.model.weights is not None else "the recipe has no `pretrain`"
+    else:
+        why = "its node is not sent them" if elsewhere else "`pretrain` leaves none that fit its people and the loss"
+    if method.head_init == "pretrained":
+        raise RecipeError(
+            f"the source client cannot go on with trained class embeddings: {why}; leave the key out, or set it to "
+            "mean or random",
+            where=f"methods.{recipe.method}.head_init",
+        )
+    return f"the source client begins with new class embeddings: {why}" if recipe.starts_trained else ""
 
 
 def _check_begun(place: Path) -> None:

@@ -93,6 +93,20 @@ class State:
     """(K_g, d) Φ_g."""
 
 
+@dataclass(frozen=True)
+class Binary:
+    """The constants of (6)."""
+
+    scale: float | None = None
+    """s′; None: s of a CosFace `loss`, as the paper has it, else 30."""
+    margin: float | None = None
+    """m′; None: m of a CosFace `loss`, else 0.4."""
+    power: float = 3.0
+    """t."""
+    balance: float = 0.7
+    """λ."""
+
+
 WORK = LocalTraining(epochs=4, lr=0.001)
 """As the text has it."""
 PRESETS: dict[str, dict[str, Any]] = {
@@ -138,7 +152,7 @@ class FedFRJoint(Method):
     """The branch's loss: (6), or L_cos's over the client's own people (Table 2); none: without a branch."""
     branch_weight: float = 10.0
     """α3."""
-    binary: SphereFace2 = SphereFace2(scale=30.0, margin=0.4, power=3.0, balance=0.7)
+    binary: Binary = Binary()
     through: bool = True
     """The gradient of the branch's loss goes on into the backbone; False: it trains the branch alone."""
     preset: Literal["paper", "official"] = "paper"
@@ -185,11 +199,19 @@ class FedFRJoint(Method):
         if (self.local.sample_rate or 1) < 1:
             raise ValueError("local.sample_rate: all rows of [Φ ; W] are trained in every step; remove it")
         check_pure(self.loss)
+        _ = self.binary_loss  # raises for constants that cannot be
         if self.loss.rows(2) != 2 or self.loss.extra(2):
             raise ValueError(
                 f"{type(self.loss).__name__} trains more than one class embedding for each identity, which [Φ ; W] has "
                 "no place for: use a loss such as cosface"
             )
+
+    @property
+    def binary_loss(self) -> SphereFace2:
+        """The loss (6) of the branch."""
+        given = {name: value for name, value in vars(self.binary).items() if value is not None}
+        tied = {"scale": self.loss.scale, "margin": self.loss.margin} if isinstance(self.loss, CosFace) else {}
+        return SphereFace2(**tied | given)
 
     def detail(self, name: str) -> Any:
         """A setting that the preset gives where it is left out."""
@@ -260,7 +282,7 @@ class FedFRJoint(Method):
             public=public_classes,
             contrastive=self.contrastive,
             temperature=self.temperature,
-            branch={"binary": self.binary, "softmax": self.loss, "none": None}[self.branch],
+            branch={"binary": self.binary_loss, "softmax": self.loss, "none": None}[self.branch],
             weight=self.branch_weight,
             through=self.through,
         )
@@ -293,7 +315,7 @@ class FedFRJoint(Method):
                 "own": classes.clone() if self.detail("branch_init") == "classes" else omega,
             }
         if self.branch == "binary":
-            start = torch.tensor(self.binary.start(len(classes)), dtype=torch.float64)
+            start = torch.tensor(self.binary_loss.start(len(classes)), dtype=torch.float64)
             branch["bias"] = (torch.zeros(len(classes)) if self.detail("bias") == "each" else start).to(classes)
         party.backbone.load(common.backbone)
         model, kept = common.backbone, party.backbone.kept()

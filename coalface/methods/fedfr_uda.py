@@ -3,7 +3,8 @@
 Zhuang et al., "Towards unsupervised domain adaptation for deep face recognition under privacy constraints via federated
 learning", 2021. Three stages: the source client trains alone; each target client clusters the features of its images
 with that model; source and targets train together, the source held near the global model (domain constraint loss).
-What its text leaves open is a setting: λ, E, τ, and where the class embeddings of new classes start.
+The classifiers stay at the clients (3.4): the source's goes on from the first stage to the third. What the text leaves
+open is a setting: λ, E, τ, and where the class embeddings of new classes start.
 """
 
 from __future__ import annotations
@@ -126,12 +127,19 @@ class FedFRUDA(Method):
     """False: the source trains no more once the targets have labels."""
     weights: Literal["equal", "images"] = "equal"
     """How clients weigh in the mean: alike, as Equation 1 has it, or by their images."""
-    head_init: Literal["mean", "random"] = "mean"
-    """Where class embeddings start: at the mean features of their class, or at random."""
+    head_init: Literal["pretrained", "mean", "random"] | None = None
+    """Where class embeddings start: at the mean features of their class (`mean`), or at random. `pretrained`: the
+    source goes on with those that the recipe's `pretrain` trained for the same people, which must have left some; all
+    others start at the mean. None: as `pretrained` where it left some, else `mean`."""
     momentum: MomentumState = "reset"
     """Zero at the start of a round (`reset`), kept from the party's last round (`keep`), or unused (`none`)."""
     head_momentum: MomentumState | None = None
     """The same of the class embeddings; None: as the backbone's."""
+
+    @property
+    def keeps_classifier(self) -> bool:
+        """Whether the source goes on with the classifier of the recipe's `pretrain`."""
+        return self.source and not self.pretrain and self.head_init in (None, "pretrained")
 
     def __post_init__(self) -> None:
         if self.pretrain < 0 or self.relabel < 0 or not 0 <= self.constraint < math.inf:
@@ -277,10 +285,13 @@ class FedFRUDA(Method):
         classes = len(party.data.names)
         rows = self.loss.rows(classes)
         head = fresh_head(party, rows)
-        if self.head_init == "mean" and rows == classes:
+        block = party.shards.span(rows) if party.shards is not None else slice(None)
+        if self.keeps_classifier and party.class_embeddings is not None:
+            head = party.class_embeddings[block].to(head)
+        elif self.head_init != "random" and rows == classes:
             features = unit_features(party, party.data, backbone, kept)
             means = mean_head(features, torch.from_numpy(party.data.labels).to(features.device), classes)
-            head = means[party.shards.span(classes) if party.shards is not None else slice(None)].to(head.dtype)
+            head = means[block].to(head.dtype)
         party.backbone.load(backbone, kept)
         extra = self.loss.extra(classes) | self.loss.state(classes)
         return Learner(head=head, extra=extra, kept=party.backbone.kept(), velocity={}, cursor=cursor)
@@ -308,6 +319,7 @@ class FinetunePseudo(FedFRUDA):
 
     constraint: float = 0.0
     source: bool = False
+    head_init: Literal["mean", "random"] = "mean"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from coalface.core.method import Federation, Party, Stage, Tensors, message, step
-from coalface.methods.fedfr_joint import FedFRJoint, Global, Own, State
+from coalface.methods.fedfr_joint import Binary, FedFRJoint, Global, Own, State
 from coalface.training.classifier import Criterion
 from coalface.training.fedfr import Distilled
 from coalface.training.local_work import LocalTraining
@@ -36,6 +36,8 @@ class Finetune(FedFRJoint):
     title: ClassVar[str] = "FedFR without its branch, then each client trains on alone"
 
     branch: Literal["binary", "softmax", "none"] = "none"
+    binary: Binary = Binary(scale=30.0, margin=0.4)
+    """Of no use without a branch."""
     tuning_epochs: int = 4
     """Epochs of the second stage, at `local`'s first learning rate."""
 

@@ -109,6 +109,9 @@ class FederatedValidation(Component):
     `far`. `loss`: minus the mean loss of its pairs (`pair_loss`), times 100."""
     far: float = 0.01
     """The false accept rate of `tar`."""
+    choice: Literal["blind"] | None = None
+    """None: the candidate of the best scores (12). `blind`: any of them with probability 1/T, as if the scores told
+    nothing: candidates, φ and rounds are the same, so what remains is what the scores are worth."""
 
     def __post_init__(self) -> None:
         if self.candidates < 2 or self.lag < 0:
@@ -152,8 +155,13 @@ class FederatedValidation(Component):
         drawn = rng.dirichlet(np.ones(len(weights)), size=self.candidates - 1)
         return (weights, *(dict(zip(weights, map(float, row), strict=True)) for row in drawn))
 
-    def choose(self, weighting: Weighting, validation: Open, scores: Mapping[str, Tensor]) -> Weighting:
-        """Normalise, sum over the validators that answered, take the best, and move w towards it (Alg. 2, 11 to 13)."""
+    def choose(
+        self, weighting: Weighting, validation: Open, scores: Mapping[str, Tensor], rng: np.random.Generator
+    ) -> Weighting:
+        """Normalise, sum over the validators that answered, take the best, and move w towards it (Alg. 2, 11 to 13).
+
+        `rng` draws what a blind choice takes.
+        """
         mean, variance, total = dict(weighting.mean), dict(weighting.variance), torch.zeros(self.candidates).double()
         for validator, row in scores.items():
             spread, new = float(row.var(correction=0)), self.forgetting
@@ -163,7 +171,8 @@ class FederatedValidation(Component):
                 spread = (1 - new) * variance.get(validator, spread) + new * spread  # (10)
                 mean[validator], variance[validator] = centre, spread
             total += row if self.norm == "none" else row / math.sqrt(spread + self.epsilon)  # (8)
-        best = validation.candidates[int(total.argmax())] if scores else weighting.weights  # of equals the one in use
+        chosen = int(total.argmax() if self.choice is None else rng.integers(self.candidates))  # of equals the first
+        best = validation.candidates[chosen] if scores else weighting.weights
         share = self.smoothing if scores else 0.0
         weights = {p: (1 - share) * w + share * best[p] for p, w in weighting.weights.items()}
         return Weighting(weights=weights, open=None, mean=mean, variance=variance)
@@ -288,7 +297,7 @@ class Validated(Federation):
         answer = self.fed.collect(validation.ticket, optional=True)  # validators that failed or were late are left out
         scores: dict[str, Tensor] = answer.each["scores"]
         self.fed.log(**{f"score/{validator}": float(row[0]) for validator, row in scores.items()})
-        return self.validation.choose(weighting, validation, scores)
+        return self.validation.choose(weighting, validation, scores, self.fed.stream("validation", "choice"))
 
 
 def weighted_mean(models: Mapping[str, Tensors], weights: Mapping[str, float]) -> Tensors:

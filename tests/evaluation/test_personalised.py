@@ -189,6 +189,22 @@ def test_one_to_many_worked_by_hand():
     assert [t.carried for t in legacy] == [False, True, True, True]
 
 
+def test_templates_of_the_mean_s_length_alter_official_alone():
+    # Identity 6's template is the mean of features 120° apart, half as long: 38° and 44° from it score 0.39 and 0.36.
+    gallery, names = p.gallery_of(by_angle(4, -8, 112), np.array([5, 6, 6]), unit=False)
+    np.testing.assert_allclose(np.linalg.norm(gallery, axis=1), [1, 0.5], atol=1e-6)
+    features, owner = by_angle(0, 10, 90, 96, 41, 60, 180), np.array([0, 0, 0, 0, 1, 1, 1])
+    arguments = (features, np.array([5, 5, 6, 6, 7, 8, 8]), owner, 0)
+    official = p.evaluate_client(*arguments, gallery, names, fpirs=(0.4,), one_to_many="official")
+    legacy = worked(fpirs=(0.4,), one_to_many="legacy")
+    # ⌈0.4 · 7⌉ − 1 = 2 wrong pairs: against unit templates 60° and 41° on 52°, against these 41° and 60° on 4°.
+    assert [(t.tpir, t.false_positives) for r in (legacy, official) for t in r.tpirs] == [(0.5, 2), (0.5, 2)]
+    assert official.tpirs[0].threshold < legacy.tpirs[0].threshold
+    assert list(official.figures())[-1] == "tpir@fpir=0.4 (official)"
+    with pytest.raises(ValueError, match="not of length 1"):
+        p.evaluate_client(*arguments, gallery, names, one_to_many="legacy")
+
+
 def test_a_mated_probe_that_is_not_first_counts_in_legacy_alone():
     features, gallery = by_angle(30, 170, 200), by_angle(0, 40)
     arguments = (features, np.array([5, 7, 8]), np.array([0, 1, 1]), 0, gallery, np.array([5, 6]))

@@ -75,7 +75,7 @@ class Hand:
             gallery = []
             for number in range(len(own_faces.names)):
                 mean = features[own_faces.labels == number].astype(np.float64).mean(0)
-                gallery.append(mean / np.linalg.norm(mean))
+                gallery.append(mean if modes.get("one_to_many") == "official" else mean / np.linalg.norm(mean))
             by_client.append(
                 evaluate_client(
                     self.unit(model, self.test),
@@ -127,17 +127,20 @@ def test_a_runs_figures_are_those_of_the_protocols(tmp_path: Path) -> None:
     assert list(personalised.by_kind(summary)) == ["start", "shared", "own", "branch"]
 
 
-def test_models_that_a_run_does_not_leave_are_not_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("one_to_many", ["legacy", "official"])
+def test_models_that_a_run_does_not_leave_are_not_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_to_many: str
+) -> None:
     """Without a branch, and with BatchNorm kept at the clients, there is a client's own model alone."""
     monkeypatch.setitem(BACKBONES.own, "normed", Normed)
-    settings = {"one_to_one": "official", "one_to_many": "legacy", "fars": [0.1, 0.5], "fpirs": [0.25]}
+    settings = {"one_to_one": "official", "one_to_many": one_to_many, "fars": [0.1, 0.5], "fpirs": [0.25]}
     changes = {**EVALUATED, "model": {"name": "normed", "batchnorm": "local"}, "evaluation": {"personalised": settings}}
     tiny_recipe = recipe(**changes, methods={"fedfr-joint": {"branch": "none"}})
     summary, hand = evaluated_run(tiny_recipe, tmp_path / "run"), Hand(tiny_recipe)
     assert set(summary) == {"start", "own", "clients", "trials", "counts"}
     models = own_models(tmp_path / "run", tiny_recipe, branch=False)
-    expected = hand.evaluated(models, one_to_one="official", one_to_many="legacy")[0]
-    assert summary["own"] == pytest.approx(expected) and all("official" in n or "legacy" in n for n in summary["own"])
+    expected = hand.evaluated(models, one_to_one="official", one_to_many=one_to_many)[0]
+    assert summary["own"] == pytest.approx(expected) and all("official" in n or one_to_many in n for n in expected)
     assert {of["impostors"] for of in summary["counts"].values()} == {32 + 4}
 
 

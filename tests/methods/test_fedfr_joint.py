@@ -19,9 +19,10 @@ from coalface.core.local_results import PERSONAL_MODEL
 from coalface.experiments.conformance import tiny_federation
 from coalface.experiments.conformance.tiny_federation import LOSS, Ran, Tiny, raw, run
 from coalface.methods.fedavg import FedAvg
-from coalface.methods.fedfr_joint import PRESETS, FedFRJoint, Own, Update
+from coalface.methods.fedfr_joint import PRESETS, Binary, FedFRJoint, Own, Update
 from coalface.training.local_training import Learner
 from coalface.training.local_work import LocalTraining
+from coalface.training.losses.margins import ArcFace, CosFace
 from coalface.training.losses.sphereface2 import SphereFace2
 
 OFF: dict[str, Any] = {"public": "none", "contrastive": 0.0, "branch": "none"}
@@ -194,11 +195,25 @@ def test_the_presets_differ_in_all_that_the_specification_names() -> None:
     beside = FedFRJoint(preset="official", bias="one")
     assert (beside.detail("bias"), beside.detail("weights")) == ("one", "trained")
     # What both say: the paper's own numbers.
-    loss, binary, local = paper.loss, paper.binary, paper.local
+    loss, binary, local = paper.loss, paper.binary_loss, paper.local
     assert (paper.rounds, local.epochs, local.lr, local.weight_decay, local.momentum) == (30, 4, 0.001, 5e-4, 0.9)
     assert (loss.scale, loss.margin, paper.threshold) == (30, 0.4, 0.4)  # type: ignore[attr-defined]
     assert (paper.contrastive, paper.temperature, paper.branch_weight, paper.through) == (5, 0.5, 10, True)
     assert (binary.scale, binary.margin, binary.power, binary.balance) == (30, 0.4, 3, 0.7)
+
+
+def test_the_branchs_scale_and_margin_are_those_of_the_loss_unless_they_are_given(tmp_path: Path) -> None:
+    loss = CosFace(scale=16.0, margin=0.2)
+    branches = [
+        [state.branch["own"] for state in once(tmp_path / str(n), loss=loss, binary=binary)[1].values()]
+        for n, binary in enumerate((Binary(), Binary(scale=16.0, margin=0.2), Binary(scale=30.0, margin=0.4)))
+    ]
+    for tied, given, papers in zip(*branches, strict=True):
+        assert tied.equal(given) and not tied.equal(papers)
+    of_angle = FedFRJoint(loss=ArcFace(scale=64.0, margin=0.5)).binary_loss
+    assert (of_angle.scale, of_angle.margin) == (30, 0.4)  # m of ArcFace is an angle
+    partly = FedFRJoint(loss=loss, binary=Binary(balance=0.5)).binary_loss
+    assert (partly.scale, partly.margin, partly.balance) == (16, 0.2, 0.5)
 
 
 def test_the_branch_begins_as_the_preset_says(tmp_path: Path) -> None:
@@ -213,7 +228,9 @@ def test_the_branch_begins_as_the_preset_says(tmp_path: Path) -> None:
                 off = float((state.branch["own"] - state.classes).abs().max())
                 assert off < 1e-200 if start == "classes" else off > 1e-3
                 assert 0.005 < float(state.branch["own"].std()) < 0.02
-                bias_start = torch.zeros(2) if bias == "each" else torch.tensor(SphereFace2().start(2))
+                bias_start = (
+                    torch.zeros(2) if bias == "each" else torch.tensor(SphereFace2(scale=16.0, margin=0.1).start(2))
+                )
                 torch.testing.assert_close(state.branch["bias"], bias_start.double(), atol=1e-5, rtol=0)
 
 

@@ -29,7 +29,7 @@ def test_every_piece_of_code_stands_in_its_file(page: Path) -> None:
 def test_the_settings_of_federated_validation_are_all_told_with_their_defaults() -> None:
     text = (ROOT / "docs" / "methods" / "pfm.md").read_text(encoding="utf-8")
     defaults = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+?)`? \|", text.partition("## Settings")[2], re.MULTILINE))
-    assert defaults == {field.name: str(field.default) for field in dataclasses.fields(FederatedValidation)}
+    assert defaults == {field.name: str(field.default).lower() for field in dataclasses.fields(FederatedValidation)}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -55,6 +55,10 @@ W = {"a": 0.5, "b": 0.3, "c": 0.2}
 DRAWN = (W, {"a": 0.1, "b": 0.1, "c": 0.8}, {"a": 0.3, "b": 0.6, "c": 0.1})
 
 
+RNG = np.random.default_rng(0)
+"""For a blind choice alone; the others draw nothing."""
+
+
 def opened(candidates: tuple[dict[str, float], ...] = DRAWN) -> Open:
     return Open(ticket=Ticket("train", 1, 2), round=1, candidates=candidates)
 
@@ -112,7 +116,7 @@ def test_a_choice_is_that_of_a_plain_loop(norm: Any, count: int) -> None:
             if rng.random() < 0.8  # some are left out
         }
         validation = opened(drawn)
-        after = settings.choose(before, validation, scores(**rows))
+        after = settings.choose(before, validation, scores(**rows), RNG)
         if rows:
             weights, mean, variance = naive_choice(settings, before, validation, rows)
             assert after.weights == pytest.approx(weights, rel=1e-12)
@@ -121,6 +125,23 @@ def test_a_choice_is_that_of_a_plain_loop(norm: Any, count: int) -> None:
         assert after.open is None and sum(after.weights.values()) == pytest.approx(1, abs=1e-12)
         before = after
     assert len(chosen) > 1
+
+
+def test_a_blind_choice_takes_each_candidate_as_often_whatever_the_scores() -> None:
+    blind, rng = FederatedValidation(smoothing=1, choice="blind"), np.random.default_rng(5)
+    taken = [blind.choose(weighting(), opened(), scores(v=[90, 95, 10]), rng).weights for _ in range(300)]
+    counts = [taken.count(candidate) for candidate in DRAWN]
+    assert sum(counts) == 300 and min(counts) > 75  # 100 ± 3 standard deviations
+    assert blind.choose(weighting(), opened(), {}, rng).weights == W  # nobody has answered
+
+
+def test_the_blind_control_moves_as_far_towards_a_candidate_of_the_same_draw(tmp_path: Path) -> None:
+    begun = run(fv(rounds=1, lag=0, smoothing=0.0), tmp_path / "still", FIVE).state.weighting.weights
+    candidates = FederatedValidation().draw(begun, generator(0, "server", "train", 1, "validation"))
+    reached = [{p: 0.5 * w + 0.5 * candidate[p] for p, w in begun.items()} for candidate in candidates]
+    for choice in (None, "blind"):
+        after = run(fv(rounds=1, lag=0, choice=choice), tmp_path / str(choice), FIVE).state.weighting.weights
+        assert any(after == pytest.approx(weights) for weights in reached), choice
 
 
 def moved(before: Weighting, towards: dict[str, float], phi: float) -> dict[str, float]:
@@ -132,12 +153,12 @@ def test_local_norm_by_hand() -> None:
     local = FederatedValidation(candidates=2, epsilon=144, smoothing=1)
     raw, two = replace(local, norm="none"), opened(DRAWN[:2])
     up, down = [100, 110], [80, 48]
-    assert local.choose(weighting(), two, scores(v=up, x=down)).weights == W  # 10/13 is less than 32/20
+    assert local.choose(weighting(), two, scores(v=up, x=down), RNG).weights == W  # 10/13 is less than 32/20
     three = scores(v=up, x=down, y=up, z=up)
-    assert local.choose(weighting(), two, three).weights == DRAWN[1]  # 30/13 is more
-    assert raw.choose(weighting(), two, three).weights == W  # 30 is less than 32
+    assert local.choose(weighting(), two, three, RNG).weights == DRAWN[1]  # 30/13 is more
+    assert raw.choose(weighting(), two, three, RNG).weights == W  # 30 is less than 32
     far = scores(v=up, x=[100, 30], y=up)  # 20/13 is less than 70/37; with T − 1 as divisor 20/√194 > 70/√2594
-    assert local.choose(weighting(), two, far).weights == W
+    assert local.choose(weighting(), two, far, RNG).weights == W
 
 
 def test_scores_are_in_percent_or_epsilon_would_swamp_them() -> None:
@@ -145,9 +166,9 @@ def test_scores_are_in_percent_or_epsilon_would_swamp_them() -> None:
     win, 3 · 0.2/√0.011 = 5.7 against 0.7/√0.1235 = 2.0; as fractions ε = 0.001 leaves raw sums, 0.006 and 0.007."""
     settings = FederatedValidation(candidates=2, smoothing=1)
     rows = {"v": [90.0, 90.2], "x": [50.7, 50.0], "y": [80.0, 80.2], "z": [70.0, 70.2]}
-    assert settings.choose(weighting(), opened(DRAWN[:2]), scores(**rows)).weights == DRAWN[1]
+    assert settings.choose(weighting(), opened(DRAWN[:2]), scores(**rows), RNG).weights == DRAWN[1]
     fractions = {name: [s / 100 for s in row] for name, row in rows.items()}
-    assert settings.choose(weighting(), opened(DRAWN[:2]), scores(**fractions)).weights == W
+    assert settings.choose(weighting(), opened(DRAWN[:2]), scores(**fractions), RNG).weights == W
     party = Tiny(validators=1).validating()["judge-0"][1]
     cosines = np.where(party.same, 0.9, 0.1)
     assert settings.graded(cosines, party.same, party.fold) == 100
@@ -157,23 +178,23 @@ def test_scores_are_in_percent_or_epsilon_would_swamp_them() -> None:
 
 def test_moving_norm_starts_from_the_first_validation_by_hand() -> None:
     settings = FederatedValidation(norm="moving", forgetting=0.5, smoothing=1)
-    first = settings.choose(weighting(), opened(), scores(v=[90, 92, 94]))
+    first = settings.choose(weighting(), opened(), scores(v=[90, 92, 94]), RNG)
     assert first.mean == {"v": 92.0} and first.variance == {"v": pytest.approx(8 / 3)}
-    second = settings.choose(replace(first, open=opened()), opened(), scores(v=[80, 84, 88], x=[50, 50, 53]))
+    second = settings.choose(replace(first, open=opened()), opened(), scores(v=[80, 84, 88], x=[50, 50, 53]), RNG)
     # μ = 92/2 + 84/2 = 88; the mean of (s − 88)² is (64 + 16 + 0)/3 = 80/3; ν = (8/3 + 80/3)/2 = 44/3
     assert second.mean == {"v": 88.0, "x": 51.0}
     assert second.variance == pytest.approx({"v": 44 / 3, "x": 2})
-    third = settings.choose(replace(second, open=opened()), opened(), scores(x=[51, 51, 51]))  # v did not answer
+    third = settings.choose(replace(second, open=opened()), opened(), scores(x=[51, 51, 51]), RNG)  # v did not answer
     assert third.mean["v"] == 88.0 and third.variance["x"] == pytest.approx(1)
-    assert FederatedValidation().choose(weighting(), opened(), scores(v=[1, 2, 3])).mean == {}
+    assert FederatedValidation().choose(weighting(), opened(), scores(v=[1, 2, 3]), RNG).mean == {}
 
 
 @pytest.mark.parametrize("norm", ["local", "moving", "none"])
 def test_of_equal_candidates_the_one_in_use_is_kept(norm: Any) -> None:
     settings = FederatedValidation(norm=norm, smoothing=1)
-    assert settings.choose(weighting(), opened(), scores(v=[90, 90, 90], x=[7, 7, 7])).weights == W
-    assert settings.choose(weighting(), opened(), scores(v=[90, 80, 90])).weights == W
-    assert settings.choose(weighting(), opened(), scores(v=[80, 90, 90])).weights == DRAWN[1]
+    assert settings.choose(weighting(), opened(), scores(v=[90, 90, 90], x=[7, 7, 7]), RNG).weights == W
+    assert settings.choose(weighting(), opened(), scores(v=[90, 80, 90]), RNG).weights == W
+    assert settings.choose(weighting(), opened(), scores(v=[80, 90, 90]), RNG).weights == DRAWN[1]
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------

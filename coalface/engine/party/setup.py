@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from coalface.core.method import Backbone, Method, Party, generator
 from coalface.core.names import check_name
@@ -41,6 +42,8 @@ class FederatedData:
     """Party -> images of its own that nobody trains on, by which it chooses settings."""
     taught: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Party -> (n, d) a teacher's embeddings of its images."""
+    class_embeddings: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    """Party -> (k, d) class embeddings of its identities, where a pre-training left some."""
 
     def __post_init__(self) -> None:
         for name in self.data:
@@ -99,6 +102,7 @@ class Setup:
                 initial=initial,
                 compute=computes.get(request.party, world.compute),
                 extra_data=extra_data[request.party],
+                class_embeddings=world.class_embeddings.get(request.party),
             )
 
         return ExecutorContext(

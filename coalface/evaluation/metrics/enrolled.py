@@ -23,11 +23,13 @@ FIGURES = (ACCEPTED, ACCEPTED_OF_OTHERS)
 FARS = (0.1, 0.01, 0.001)
 
 
-def templates(features: NDArray[np.float32], labels: NDArray[np.int64], count: int) -> NDArray[np.float64]:
+def templates(
+    features: NDArray[np.float32], labels: NDArray[np.int64], count: int, *, unit: bool = True
+) -> NDArray[np.float64]:
     """(count, d) each identity's template: the mean of its unit features (n, d), at length one; zeros stay zeros.
 
-    `labels` (n,) are 0 to count − 1. In float64, in the order of the rows. Raises ValueError for an identity without
-    any.
+    Where `unit` is False it is as long as it is. `labels` (n,) are 0 to count − 1. In float64, in the order of the
+    rows. Raises ValueError for an identity without any.
     """
     images = np.bincount(labels, minlength=count)
     if len(bad := np.flatnonzero(images == 0)):
@@ -35,6 +37,8 @@ def templates(features: NDArray[np.float32], labels: NDArray[np.int64], count: i
     sums = np.zeros((count, features.shape[1]))
     np.add.at(sums, labels, features.astype(np.float64))
     means = sums / images[:, None]
+    if not unit:
+        return means
     lengths = np.linalg.norm(means, axis=1, keepdims=True)
     return np.divide(means, lengths, out=np.zeros_like(means), where=lengths > 0)
 

@@ -263,14 +263,17 @@ def _enclose(blocks: Iterator[_Block], ranks: Sequence[int], error: float) -> li
     return tops
 
 
-def check_unit(features: Floats, kind: str, identities: Places | None = None) -> None:
-    """Raise ValueError unless features are (n, d) float32, at least one, with one identity each, of length 1 or 0."""
+def check_unit(features: Floats, kind: str, identities: Places | None = None, *, shorter: bool = False) -> None:
+    """Raise ValueError unless features are (n, d) float32, at least one, with one identity each, of length 1 or 0.
+
+    With `shorter` any length up to 1 will do: T is as exact.
+    """
     if features.ndim != 2 or not len(features) or features.dtype != np.float32:
         raise ValueError(f"features {features.dtype} {features.shape}: give (n, d) float32, at least one {kind}")
     if identities is not None and identities.shape != features.shape[:1]:
         raise ValueError(f"features {features.shape} with identities {identities.shape}: give one for each {kind}")
     squares = np.einsum("id,id->i", features, features)
-    if len(odd := np.flatnonzero(~((np.abs(squares - 1) < 1e-3) | (squares == 0)))):
+    if len(odd := np.flatnonzero(~((np.abs(squares - 1) < 1e-3) | (squares == 0) | (shorter & (squares < 1))))):
         raise ValueError(
             f"{len(odd):,} of {len(features):,} features are not of length 1 (or 0), the first is that of {kind} "
             f"{odd[0]:,}, of length {np.sqrt(squares[odd[0]]):g}: normalise them"

@@ -36,8 +36,9 @@ from coalface.evaluation.metrics.verification import (
 OneToOne = Literal["paper", "official"]
 """Impostors of 1:1. `paper`: an image of the client with one of another client. `official`, as in the paper's public
 code: these, and the pairs of the client's own images that show different identities."""
-OneToMany = Literal["standard", "legacy"]
-"""Which 1:N: the standard definition, or that of the paper's public code; see `evaluate_client`."""
+OneToMany = Literal["standard", "legacy", "official"]
+"""Which 1:N: the standard definition, the threshold and the match of the paper's public code, or these with its
+templates too; see `evaluate_client`."""
 
 TPIR = Figure("tpir@fpir=", "TPIR at FPIR ")
 FIGURES = (TPIR,)
@@ -86,14 +87,14 @@ def over_clients(evaluated: Sequence[Personalised]) -> tuple[dict[str, float], d
     return means, {name: len(of_clients) for name, of_clients in values.items()}
 
 
-def gallery_of(features: Floats, identities: Places) -> tuple[Floats, Places]:
+def gallery_of(features: Floats, identities: Places, *, unit: bool = True) -> tuple[Floats, Places]:
     """(k, d) a client's gallery by the unit features (n, d) of its training images, and the k identities, ascending.
 
-    A template is the mean of an identity's features, at length one.
+    A template is the mean of an identity's features, at length one, or as long as it is where `unit` is False.
     """
     check_unit(features, "training image", identities)
     names, labels = np.unique(identities, return_inverse=True)
-    return templates(features, labels, len(names)).astype(np.float32), names
+    return templates(features, labels, len(names), unit=unit).astype(np.float32), names
 
 
 def evaluate_client(
@@ -128,11 +129,13 @@ def evaluate_client(
     - `legacy`: the threshold lies just above the ⌈FPIR · n⌉-th largest s of all probes and templates of different
       identities, with n the number of probes, mated ones included. A mated probe counts iff s with its own template
       reaches it, whatever it has with others. So ⌈FPIR · n⌉ − 1 pairs are accepted, which is the allowance.
+    - `official`: as `legacy`, and templates may be shorter than one: `gallery_of(…, unit=False)`.
 
     Raises ValueError where shapes do not fit, embeddings are not of length one, an identity is at two clients, a
     client's identity has no template or another's has one, and where the client or the others have no test image.
     """
-    is_own = _check_client(features, identities, clients, client, gallery, gallery_identities)
+    unit = one_to_many != "official"
+    is_own = _check_client(features, identities, clients, client, gallery, gallery_identities, unit=unit)
     for mode, modes in ((one_to_one, OneToOne), (one_to_many, OneToMany)):
         if mode not in get_args(modes):
             raise ValueError(f"there is no mode {mode!r}: choose {' or '.join(get_args(modes))}")
@@ -209,11 +212,18 @@ def _allowed_by_legacy(fpir: float, probes: int) -> int:
 
 
 def _check_client(
-    features: Floats, identities: Places, clients: Places, client: int, gallery: Floats, gallery_identities: Places
+    features: Floats,
+    identities: Places,
+    clients: Places,
+    client: int,
+    gallery: Floats,
+    gallery_identities: Places,
+    *,
+    unit: bool,
 ) -> NDArray[np.bool_]:
     """(n,) which test images are the client's own."""
     check_unit(features, "test image", identities)
-    check_unit(gallery, "template", gallery_identities)
+    check_unit(gallery, "template", gallery_identities, shorter=not unit)
     if clients.shape != identities.shape or features.shape[1] != gallery.shape[1]:
         raise ValueError(
             f"test images {features.shape}, clients {clients.shape} and gallery {gallery.shape} do not go together: "

@@ -176,8 +176,9 @@ class Personalised(Section):
     """1:N."""
     one_to_one: Literal["paper", "official"] = "paper"
     """How 1:1 is evaluated: as the paper says, or as its authors' code does."""
-    one_to_many: Literal["standard", "legacy"] = "standard"
-    """How 1:N is evaluated: as the field does, or as the authors' code does."""
+    one_to_many: Literal["standard", "legacy", "official"] = "standard"
+    """How 1:N is evaluated: as the field does; by the threshold and the match of the authors' code; as that code does
+    in all, whose templates keep the length of the mean."""
 
 
 FigureName = Annotated[str, BeforeValidator(lambda given: PAIR_FIGURES.name_of(given) if callable(given) else given)]

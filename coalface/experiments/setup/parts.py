@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from coalface.core import disk
 from coalface.core.checks import nearest
@@ -50,7 +51,8 @@ class Parts:
 
     `packing` is told how far images are packed; given as `sources.unseen`, images are listed and none is decoded.
     `played` are the parties with images of their own that are here, None for all whose place the recipe tells; nothing
-    of others is opened. `start` are the weights that the network begins with, if not its own first ones.
+    of others is opened. `start` are the weights that the network begins with, if not its own first ones, and
+    `source_classifier` the class embeddings that the source client begins with.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class Parts:
         *,
         played: Collection[str] | None = None,
         start: Tensors | None = None,
+        source_classifier: Tensor | None = None,
     ) -> None:
         self.recipe, self.packing, self.played, self.start = recipe, packing, played, start
+        self.source_classifier = source_classifier
 
     @cached_property
     def method(self) -> Method:
@@ -185,6 +189,7 @@ class Parts:
             pairs={name: pairs for name, (_, pairs) in self.validators.items()},
             calibration_data={domains.NAMED_SOURCE: self.split.calibration} if calibrates else {},
             taught=self.taught,
+            class_embeddings={} if self.source_classifier is None else {domains.NAMED_SOURCE: self.source_classifier},
             roles=dict.fromkeys(validators, VALIDATOR) | domains.roles(recipe, parties),
             backbone=self.backbone,
             compute=compute,
@@ -321,9 +326,14 @@ class Parts:
         return self.has_validators if party in self.recipe.validators else (party == POOLED) == bool(self.method.pools)
 
 
-def make_data(recipe: Recipe, start: Tensors | None = None, played: Collection[str] | None = None) -> FederatedData:
+def make_data(
+    recipe: Recipe,
+    start: Tensors | None = None,
+    played: Collection[str] | None = None,
+    source_classifier: Tensor | None = None,
+) -> FederatedData:
     """What each worker process makes for itself."""
-    return Parts(recipe, played=played, start=start).data
+    return Parts(recipe, played=played, start=start, source_classifier=source_classifier).data
 
 
 def augments(recipe: Recipe, parties: Iterable[str]) -> dict[str, Augment]:
