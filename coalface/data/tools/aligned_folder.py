@@ -242,7 +242,8 @@ def _photograph(
     if broken:
         return Aligned(*none, (LeftOut("damaged", f"its name {broken}; rename it"),))
     if not path.name.lower().endswith(SUFFIXES):
-        return Aligned(*none, (LeftOut("not an image"),))
+        ending = Path(file).suffix
+        return Aligned(*none, (LeftOut("not an image", f"it ends in {ending}" if ending else "it has no ending"),))
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return Aligned(*none, (LeftOut("not an image", "a pipe or a device"),))

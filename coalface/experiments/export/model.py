@@ -86,7 +86,7 @@ def _find_model(place: Path, party: str | None, folder: Path) -> FaceModel:
     """The model of a run or of a folder; a personalised one is written to `folder` first."""
     has_global = any((place / name).exists() for name in ("model/backbone.safetensors", "backbone.safetensors"))
     if party is None or not has_global:
-        return FaceModel(place, party)
+        return FaceModel.opened(place, party)
     write_own_model(place, party, folder)
     return FaceModel(folder)
 

@@ -31,9 +31,10 @@ from coalface.experiments.setup.partition import POOLED
 from coalface.experiments.setup.sources import Packing, unseen
 from coalface.experiments.setup.splits import Split
 from coalface.experiments.setup.teachers import open_teacher, teach
+from coalface.experiments.setup.weights import fit_backbone
 from coalface.methods.distill import Distill
-from coalface.models import Backbone, build, sketch
-from coalface.models.pretrained.weights import fit_weights, read_weights
+from coalface.models import Backbone, build
+from coalface.models.pretrained.weights import read_weights
 from coalface.training.compute import Compute
 
 VALIDATOR = "validator"
@@ -360,6 +361,6 @@ def imported_weights(recipe: Recipe) -> tuple[Tensors, tuple[str, ...]]:
         weights = read_weights(Path(recipe.model.weights), recipe.model.party)
         if weights.sha256 != recipe.model.sha256:
             raise DataError(f"its SHA-256 is {weights.sha256}, not model.sha256; put the file back", where=weights.path)
-        return fit_weights(weights, sketch(recipe.model.name, **network_options(recipe)))
+        return fit_backbone(weights, recipe.model.name, **network_options(recipe))
     except (OSError, DataError) as error:
         raise RecipeError(disk.explained(error), where="model.weights") from None

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +19,12 @@ from coalface.core.method import generator
 from coalface.data.cache import TEACHERS, default_cache, open_cache, use
 from coalface.data.faceset import FaceSet
 from coalface.evaluation.finished_model import read_model
+from coalface.experiments.setup.weights import fit_backbone
 from coalface.methods.distill import Distill
 from coalface.models import build
 from coalface.models.embedding import raw_features
 from coalface.models.pretrained.onnx import read_onnx
-from coalface.models.pretrained.weights import fit_weights, identify, read_weights
+from coalface.models.pretrained.weights import identify, read_weights
 from coalface.training.compute import Compute
 
 BATCH = 64
@@ -57,14 +59,10 @@ def open_teacher(distill: Distill, compute: Compute) -> Teacher:
         else:
             if distill.backbone is None:
                 raise DataError("a file of weights needs the name of their backbone: set `backbone`", where=path)
-            module = build(
-                distill.backbone,
-                size=size,
-                channels=channels,
-                convention=distill.input,
-                generator=generator(0, "replaced by the weights"),
-            )
-            module.load_state_dict(fit_weights(read_weights(path), module)[0], strict=False)
+            options: dict[str, Any] = {"size": size, "channels": channels, "convention": distill.input}
+            tensors, _ = fit_backbone(read_weights(path), distill.backbone, **options)
+            module = build(distill.backbone, **options, generator=generator(0, "replaced by the weights"))
+            module.load_state_dict(tensors, strict=False)
     except (OSError, DataError) as error:
         raise RecipeError(disk.explained(error), where="methods.distill.teacher") from None
     # whatever the student's: under bfloat16 a MobileFaceNet embeds 1.8 times as many images a second so
