@@ -66,7 +66,7 @@ def export_model(
             torch.save(load_file(saved / "backbone.safetensors"), saved / file)
         elif to == "insightface":
             _write_insightface(model, saved / file)
-        if to != "safetensors":
+        if to == "onnx":  # `evaluate` and `FaceModel` read that itself; a file of tensors by a folder around it
             (saved / "backbone.safetensors").unlink()
             (saved / "model.json").unlink()
         write_text(saved / "README.md", write_card(model, place, party, to, file, uint8=uint8, licence=licence))
