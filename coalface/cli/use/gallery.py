@@ -226,6 +226,7 @@ def identify(
     ] = None,
     threshold: Cosine = None,
     top: Annotated[int, typer.Option(min=1, help="Candidates to show for each image, the nearest first.")] = 1,
+    faiss: Annotated[bool, typer.Option("--faiss", help="Search by an index of faiss, of `coalface[faiss]`.")] = False,
     photographs: Photographs = False,
     detector: DetectorPath = None,
     upright: Upright = False,
@@ -237,7 +238,7 @@ def identify(
     """Identify people, and strangers, in images."""
     from coalface.data.tools.progress_bar import counting
 
-    opened, show = _open(place, model, key), functools.partial(counting, quiet=quiet or as_json)
+    opened, show = _open(place, model, key, faiss), functools.partial(counting, quiet=quiet or as_json)
     finder = detector_of(photographs, detector, upright)
     identified = opened.identify(images, far=far, fpir=fpir, threshold=threshold, top=top, detector=finder, show=show)
     decided_by = identified.threshold
@@ -264,7 +265,7 @@ def identify(
         typer.echo(f"among {several(people, 'person', 'people')}, about {share} of strangers are taken for somebody")
 
 
-def _open(place: Path, model: Path | None, key: Path | None) -> Gallery:
+def _open(place: Path, model: Path | None, key: Path | None, faiss: bool = False) -> Gallery:
     """A gallery with its model: the one that is named, or that which lies where the gallery says."""
     from coalface.core.errors import RecipeError
     from coalface.experiments.api.face_model import FaceModel
@@ -275,7 +276,7 @@ def _open(place: Path, model: Path | None, key: Path | None) -> Gallery:
     folder = model or place.absolute().parent / about["made_by"]
     if model is None and not folder.exists():
         raise RecipeError(f"the model of {place} is no longer at {folder}; name its folder", where="--model")
-    return Gallery(place, FaceModel.opened(folder, about["party"], convention_of(about)), key=key)
+    return Gallery(place, FaceModel.opened(folder, about["party"], convention_of(about)), key=key, faiss=faiss)
 
 
 def _decides(opened: Gallery) -> dict[str, Any]:

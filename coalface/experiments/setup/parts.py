@@ -49,9 +49,10 @@ MANY, SMALL = 20, 32
 class Parts:
     """The method, images, parties, network, pairs and arithmetic of a recipe.
 
-    `packing` is told how far images are packed; given as `sources.unseen`, images are listed and none is decoded.
-    `played` are the parties with images of their own that are here, None for all whose place the recipe tells; nothing
-    of others is opened. `start` are the weights that the network begins with, if not its own first ones.
+    `packing` is told how far images are packed, `teaching` how many of them a teacher has embedded. With
+    `sources.unseen` as `packing`, images are listed and none is decoded. `played` are the parties with images of their
+    own that are here, None for all whose place the recipe tells; nothing of others is opened. `start` are the weights
+    that the network begins with, if not its own first ones.
     """
 
     def __init__(
@@ -59,10 +60,12 @@ class Parts:
         recipe: Recipe,
         packing: Packing | None = None,
         *,
+        teaching: Packing | None = None,
         played: Collection[str] | None = None,
         start: Tensors | None = None,
     ) -> None:
         self.recipe, self.packing, self.played, self.start = recipe, packing, played, start
+        self.teaching = teaching
 
     @cached_property
     def method(self) -> Method:
@@ -206,7 +209,7 @@ class Parts:
             return {}
         data = self.recipe.data.model_copy(update={"size": teacher.size, "grey": teacher.channels == 1})
         larger = splits.split(self.recipe.model_copy(update={"data": data}), self.packing).train
-        embeddings = teach(self.method, larger, teacher, compute)
+        embeddings = teach(self.method, larger, teacher, how, self.teaching)
         if embeddings.shape[1] != self.backbone.embedding_size:
             raise RecipeError(
                 f"the teacher's embeddings have {embeddings.shape[1]} numbers, the student's "
