@@ -1,9 +1,15 @@
-"""Pages as a browser reads them, and tables of Markdown."""
+"""Pages as a browser reads them, tables of Markdown, and what a page of the docs tells its reader to do."""
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
+from pathlib import Path
 
 VOID = {"meta", "br", "img", "link", "input", "hr", "wbr"}
 
@@ -11,6 +17,43 @@ VOID = {"meta", "br", "img", "link", "input", "hr", "wbr"}
 def markdown_rows(text: str) -> list[list[str]]:
     """The cells of all tables of a text, heads and rules among them."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """The language and the text of each block of a page."""
+    return re.findall(r"^```(.*)\n((?s:.*?))^```$", page, re.MULTILINE)
+
+
+def commands(block: str) -> list[list[str]]:
+    """The words of each command, without the variables before it."""
+    lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", "").splitlines()]
+    return [[word for word in words if not re.match("[A-Z_]+=", word)] for words in lines if words]
+
+
+def execute(folder: Path, *words: str) -> str:
+    """What a command in a folder prints, by the programs of this environment; it may not fail."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment.pop("COALFACE_DATA", None)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def play(page: str, folder: Path, added: Callable[[list[str]], Sequence[str]]) -> str:
+    """Do in a folder what a page says, from top to bottom; what its last command prints.
+
+    A recipe is written under its name, Python and the commands of `coalface` are run, each with words that are `added`.
+    """
+    last = ""
+    for language, text in blocks(page):
+        if language == "yaml" and (name := re.match(r"name: (\w+)\n", text)):
+            (folder / f"{name[1]}.yaml").write_text(text, encoding="utf-8")
+        elif language == "python":
+            execute(folder, "python", "-c", text)
+        for words in commands(text) if language == "sh" else []:
+            if words[0] == "coalface":
+                last = execute(folder, *words, *added(words))
+    return last
 
 
 class Reader(HTMLParser):

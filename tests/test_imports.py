@@ -59,8 +59,8 @@ RULES = {
         "flower.provision": f"{BELOW} methods evaluation {EXPERIMENTS} flower.app",
         "flower.party": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS} flower.app flower.provision",
         "flower.poc": f"{BELOW} {ENGINE} evaluation {EXPERIMENTS} {FLOWER}",
-        "cli.use": "core data data.tools models cli experiments.api experiments.export experiments.gallery "
-        "experiments.recipe",
+        "cli.use": "core data data.tools models models.pretrained.input cli experiments.api experiments.export "
+        "experiments.gallery",
         "cli": f"cli.use {BELOW} {ENGINE} methods evaluation {EXPERIMENTS} {FLOWER} flower.poc",
     }.items()
 }

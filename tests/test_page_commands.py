@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import click
 import cv2
 import pytest
 import typer
+from pages import blocks, commands, execute, play
 
 import coalface
 from coalface.cli import main
@@ -64,17 +62,6 @@ for option in PROGRAM.params:
         option.callback = None  # parsing must not write to the shell's own files
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 TARGETS = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-
-
-def blocks(page: str) -> list[tuple[str, str]]:
-    """The language and the text of each block of a page."""
-    return re.findall(r"^```(.*)\n((?s:.*?))^```$", page, re.MULTILINE)
-
-
-def commands(block: str) -> list[list[str]]:
-    """The words of each command, without the variables before it."""
-    lines = [shlex.split(line, comments=True) for line in block.replace("\\\n", "").splitlines()]
-    return [[word for word in words if not re.match("[A-Z_]+=", word)] for words in lines if words]
 
 
 def parse(words: list[str]) -> click.Context:
@@ -164,22 +151,8 @@ def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
         folder = tmp_path / "IMAGES" / f"person {number // 3}"
         folder.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(folder / f"{number}.png"), pixels)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment.pop("COALFACE_DATA", None)
-
-    def execute(*words: str) -> None:
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
-
     try:
-        for language, text in blocks(PAGES[page]):
-            if language == "yaml" and (name := re.match(r"name: (\w+)\n", text)):
-                (tmp_path / f"{name[1]}.yaml").write_text(text, encoding="utf-8")
-            elif language == "python":
-                execute("python", "-c", text)
-            for words in commands(text) if language == "sh" else []:
-                if words[0] == "coalface":
-                    execute(*words, *SHORTER.get(words[1], []))
+        play(PAGES[page], tmp_path, lambda words: SHORTER.get(words[1], []))
     finally:
         if (tmp_path / "kits").exists():
-            execute("coalface", "down", "kits")
+            execute(tmp_path, "coalface", "down", "kits")

@@ -36,8 +36,9 @@ Some wheels bring libraries of others along: `opencv-python-headless` has FFmpeg
 `scikit-learn` have the runtime libraries of GCC (GPL 3, with the exception that lets any program use them). A `torch`
 for CUDA brings packages of NVIDIA, under NVIDIA's own licence. The wheels hold the whole texts.
 
-`coalface[mlflow]` (MLflow, Apache 2.0) and `coalface[wandb]` (Weights & Biases' client, MIT) are large, so they are not
-among what `make` installs, and bring the newest versions.
+`coalface[mlflow]` (MLflow, Apache 2.0), `coalface[wandb]` (Weights & Biases' client, MIT) and `coalface[faiss]`
+(faiss-cpu, MIT; its wheel has OpenBLAS, BSD, and the runtime libraries of GCC) are large, so they are not among what
+`make` installs, and bring the newest versions.
 """
 WHY = {
     "click": "the errors of the command line",

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from coalface.cli.console import Commands, print_json
-from coalface.cli.use.options import DetectorPath, Upright, open_detector
+from coalface.cli.use.options import MODEL, DetectorPath, Input, Party, Upright, open_detector, open_model
 from coalface.core.errors import RecipeError
 from coalface.core.text import several
 
@@ -158,9 +158,9 @@ def inspect(
     headers: Annotated[
         bool, typer.Option("--headers", help="Read headers only: faster, but finds less damage and fewer copies.")
     ] = False,
-    model: Annotated[
-        Path | None, typer.Option(help="A run folder, or its model folder: also look for images with wrong labels.")
-    ] = None,
+    model: Annotated[Path | None, typer.Option(help=f"{MODEL[:-1]}: also look for images with wrong labels.")] = None,
+    party: Party = None,
+    convention: Input = None,
     party_data: Annotated[
         Path | None, typer.Option(help="Of a recipe: a YAML file that names each party's party.yaml, as for a run.")
     ] = None,
@@ -180,6 +180,9 @@ def inspect(
                 raise RecipeError("a recipe is inspected by the names of its people alone: leave it out", where=option)
         _inspect_recipe(source, party_data, as_json)
         return
+    for option, value in (("--party", party), ("--input", convention)):
+        if value is not None and model is None:
+            raise RecipeError("it says how to read a model: add --model, or leave it out", where=option)
     if party_data is not None:
         raise RecipeError("it belongs to a recipe: leave it out", where="--party-data")
     from coalface.data.stores import open_store
@@ -203,10 +206,9 @@ def inspect(
             progress=count,
         )
     if model is not None:
-        from coalface.experiments.api.face_model import FaceModel
         from coalface.experiments.gallery.label_noise import find_label_noise
 
-        noise = find_label_noise(FaceModel(model), store, show)
+        noise = find_label_noise(open_model(model, party, convention), store, show)
         report.wrong_labels = [vars(suspect) for suspect in noise.suspects]
         report.wrong += filter(None, [str(noise)])
     print_json(report.as_dict()) if as_json else typer.echo(inspection.report_text(report))

@@ -11,7 +11,7 @@ import typer
 
 from coalface.cli.console import print_json, print_table
 from coalface.cli.data import AsJson, Quiet
-from coalface.cli.use.options import MODEL, Input, Party, read_input
+from coalface.cli.use.options import MODEL, Input, Party, open_model, read_input
 
 Model = Annotated[Path, typer.Argument(help=MODEL)]
 Flip = Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image (F1).")]
@@ -58,7 +58,6 @@ def evaluate(
     from coalface.data.stores import telling_passed_over
     from coalface.data.tools.progress_bar import counting
     from coalface.evaluation.finished_model import evaluate_model
-    from coalface.experiments.api.face_model import FaceModel
 
     if calibrate and flip:
         raise RecipeError("who uses a model embeds an image alone: leave --flip out", where="--calibrate")
@@ -77,7 +76,7 @@ def evaluate(
             show=show,
         )
     if calibrate:
-        FaceModel(model, party, read_input(convention)).calibrate(figures, on.name)
+        open_model(model, party, convention).calibrate(figures, on.name)
     for remark in _remarks(figures, requested_pairs=pairs):
         typer.echo(remark, err=True)
     print_json(figures) if as_json else _print_figures(figures)

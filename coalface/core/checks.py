@@ -80,6 +80,8 @@ ALLOWED = {
     "less_than": "a number below {lt}",
     "literal_error": "{expected}",
     "none_required": "null",
+    "missing": "a longer list",
+    "too_long": "a list of at most {max_length}",
 }
 """What pydantic misses -> what is allowed."""
 

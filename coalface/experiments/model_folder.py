@@ -13,6 +13,7 @@ from coalface.core.local_results import CLASS_EMBEDDINGS, OWN_MODEL
 from coalface.core.method import Models
 from coalface.engine.server import Server
 from coalface.evaluation import verification
+from coalface.evaluation.figures import figure_of
 from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import OnDisk
@@ -99,8 +100,11 @@ def _card(recipe: Recipe, server: Server, models: Models, figures: verification.
     lines += [f"- pixels: {pixels}; compare embeddings by cosine", ""]
     if models.shared is None:
         lines += ["One model per party, in `parties/`; the figures are the mean over the parties evaluated.", ""]
-    lines += ["| evaluated on | figure | % |", "|---|---|---|"]
-    lines += [f"| {on} | {name} | {value:.2f} |" for on, by_name in figures.items() for name, value in by_name.items()]
+    lines += ["| evaluated on | figure | value |", "|---|---|---|"]
+    for on, by_name in figures.items():
+        for name, value in by_name.items():
+            unit = figure_of(name.removesuffix("_se")).unit
+            lines.append(f"| {on} | {name} | {value:.{unit.digits}f}{unit.sign} |")
     if readable:
         lines += ["", f"In training, {readable}."]
     elif models.shared is not None and not method.pools:

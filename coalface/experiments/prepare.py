@@ -83,7 +83,8 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
     What cannot be run is found here, before anything is written. Raises RecipeError, ValueError or OSError.
     """
     played: tuple[str, ...] | None = () if recipe.own is not None and elsewhere else None
-    parts, start, classifier, before = Parts(recipe, callback.packing, played=played), None, None, None
+    parts = Parts(recipe, callback.packing, played=played, teaching=callback.teaching)
+    start, classifier, before = None, None, None
     steps: tuple[str, ...] = ()
     if recipe.pretrain is not None:
         start, classifier, before = _pretrained(parts, recipe.pretrain.recipe, callback, make)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -129,13 +130,15 @@ def autocasting(arithmetic: Arithmetic) -> contextlib.AbstractContextManager[obj
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Within, torch computes with so many threads."""
-    before = torch.get_num_threads()
+    """Within, torch and OpenCV compute with so many threads."""
+    before = torch.get_num_threads(), cv2.getNumThreads()
     torch.set_num_threads(count)
+    cv2.setNumThreads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(before[0])
+        cv2.setNumThreads(before[1])
 
 
 def check_measure(batch: int, threads: int) -> None:

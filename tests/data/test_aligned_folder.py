@@ -67,6 +67,17 @@ def test_each_face_comes_out_in_its_place(tmp_path: Path) -> None:
         assert np.array_equal(image, align(picture, face.points, size=96))
 
 
+def test_links_to_files_are_followed_and_links_to_folders_are_named(tmp_path: Path) -> None:
+    detector = album(tmp_path / "elsewhere", 2)
+    (tmp_path / "photos" / "Ann").mkdir(parents=True)
+    (tmp_path / "photos" / "Ann" / "0.png").symlink_to(tmp_path / "elsewhere" / "Ann" / "0.png")
+    (tmp_path / "photos" / "Bo.png").symlink_to(tmp_path / "elsewhere" / "Bo")
+    folder = aligned(tmp_path, detector)
+    assert [photograph.faces for photograph in folder.photographs] == [("Ann/0.png",), ()]
+    assert left_out(tmp_path / "out") == {"Bo.png": "not an image"}
+    assert not (tmp_path / "out" / "Ann" / "0.png").is_symlink()
+
+
 def test_whatever_gives_no_face_is_left_out_with_the_reason(tmp_path: Path) -> None:
     source, detector = tmp_path / "photos", album(tmp_path / "photos", 4)
     picture, face = photograph(0)

@@ -106,8 +106,6 @@ def test_headers_written_by_hand(name: str) -> None:
 
 
 BROKEN = {
-    "empty": b"",
-    "a gif": b"GIF89a\x01\0\x01\0",
     "jpeg, the image data before any frame": b"\xff\xd8\xff\xda\x00\x08",
     "jpeg, a segment of one byte": b"\xff\xd8\xff\xe0\x00\x01" + 40 * b"\xff\xc0",
     "jpeg, fill bytes to the end": b"\xff\xd8" + 100 * b"\xff",
@@ -125,6 +123,24 @@ def test_a_header_that_cannot_be_is_named_with_a_remedy(name: str) -> None:
     with pytest.raises(DataError, match="it is damaged or not an image") as error:
         read_header(BROKEN[name], "a\n1.jpg")
     assert error.value.where == r"a\n1.jpg"
+
+
+@pytest.mark.parametrize(
+    "begin, reason",
+    [
+        (b"", "it is empty"),
+        (b"GIF89a\x01\0\x01\0", "it is a GIF, which is not read"),
+        (b"II*\0\x08\0\0\0", "it is a TIFF"),
+        (b"MM\0*\0\0\0\x08", "it is a TIFF"),
+        (b"\0\0\0\n ftypheic", "it is damaged or not an image"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1", "it is a HEIC"),
+        (b"\0\0\0\nftypavif", "it is an AVIF"),
+    ],
+)
+def test_an_empty_image_and_those_of_other_kinds_are_told_apart(begin: bytes, reason: str) -> None:
+    for form in (begin, memoryview(begin)):
+        with pytest.raises(DataError, match=f"x: {reason}"):
+            read_header(form, "x")
 
 
 def test_a_small_file_that_would_fill_the_memory_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

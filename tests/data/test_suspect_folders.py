@@ -45,6 +45,14 @@ def numbered(*names: str, count: int = 2) -> list[str]:
             [f"{c}/frame_{i:04}_ID{i % 9:02}.jpg" for c in ("front door", "till") for i in range(100)],
             ["2 folders of 2", "ID00, ID01, ID02"],
         ),
+        (  # one person before both
+            [f"{c}/frame_{i:04}_ID07.jpg" for c in ("front door", "till") for i in range(100)],
+            ["2 folders", "ID07", "front door, till"],
+        ),
+        (
+            [f"{name}/{i}_id{k}.jpg" for name, k in (("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 3)) for i in EACH],
+            ["every file of 2 folders", "id1 (a, c), and so for 1 more"],
+        ),
         ([f"{camera}/{i:03}.jpg" for camera in ("DSC", "IMG_0412") for i in range(5)], ["a camera", "DSC, IMG_0412"]),
         (
             [f"smile/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3, 4) for i in (1, 2)],
@@ -93,6 +101,9 @@ FRONTAL = ("neutral_front", "smiling_front")
         [f"{k:03}/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3) for i in (1, 2)],
         ["Brad_Pitt/" + file for file in numbered("Brad_Pitt_Oscars", "Young_Brad_Pitt", "Pitt_Troy", "IMG", "DSC")],
         [f"ID{k:02}/cam1_ID{k:02}_{i}.jpg" for k in range(3) for i in range(5)],
+        [f"{name}/ID01_{k}.jpg" for name in WORDS for k in range(3)],  # a word of all files
+        [f"{name}/person_{k}.jpg" for name in WORDS for k in range(30)],
+        [f"{name}/id1.jpg" for name in WORDS],
         ["Val/1.jpg", *(f"p{k}/1.jpg" for k in range(6))],
         ["a/²_x_1.jpg", "a/__.jpg"],
         [f"{number}/{k}.jpg" for number in (20010203, 20011599, 20020417) for k in (1, 2)],

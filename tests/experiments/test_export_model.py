@@ -81,6 +81,7 @@ def test_safetensors_and_torch_are_read_back(fedavg_run: Path, tmp_path: Path) -
     export_model(fedavg_run, "torch", tmp_path / "torch")
     tensors = torch.load(tmp_path / "torch" / "model.pt", weights_only=True)
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in Backbone(model.network).shared().items())
+    assert FaceModel(tmp_path / "torch").fingerprint == model.fingerprint
 
 
 @pytest.mark.slow
@@ -95,6 +96,13 @@ def test_insightface_takes_its_own_networks_alone(fedavg_run: Path, tmp_path: Pa
     tensors = torch.load(tmp_path / "out" / "backbone.pth", weights_only=True)
     assert [f"{name} {str(t.dtype)[6:]} {list(t.shape)}" for name, t in tensors.items()] == listed
     assert all(torch.equal(tensor, model.network.state_dict()[name]) for name, tensor in tensors.items())
+    faces = picture_folders(tmp_path / "faces", ["a", "b"])
+    figures = []
+    for place in (tmp_path / "model", tmp_path / "out"):
+        figures.append(json.loads(said("evaluate", place, "--on", faces, "--pairs", "10", "--json")))
+    assert figures[0]["eer"] == figures[1]["eer"] and figures[1]["model"] == str(tmp_path / "out")
+    again = FaceModel.from_weights(tmp_path / "out" / "backbone.pth", "ir18", size=112, note=lambda step: None)
+    assert again.fingerprint == model.fingerprint
 
 
 def test_a_partys_own_model_and_a_personalised_one_are_exported(solo_run: Path, tmp_path: Path) -> None:
@@ -102,7 +110,7 @@ def test_a_partys_own_model_and_a_personalised_one_are_exported(solo_run: Path, 
     own = FaceModel.from_run(solo_run, party="silo-01")
     np.testing.assert_array_equal(FaceModel(tmp_path / "own").embed(FACES), own.embed(FACES))
     judged = json.loads((solo_run / "summary.json").read_text())["parties"][1]["judged"]["unseen"]["accuracy"]
-    assert f"| unseen | accuracy | {judged:.2f} |" in (tmp_path / "own" / "README.md").read_text()
+    assert f"| unseen | accuracy | {judged:.2f} % |" in (tmp_path / "own" / "README.md").read_text()
     run = experiment.run(test_export_client.recipe(), tmp_path / "run", Silent(), report=False)
     export_client(run, "silo-00", tmp_path / "client")
     export_model(run, "safetensors", tmp_path / "personal", party="silo-00")
@@ -125,10 +133,10 @@ def test_the_card_has_the_hubs_front_matter_and_the_runs_figures(fedavg_run: Pat
     assert front["license"] == "cc-by-nc-4.0" and metrics["accuracy"] == pytest.approx(figures["accuracy"], abs=1e-3)
     (row,) = [line for line in text.splitlines() if line.startswith("| unseen | accuracy |")]
     _, _, _, value, interval, _ = (cell.strip() for cell in row.split("|"))
-    low, high = map(float, interval.split(" to "))
-    assert low <= float(value) <= high and low < high
+    low, high, value = (float(share.removesuffix(" %")) for share in (*interval.split(" to "), value))
+    assert low <= value <= high and low < high
     threshold = FaceModel.from_run(fedavg_run).threshold(0.1)
-    assert f"| {threshold.cosine:.6f} | 0.1 | unseen |" in text
+    assert f"| {threshold.cosine:.6f} | 0.1 | unseen |" in text and "carry none below 0.1." in text
     for word in ("- method: fedavg", "Intended:", "Forbidden:", FaceModel.from_run(fedavg_run).fingerprint):
         assert word in text
 

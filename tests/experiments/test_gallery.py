@@ -342,6 +342,56 @@ def test_a_gallery_remembers_what_its_onnx_file_expects(
     templates = expected.embed(faces / "known").reshape(5, 3, -1).sum(axis=1)
     cosines = expected.embed(faces / "new") @ unit(templates).T
     np.testing.assert_allclose([match["similarity"] for match in matches], cosines.max(axis=1), atol=1e-5)
-    for words in (("--input", "{mean: x}"), ("--input", "{"), ("--party", "silo-00")):
-        line = refused(capsys, monkeypatch, "embed", faces, "--model", path, *words)
-        assert words[0].removeprefix("--") in line
+    wrong = ("{mean: x}", "{", "{mean: [1, 2]}", "{std: 0}", "{stdd: 1}", "bgr")
+    for words in (*(("--input", text) for text in wrong), ("--party", "silo-00")):
+        for command in (
+            ("embed", faces, "--model", path),
+            ("evaluate", path, "--on", faces),
+            ("gallery", "create", tmp_path / "h", "--model", path),
+        ):
+            line = refused(capsys, monkeypatch, *command, *words)
+            assert line.startswith(f"coalface: {words[0]}: ") and "recipe" not in line
+
+
+def test_faiss_finds_whom_the_product_finds(faces: Path, model: FaceModel, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    ours = Gallery.create(tmp_path / "g", model, threshold=0.0)
+    indexed = Gallery(tmp_path / "g", model, faiss=True)
+    rng = np.random.default_rng(0)
+    for number in range(2):  # what is enrolled later is found too
+        rows = unit(rng.normal(size=(300, 128)))
+        ours.add([Enrolled(f"{number} {i}") for i in range(300)], rows)
+        probes = np.concatenate([rows[:5], unit(rng.normal(size=(40, 128)))])
+        for top in (1, 3, 1000):
+            for expected, found in zip(ours.search(probes, top), indexed.search(probes, top), strict=True):
+                assert [person for person, _ in found] == [person for person, _ in expected]
+                np.testing.assert_allclose([c for _, c in found], [c for _, c in expected], atol=1e-6)
+    ours.enroll(faces / "known")
+    expected, by_faiss = (
+        said("gallery", "identify", tmp_path / "g", faces / "new", *words) for words in ([], ["--faiss"])
+    )
+    assert by_faiss == expected
+
+
+def test_without_faiss_it_is_named(tmp_path: Path, model: FaceModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    gallery = Gallery.create(tmp_path / "g", model, threshold=0.0)
+    gallery.add([Enrolled("Ann")], unit(np.eye(1, 128)))
+    with pytest.raises(ImportError, match="coalface.faiss."):
+        Gallery(tmp_path / "g", faiss=True).search(unit(np.eye(1, 128)))
+
+
+def test_an_error_names_the_option_of_the_command(
+    fedavg_run: Path, solo_run: Path, faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    for command in (("embed", faces), ("verify", faces, faces), ("gallery", "create", tmp_path / "g")):
+        for words in (("--input", "imagenet"), ("--party", "silo-00")):
+            line = refused(
+                capsys, monkeypatch, *command, "--model", fedavg_run, *words, status=2 if command[0] == "verify" else 1
+            )
+            assert line.startswith(f"coalface: {words[0]}: ")
+    for command in (
+        ("embed", faces, "--model", solo_run),
+        ("export", solo_run, "--to", "torch", "--out", tmp_path / "out"),
+    ):
+        assert "add --party with one of silo-00" in refused(capsys, monkeypatch, *command)

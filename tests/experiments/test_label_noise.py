@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
-from commands import invoked
+from commands import invoked, refused
 from numpy.typing import NDArray
 
 from coalface.data.synthetic.generator import SyntheticFaces
@@ -94,11 +95,17 @@ def test_a_model_that_tells_nobody_apart_is_not_believed() -> None:
     assert "does not tell these people apart" in str(LabelNoise([suspect], 4)) and str(LabelNoise([], 4)) == ""
 
 
-def test_the_command_lists_them_by_a_runs_model(fedavg_run: Path, tmp_path: Path) -> None:
+def test_the_command_lists_them_by_a_runs_model(
+    fedavg_run: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
     faces = SyntheticFaces(4, 4, 5, size=32, grey=True).generate()
     for number, (person, pixels) in enumerate(zip(faces.labels, faces.pixels, strict=True)):
         (tmp_path / f"p{person}").mkdir(exist_ok=True)
         cv2.imwrite(str(tmp_path / f"p{person}" / f"{number}.png"), pixels)
+    for option, value in (("--party", "silo-00"), ("--input", "imagenet")):
+        line = refused(capsys, monkeypatch, "data", "inspect", tmp_path, "--model", fedavg_run, option, value)
+        assert line.startswith(f"coalface: {option}: ")
+        assert "--model" in refused(capsys, monkeypatch, "data", "inspect", tmp_path, option, value)
     (tmp_path / "p0" / "broken.png").write_bytes(b"")
     result = invoked("data", "inspect", tmp_path, "--model", fedavg_run, "--json")
     report = json.loads(result.stdout)

@@ -14,11 +14,13 @@ from safetensors.torch import load_file
 from tinyruns import TINY, Silent, run, tiny, write
 
 from coalface.core.errors import RecipeError
+from coalface.core.method import generator
 from coalface.experiments import run as experiment
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.export.model import export_model
 from coalface.experiments.recipe import loader
 from coalface.flower.app import project
+from coalface.models import build
 
 CONVENTION = {"mean": 100.0, "std": 50.0, "channels": 3}
 
@@ -104,6 +106,17 @@ def test_weights_that_do_not_fit_stop_a_run_before_it_writes(tmp_path: Path, fil
         tiny(model={"weights": str(tmp_path / "none.pt")})
     assert error.value.where == "model.weights"
     assert not (tmp_path / "b").exists()
+
+
+def test_weights_of_another_backbone_name_it(tmp_path: Path) -> None:
+    weights = build("mobilefacenet-relu", size=32, channels=3, generator=generator(0, "weights"))
+    torch.save(weights.state_dict(), tmp_path / "a.pt")
+    teacher = {"teacher": str(tmp_path / "a.pt"), "backbone": "mobilefacenet", "size": 32}
+    started = {"model": {"name": "mobilefacenet", "weights": teacher["teacher"]}, "data": {"grey": False}}
+    for changes in (started, {"method": "distill", "methods": {"distill": teacher}}):
+        with pytest.raises(RecipeError, match="it fits mobilefacenet-relu:") as error:
+            run(tmp_path / "b", **changes)
+        assert error.value.where == ("model.weights" if "model" in changes else "methods.distill.teacher")
 
 
 def test_the_input_convention_travels_with_the_model(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_the_card_says_what_the_model_is(fedavg_run: Path) -> None:
     for line in (
         "- method: fedavg, 2 rounds, seed 0",
         "- data: synthetic; equal, 2 parties",
-        f"| unseen | accuracy | {accuracy:.2f} |",
+        f"| unseen | accuracy | {accuracy:.2f} % |",
     ):
         assert line in card
 

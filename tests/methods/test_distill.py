@@ -7,16 +7,18 @@ import math
 import shutil
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from onnx_graphs import linear_graph
 from safetensors.torch import save_file
-from tinyruns import TINY, run, tiny
+from tinyruns import TINY, Silent, run, tiny
 
 from coalface.core.errors import RecipeError
 from coalface.core.method import generator
+from coalface.experiments import run as experiment
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.api.faces import load_faces
 from coalface.experiments.conformance.tiny_federation import Tiny
@@ -123,6 +125,34 @@ def test_an_onnx_file_teaches_at_its_size_and_is_asked_once(tmp_path: Path, monk
     shutil.rmtree(tmp_path / "cache" / "teachers")
     with pytest.raises(TypeError):
         taught(tmp_path / "a.onnx", **settings).data  # noqa: B018
+
+
+def test_the_teacher_takes_the_engines_threads_and_says_how_far_it_is(
+    tmp_path: Path, fedavg_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(teachers, "BATCH", 4)
+    monkeypatch.setattr(teachers, "BLOCKS", 3)
+    threads, notes = set(), []
+    embed = teachers.raw_features
+
+    def watched(*arguments: object, **keywords: object) -> object:
+        threads.add((torch.get_num_threads(), cv2.getNumThreads()))
+        return embed(*arguments, **keywords)
+
+    class Listener(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    monkeypatch.setattr(teachers, "raw_features", watched)
+    recipe = tiny(method="distill", methods={"distill": {"teacher": str(fedavg_run)}}, engine={"threads": 3}, rounds=1)
+    before = torch.get_num_threads()
+    for out, told in (("a", ["12 of 32", "24 of 32", "32 of 32"]), ("b", [])):  # the second finds them in the cache
+        notes.clear()
+        experiment.run(recipe, tmp_path / out, Listener())
+        assert [note.rpartition(": ")[2] for note in notes if "teacher embeds" in note] == told
+    torch.set_num_threads(before)
+    assert threads == {(3, 3)}
 
 
 def test_a_run_starts_from_a_student(tmp_path: Path, fedavg_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from coalface.cli.use.options import (
     Photographs,
     Upright,
     detector_of,
-    read_input,
+    open_model,
 )
 from coalface.core.text import several, shown
 
@@ -67,11 +67,10 @@ def embed(
 
     from coalface.core.disk import beside, check_free, put_in_place
     from coalface.data.tools.progress_bar import counting
-    from coalface.experiments.api.face_model import FaceModel
     from coalface.experiments.gallery.images import embed_images, find_images
 
     check_free(out)
-    network, finder = FaceModel(model, party, read_input(convention)), detector_of(photographs, detector, upright)
+    network, finder = open_model(model, party, convention), detector_of(photographs, detector, upright)
     show = functools.partial(counting, quiet=quiet or as_json)
     batches = list(embed_images(network, find_images(images), show, finder))
     files = [image.file for batch in batches for image in batch.images]
@@ -106,11 +105,10 @@ def verify(
     The threshold is the model's at a false accept rate, 0.001 unless --far names another.
     """
     from coalface.core.errors import DataError
-    from coalface.experiments.api.face_model import FaceModel
     from coalface.experiments.gallery.gallery import given
     from coalface.experiments.gallery.images import embed_images, find_images
 
-    network, finder = FaceModel(model, party, read_input(convention)), detector_of(photographs, detector, upright)
+    network, finder = open_model(model, party, convention), detector_of(photographs, detector, upright)
     decided_by = network.threshold(0.001 if far is None else far) if threshold is None else given(threshold)
     (batch,) = embed_images(network, find_images([first, second]), detector=finder)
     for refusal in batch.refused:
@@ -137,10 +135,9 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a gallery without people, for one model. With --key, names and embeddings are encrypted."""
-    from coalface.experiments.api.face_model import FaceModel
     from coalface.experiments.gallery.gallery import Gallery
 
-    network = FaceModel(model, party, read_input(convention))
+    network = open_model(model, party, convention)
     created = Gallery.create(place, network, key=key, far=far, threshold=threshold)
     if as_json:
         print_json(
@@ -229,6 +226,7 @@ def identify(
     ] = None,
     threshold: Cosine = None,
     top: Annotated[int, typer.Option(min=1, help="Candidates to show for each image, the nearest first.")] = 1,
+    faiss: Annotated[bool, typer.Option("--faiss", help="Search by an index of faiss, of `coalface[faiss]`.")] = False,
     photographs: Photographs = False,
     detector: DetectorPath = None,
     upright: Upright = False,
@@ -240,7 +238,7 @@ def identify(
     """Identify people, and strangers, in images."""
     from coalface.data.tools.progress_bar import counting
 
-    opened, show = _open(place, model, key), functools.partial(counting, quiet=quiet or as_json)
+    opened, show = _open(place, model, key, faiss), functools.partial(counting, quiet=quiet or as_json)
     finder = detector_of(photographs, detector, upright)
     identified = opened.identify(images, far=far, fpir=fpir, threshold=threshold, top=top, detector=finder, show=show)
     decided_by = identified.threshold
@@ -267,17 +265,18 @@ def identify(
         typer.echo(f"among {several(people, 'person', 'people')}, about {share} of strangers are taken for somebody")
 
 
-def _open(place: Path, model: Path | None, key: Path | None) -> Gallery:
+def _open(place: Path, model: Path | None, key: Path | None, faiss: bool = False) -> Gallery:
     """A gallery with its model: the one that is named, or that which lies where the gallery says."""
     from coalface.core.errors import RecipeError
     from coalface.experiments.api.face_model import FaceModel
     from coalface.experiments.gallery.gallery import Gallery
+    from coalface.models.pretrained.input import convention_of
 
     about = Gallery(place, key=key).file.about
     folder = model or place.absolute().parent / about["made_by"]
     if model is None and not folder.exists():
         raise RecipeError(f"the model of {place} is no longer at {folder}; name its folder", where="--model")
-    return Gallery(place, FaceModel(folder, about["party"], about.get("input")), key=key)
+    return Gallery(place, FaceModel.opened(folder, about["party"], convention_of(about)), key=key, faiss=faiss)
 
 
 def _decides(opened: Gallery) -> dict[str, Any]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from coalface.data.detection import YuNet
+    from coalface.experiments.api.face_model import FaceModel
+    from coalface.models.pretrained.input import InputConvention
 
 MODEL = "A run folder, its model folder, or an ONNX file."
 Party = Annotated[str | None, typer.Option(help="The party whose model to use, where each has its own.")]
@@ -31,16 +34,34 @@ Upright = Annotated[
 ]
 
 
-def read_input(text: str | None) -> Any:
-    """The input convention that `--input` names."""
+def read_input(text: str | None) -> InputConvention | None:
+    """The input convention that `--input` names. Raises RecipeError, which says what the option takes."""
+    from coalface.core.checks import UnknownKey, build
     from coalface.core.errors import RecipeError
     from coalface.core.parsing import parse_yaml
-    from coalface.experiments.recipe.sections import Model
+    from coalface.models.pretrained.input import IMAGENET, InputConvention
 
+    if text is None:
+        return None
+    takes = "give imagenet, or keys of mean, std, order and channels, such as '{mean: 127, std: 128, order: bgr}'"
     try:
-        return None if text is None else Model(input=parse_yaml(text)).input
+        named = parse_yaml(text)
+        if named == "imagenet":
+            return IMAGENET
+        if not isinstance(named, Mapping):
+            raise RecipeError(f"{text!r} is none; {takes}")
+        return build(InputConvention, named, "")
+    except UnknownKey as error:
+        raise RecipeError(f"unknown key {error.where.removeprefix('.')}; {takes}", where="--input") from None
     except ValueError as error:
-        raise RecipeError(str(error).removeprefix("model.input."), where="--input") from None
+        raise RecipeError(str(error).removeprefix("."), where="--input") from None
+
+
+def open_model(place: Path, party: str | None, convention: str | None) -> FaceModel:
+    """The model that a command is given, by `--party` and `--input`."""
+    from coalface.experiments.api.face_model import FaceModel
+
+    return FaceModel.opened(place, party, read_input(convention))
 
 
 def open_detector(path: Path | None, upright: bool) -> YuNet:

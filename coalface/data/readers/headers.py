@@ -25,6 +25,14 @@ _MAGICS: dict[str, bytes | tuple[bytes, ...]] = {
     "bmp": b"BM",
 }
 
+_OTHERS = (
+    (rb"GIF8", "a GIF"),
+    (rb"II\*\0|MM\0\*", "a TIFF"),
+    (rb"(?s)....ftyp(hei|hev|mif|msf)", "a HEIC"),
+    (rb"(?s)....ftypavi", "an AVIF"),
+)
+"""How images of other kinds begin."""
+
 
 @dataclass(frozen=True)
 class Header:
@@ -57,7 +65,11 @@ def read_header(encoded: Bytes, where: str | Path) -> Header:
     """
     kind = kind_of(encoded)
     if kind is None:
-        raise damaged(encoded, where, "it begins as no JPEG, PNG, PNM, BMP or WebP" if len(encoded) else "it is empty")
+        if not len(encoded):
+            raise DataError("it is empty (0 bytes); replace it from the original, or delete it", where=where)
+        if other := next((name for magic, name in _OTHERS if re.match(magic, bytes(encoded[:16]))), None):
+            raise DataError(f"it is {other}, which is not read: make a PNG or JPEG of it", where=where)
+        raise damaged(encoded, where, "it begins as no JPEG, PNG, PNM, BMP or WebP")
     try:
         width, height, channels = _READERS[kind](encoded)
     except (struct.error, IndexError, ValueError) as error:

@@ -197,13 +197,14 @@ def _fingerprint(finder: Detector | Mapping[str, NDArray[np.floating]]) -> str:
 def list_photographs(source: Path) -> tuple[list[str], list[str]]:
     """The files below a folder to look for faces in, and the lists that go with them, by the bytes of their names.
 
-    Names that begin with a dot are passed over, and so are texts in folders without images. Links to folders are not
-    followed.
+    Names that begin with a dot are passed over, and so are texts in folders without images. Links to files are followed
+    wherever they lead, as by all readers; links to folders are not, and are among the files.
     """
     photographs, texts = [], []
     for folder, folders, names in os.walk(source, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
         below = Path(os.path.relpath(folder, source))
+        photographs += [(below / name).as_posix() for name in folders if os.path.islink(os.path.join(folder, name))]
         names = [name for name in names if not name.startswith(".")]
         among_images = any(name.lower().endswith(SUFFIXES) for name in names)
         for name in names:
@@ -241,8 +242,11 @@ def _photograph(
     broken = next(filter(None, (broken_rule(part, 255, given=False) for part in file.split("/"))), "")
     if broken:
         return Aligned(*none, (LeftOut("damaged", f"its name {broken}; rename it"),))
+    if path.is_dir():
+        return Aligned(*none, (LeftOut("not an image", "a link to a folder, which is not followed"),))
     if not path.name.lower().endswith(SUFFIXES):
-        return Aligned(*none, (LeftOut("not an image"),))
+        ending = Path(file).suffix
+        return Aligned(*none, (LeftOut("not an image", f"it ends in {ending}" if ending else "it has no ending"),))
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return Aligned(*none, (LeftOut("not an image", "a pipe or a device"),))

@@ -55,6 +55,14 @@ def doubts(folder: Folder) -> list[str]:
             f"{several(len(mixed), 'folder')} of {len(files):,} {'holds' if len(mixed) == 1 else 'hold'} files called "
             f"after several people, as {name} those of {first_few(people)}: put the images of each person into a folder"
         ]
+    shared, number_of = _shared(files)
+    if shared and (number_of > 1 or len(folder.files) >= _MANY * len(files)):
+        person, names = next(iter(shared.items()))
+        more = f", and so for {len(shared) - 1:,} more" if len(shared) > 1 else ""
+        return [
+            f"every file of {several(len(names), 'folder')} is called after {person} ({first_few(names)}){more}: if that "
+            "is one person, put the images into one folder; if the folders are cameras or days, give each person a folder"
+        ]
     numbers = [name for name in folder.names if re.fullmatch(r"\d{8}", name)]
     dates = {name for name in folder.names if _DATE.match(name)}
     dates -= set() if dates.issuperset(numbers) else set(numbers)  # people's numbers, of which some could be days
@@ -71,6 +79,22 @@ def doubts(folder: Folder) -> list[str]:
             "folder were a camera, a session or an expression: if these are people, give each a folder"
         ]
     return []
+
+
+def _shared(files: dict[str, list[str]]) -> tuple[dict[str, list[str]], int]:
+    """(who two folders or more are all called after -> these folders, how many people any folder is all called after).
+
+    Where all folders are called after one, it may be a word that all files have; unless they hold many images each.
+    """
+    folders: dict[int, list[str]] = {}
+    words: dict[int, str] = {}
+    for name, file_names in files.items():
+        persons = [_PERSON.search(file) for file in file_names]
+        numbers = {int(person[1]) for person in persons if person}
+        if len(persons) > 1 and all(persons) and len(numbers) == 1 and persons[0]:
+            words.setdefault(number := numbers.pop(), persons[0][0])
+            folders.setdefault(number, []).append(name)
+    return {words[number]: names for number, names in folders.items() if len(names) > 1}, len(folders)
 
 
 def _recurring(files: dict[str, list[str]]) -> list[str]:

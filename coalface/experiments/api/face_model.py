@@ -34,6 +34,7 @@ from coalface.models import Backbone, branched
 from coalface.models.calibration import Threshold, choose, fingerprint, read_thresholds, write_thresholds
 from coalface.models.embedding import embed, unit_features
 from coalface.models.folder import save, write_about
+from coalface.models.pretrained.input import InputConvention
 from coalface.models.pretrained.onnx import read_onnx
 
 
@@ -55,6 +56,13 @@ class FaceModel(nn.Module):
         with _arguments():
             backbone, about = read_model(Path(folder), party, Model(input=input).input)
         self._hold(Path(folder), party, backbone, about)
+
+    @classmethod
+    def opened(cls, place: Path, party: str | None = None, convention: InputConvention | None = None) -> FaceModel:
+        """As `FaceModel(…)`, for commands: errors name their options, `--party` and `--input`."""
+        model = cls.__new__(cls)
+        model._hold(place, party, *read_model(place, party, convention))
+        return model
 
     def _hold(self, folder: Path, party: str | None, backbone: Backbone, about: dict[str, Any]) -> None:
         super().__init__()

@@ -40,6 +40,10 @@ class Callback:
         if done == total or (done and done % 5000 == 0):
             self.note(f"packing images: {done:,} of {total:,}")
 
+    def teaching(self, done: int, total: int) -> None:
+        """How many images a teacher has embedded, now and then."""
+        self.note(f"the teacher embeds images: {done:,} of {total:,}")
+
     def note(self, text: str) -> None:
         """A line for the person."""
 
@@ -78,6 +82,10 @@ class Callbacks(Callback):
     def packing(self, done: int, total: int) -> None:
         for callback in self._callbacks:
             callback.packing(done, total)
+
+    def teaching(self, done: int, total: int) -> None:
+        for callback in self._callbacks:
+            callback.teaching(done, total)
 
     def note(self, text: str) -> None:
         for callback in self._callbacks:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from coalface.evaluation.figures import figure_name
+from coalface.evaluation.figures import figure_name, figure_of
 from coalface.evaluation.metrics.bootstrap import bootstrap_of
 from coalface.evaluation.verification import read_lists
 from coalface.experiments import compare
@@ -75,18 +75,31 @@ def write_card(
     if figures:
         lines += ["| evaluated on | figure | value | 95 % interval |", "|---|---|---:|---:|"]
         for on, key, value, interval in figures:
-            low_high = f"{interval[0]:.2f} to {interval[1]:.2f}" if interval else ""
-            lines.append(f"| {on} | {figure_name(key)} | {value:.2f} | {low_high} |")
+            unit = figure_of(key).unit
+            shown = [f"{number:.{unit.digits}f}{unit.sign}" for number in (value, *(interval or ()))]
+            lines.append(f"| {on} | {figure_name(key)} | {shown[0]} | {' to '.join(shown[1:])} |")
         lines += ["", "Intervals: bootstrap over identities."]
     else:
-        lines += ["This model was not evaluated by itself."]
+        lines += ["This model was not evaluated by itself: no figure of it is known."]
     lines += ["", "## Thresholds", ""]
     if thresholds := model.thresholds:
         lines += ["| cosine | FAR | chosen on | pairs |", "|---:|---:|---|---:|"]
         lines += [f"| {one.cosine:.6f} | {one.rate:g} | {one.on} | {one.count:,} |" for one in thresholds if one.rate]
-        lines += ["", "They hold for images like those that they were chosen on."]
+        least = min(one.rate for one in thresholds if one.rate)
+        lines += [
+            "",
+            "They hold for images like those that they were chosen on. The smaller the FAR, the fewer impostor",
+        ]
+        lines += [f"pairs a threshold rests on; these pairs carry none below {least:g}."]
     else:
-        lines += ["None are known: `coalface evaluate MODEL --on PAIRS --calibrate` finds them."]
+        lines += [
+            "No threshold is known, since nobody has measured how this model scores pairs of two people's images."
+        ]
+        lines += [
+            "Choose one on images like those of the use; beside the model, in `calibration.json`, it is kept:",
+            "",
+        ]
+        lines += ["```sh", f"coalface evaluate {file if to == 'onnx' else '.'} --on PAIRS --calibrate", "```"]
     return "\n".join([*lines, "", _INTENDED, ""])
 
 

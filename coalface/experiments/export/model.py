@@ -66,7 +66,7 @@ def export_model(
             torch.save(load_file(saved / "backbone.safetensors"), saved / file)
         elif to == "insightface":
             _write_insightface(model, saved / file)
-        if to != "safetensors":
+        if to == "onnx":  # `evaluate` and `FaceModel` read that itself; a file of tensors by a folder around it
             (saved / "backbone.safetensors").unlink()
             (saved / "model.json").unlink()
         write_text(saved / "README.md", write_card(model, place, party, to, file, uint8=uint8, licence=licence))
@@ -86,7 +86,7 @@ def _find_model(place: Path, party: str | None, folder: Path) -> FaceModel:
     """The model of a run or of a folder; a personalised one is written to `folder` first."""
     has_global = any((place / name).exists() for name in ("model/backbone.safetensors", "backbone.safetensors"))
     if party is None or not has_global:
-        return FaceModel(place, party)
+        return FaceModel.opened(place, party)
     write_own_model(place, party, folder)
     return FaceModel(folder)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from coalface.evaluation.feature_file import QUIET, Show
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.gallery.file import Enrolled, GalleryFile, read_secret
 from coalface.experiments.gallery.images import ImageFile, Refusal, embed_images, find_images
+from coalface.experiments.gallery.nearest import Faiss, Product, Search
 from coalface.models.calibration import Threshold, choose
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -70,16 +71,24 @@ class Gallery:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], model: FaceModel | None = None, *, key: str | os.PathLike[str] | None = None
+        self,
+        path: str | os.PathLike[str],
+        model: FaceModel | None = None,
+        *,
+        key: str | os.PathLike[str] | None = None,
+        faiss: bool = False,
     ) -> None:
         """Open a gallery; without a `model` its people can be listed and removed.
 
-        `key` is the file of its key, if it is encrypted. Raises DataError for another model's gallery, and for a file
-        that is none or damaged; RecipeError for a wrong key.
+        `key` is the file of its key, if it is encrypted. `faiss` searches by an index of faiss (`coalface[faiss]`).
+        Raises DataError for another model's gallery, and for a file that is none or damaged; RecipeError for a wrong
+        key.
         """
         self.file = GalleryFile(Path(path), None if key is None else read_secret(key))
         self.model = model
         self._templates: tuple[tuple[int, bytes], list[str], NDArray[np.float32]] | None = None
+        self._make_search: Callable[[NDArray[np.float32]], Search] = Faiss if faiss else Product
+        self._search: tuple[NDArray[np.float32], Search] | None = None
         about = self.file.about
         if model is not None and (fingerprint := model.fingerprint) != about["model"]:
             raise DataError(
@@ -218,12 +227,10 @@ class Gallery:
         top = min(top, len(people))
         if not top:
             raise DataError("nobody is enrolled; `coalface gallery enroll` adds people", where=self.file.path)
-        results = []
-        for cosines in embeddings @ templates.T:
-            nearest = np.argpartition(cosines, -top)[-top:] if top > 1 else np.array([cosines.argmax()])
-            order = nearest[np.argsort(-cosines[nearest], kind="stable")]
-            results.append([(people[i], float(cosines[i])) for i in order])
-        return results
+        if self._search is None or self._search[0] is not templates:
+            self._search = templates, self._make_search(templates)
+        rows = zip(*self._search[1](embeddings, top), strict=True)
+        return [[(people[i], float(cosine)) for cosine, i in zip(*row, strict=True)] for row in rows]
 
     def identify(
         self,

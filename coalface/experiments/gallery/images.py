@@ -76,7 +76,9 @@ def find_images(paths: Sequence[Path]) -> list[ImageFile]:
             raise FileNotFoundError(f"{path} does not exist; give images, or a folder of them")
     if not images:
         where = ", ".join(map(str, paths))
-        raise DataError(f"no image, a file that ends in {', '.join(SUFFIXES)}, is there", where=where)
+        raise DataError(
+            f"no images there; give files that end in {', '.join(SUFFIXES)}, or folders of them", where=where
+        )
     return images
 
 

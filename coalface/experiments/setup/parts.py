@@ -32,9 +32,10 @@ from coalface.experiments.setup.partition import POOLED
 from coalface.experiments.setup.sources import Packing, unseen
 from coalface.experiments.setup.splits import Split
 from coalface.experiments.setup.teachers import open_teacher, teach
+from coalface.experiments.setup.weights import fit_backbone
 from coalface.methods.distill import Distill
-from coalface.models import Backbone, build, sketch
-from coalface.models.pretrained.weights import fit_weights, read_weights
+from coalface.models import Backbone, build
+from coalface.models.pretrained.weights import read_weights
 from coalface.training.compute import Compute
 
 VALIDATOR = "validator"
@@ -49,10 +50,11 @@ MANY, SMALL = 20, 32
 class Parts:
     """The method, images, parties, network, pairs and arithmetic of a recipe.
 
-    `packing` is told how far images are packed; given as `sources.unseen`, images are listed and none is decoded.
-    `played` are the parties with images of their own that are here, None for all whose place the recipe tells; nothing
-    of others is opened. `start` are the weights that the network begins with, if not its own first ones, and
-    `source_classifier` the class embeddings that the source client begins with.
+    `packing` is told how far images are packed, `teaching` how many of them a teacher has embedded. With
+    `sources.unseen` as `packing`, images are listed and none is decoded. `played` are the parties with images of their
+    own that are here, None for all whose place the recipe tells; nothing of others is opened. `start` are the weights
+    that the network begins with, if not its own first ones, and `source_classifier` the class embeddings that the
+    source client begins with.
     """
 
     def __init__(
@@ -60,12 +62,13 @@ class Parts:
         recipe: Recipe,
         packing: Packing | None = None,
         *,
+        teaching: Packing | None = None,
         played: Collection[str] | None = None,
         start: Tensors | None = None,
         source_classifier: Tensor | None = None,
     ) -> None:
         self.recipe, self.packing, self.played, self.start = recipe, packing, played, start
-        self.source_classifier = source_classifier
+        self.teaching, self.source_classifier = teaching, source_classifier
 
     @cached_property
     def method(self) -> Method:
@@ -210,7 +213,7 @@ class Parts:
             return {}
         data = self.recipe.data.model_copy(update={"size": teacher.size, "grey": teacher.channels == 1})
         larger = splits.split(self.recipe.model_copy(update={"data": data}), self.packing).train
-        embeddings = teach(self.method, larger, teacher, compute)
+        embeddings = teach(self.method, larger, teacher, how, self.teaching)
         if embeddings.shape[1] != self.backbone.embedding_size:
             raise RecipeError(
                 f"the teacher's embeddings have {embeddings.shape[1]} numbers, the student's "
@@ -370,6 +373,6 @@ def imported_weights(recipe: Recipe) -> tuple[Tensors, tuple[str, ...]]:
         weights = read_weights(Path(recipe.model.weights), recipe.model.party)
         if weights.sha256 != recipe.model.sha256:
             raise DataError(f"its SHA-256 is {weights.sha256}, not model.sha256; put the file back", where=weights.path)
-        return fit_weights(weights, sketch(recipe.model.name, **network_options(recipe)))
+        return fit_backbone(weights, recipe.model.name, **network_options(recipe))
     except (OSError, DataError) as error:
         raise RecipeError(disk.explained(error), where="model.weights") from None

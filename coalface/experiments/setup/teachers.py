@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,14 +19,18 @@ from coalface.core.method import generator
 from coalface.data.cache import TEACHERS, default_cache, open_cache, use
 from coalface.data.faceset import FaceSet
 from coalface.evaluation.finished_model import read_model
+from coalface.experiments.setup.weights import fit_backbone
 from coalface.methods.distill import Distill
 from coalface.models import build
 from coalface.models.embedding import raw_features
 from coalface.models.pretrained.onnx import read_onnx
-from coalface.models.pretrained.weights import fit_weights, identify, read_weights
+from coalface.models.pretrained.weights import identify, read_weights
+from coalface.models.speed import Arithmetic, threads
 from coalface.training.compute import Compute
 
 BATCH = 64
+BLOCKS = 16
+"""Batches after which it is told how many images are embedded."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +62,10 @@ def open_teacher(distill: Distill, compute: Compute) -> Teacher:
         else:
             if distill.backbone is None:
                 raise DataError("a file of weights needs the name of their backbone: set `backbone`", where=path)
-            module = build(
-                distill.backbone,
-                size=size,
-                channels=channels,
-                convention=distill.input,
-                generator=generator(0, "replaced by the weights"),
-            )
-            module.load_state_dict(fit_weights(read_weights(path), module)[0], strict=False)
+            options: dict[str, Any] = {"size": size, "channels": channels, "convention": distill.input}
+            tensors, _ = fit_backbone(read_weights(path), distill.backbone, **options)
+            module = build(distill.backbone, **options, generator=generator(0, "replaced by the weights"))
+            module.load_state_dict(tensors, strict=False)
     except (OSError, DataError) as error:
         raise RecipeError(disk.explained(error), where="methods.distill.teacher") from None
     # whatever the student's: under bfloat16 a MobileFaceNet embeds 1.8 times as many images a second so
@@ -78,16 +79,29 @@ def open_teacher(distill: Distill, compute: Compute) -> Teacher:
     return Teacher(size, channels, embed)
 
 
-def teach(distill: Distill, faces: FaceSet, teacher: Teacher, compute: Compute) -> NDArray[np.float32]:
-    """(n, d) what the teacher gives for each image, of length 1, from the cache where it was computed before."""
-    made_of = [distill.sha256, distill.backbone, asdict(distill.input), compute.autocast]
+def teach(
+    distill: Distill, faces: FaceSet, teacher: Teacher, how: Arithmetic, told: Callable[[int, int], None] | None = None
+) -> NDArray[np.float32]:
+    """(n, d) what the teacher gives for each image, of length 1, from the cache where it was computed before.
+
+    `told` hears how many images are embedded, of how many, where they are computed.
+    """
+    # of all images together, and in this order: a batch's other images and the threads may touch the last bits of an
+    # embedding, and a run has the same bytes whatever the cache holds
+    made_of = [distill.sha256, distill.backbone, asdict(distill.input), how.autocast, how.threads]
     key = hashlib.sha256(json.dumps(made_of).encode())
     blocks = [np.arange(at, min(at + BATCH, len(faces))) for at in range(0, len(faces), BATCH)]
     for block in blocks:
         key.update(faces.take(block).tobytes())
     folder = open_cache(default_cache()) / TEACHERS / key.hexdigest()[:24]
     if not folder.exists():
-        rows = np.concatenate([teacher.embed(faces.take(block)) for block in blocks])
+        embedded = []
+        with threads(how.threads):
+            for number, block in enumerate(blocks, start=1):
+                embedded.append(teacher.embed(faces.take(block)))
+                if told is not None and (number % BLOCKS == 0 or number == len(blocks)):
+                    told(int(block[-1]) + 1, len(faces))
+        rows = np.concatenate(embedded)
         if not np.isfinite(rows).all():
             raise RecipeError("it gives embeddings that are not finite", where="methods.distill.teacher")
         folder.parent.mkdir(mode=0o700, exist_ok=True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,7 +216,7 @@ def _forms(kinds: Kinds) -> dict[str, list[Form]]:
 
 
 def _by_order(given: Tensors, expected: Tensors, path: Path) -> tuple[Tensors, list[str]]:
-    """The file's tensors by the network's names, and a step for each layer."""
+    """The file's tensors by the network's names, and the steps: which layer becomes which."""
     goal, file_layers = _by_kind(_layers(expected)), _by_kind(_layers(given))
     steps = []
     if _forms(file_layers) != _forms(goal):
@@ -233,12 +235,46 @@ def _by_order(given: Tensors, expected: Tensors, path: Path) -> tuple[Tensors, l
         steps.append(f"takes its parts in the order {', '.join(orders[0])}")
         file_layers = _by_kind([layer for name in orders[0] for layer in parts[name]])
     tensors: Tensors = {}
+    sources: dict[str, str] = {}
     for kind, layers in file_layers.items():
         for source, target in zip(layers, goal[kind], strict=True):
-            steps.append(f"{source.name} → {target.name}")
+            sources[target.name] = source.name
             for last, _ in target.form:
                 tensors[_joined(target.name, last)] = given[_joined(source.name, last)]
-    return tensors, steps
+    in_order = [(sources[layer.name], layer.name) for layer in _layers(expected)]
+    by_part = itertools.groupby(in_order, key=lambda pair: pair[1].partition(".")[0])
+    return tensors, steps + [f"{part}: {', '.join(_folded(list(pairs)))}" for part, pairs in by_part]
+
+
+_BLOCK = re.compile(r"\b\d+\b")
+
+
+def _folded(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """`source → target` of layers; those that differ in the number of their block alone are one.
+
+    >>> _folded([("f.1.conv", "blocks.0.a"), ("f.1.bn", "blocks.0.b"), ("f.2.conv", "blocks.1.a")])
+    ['f.{1…2}.conv → blocks.{0…1}.a', 'f.1.bn → blocks.0.b']
+    """
+    alike: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
+    for source, target in pairs:
+        forms, from_to = (source, target), (0, 0)
+        if (first := _BLOCK.search(source)) and (second := _BLOCK.search(target)):
+            forms = _BLOCK.sub("\0", source, count=1), _BLOCK.sub("\0", target, count=1)
+            from_to = int(first[0]), int(second[0])
+        alike.setdefault((*forms, from_to[0] - from_to[1]), []).append(from_to)
+    steps = []
+    for (source, target, _), blocks in alike.items():
+        sides = zip((source, target), zip(*blocks, strict=True), strict=True)
+        steps.append(" → ".join(form.replace("\0", _span(numbers)) for form, numbers in sides))
+    return steps
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """Numbers, those that follow on each other as `{0…3}`."""
+    by_run = itertools.groupby(enumerate(numbers), key=lambda place: place[1] - place[0])
+    runs = [[number for _, number in run] for _, run in by_run]
+    spans = [f"{run[0]}…{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs]
+    return spans[0] if len(numbers) == 1 else f"{{{', '.join(spans)}}}"
 
 
 def _joined(layer: str, last: str) -> str:

@@ -1,0 +1,33 @@
+"""Weights of a file matched to a backbone by its name, and which backbone they are of where they do not fit."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from coalface.core.errors import DataError
+from coalface.core.method import Tensors
+from coalface.models import BACKBONES, sketch
+from coalface.models.pretrained.weights import Weights, fit_weights
+
+
+def fit_backbone(weights: Weights, name: str, **options: Any) -> tuple[Tensors, tuple[str, ...]]:
+    """What `fit_weights` gives for the backbone of this name; `options` are those of `sketch`.
+
+    Raises DataError, which names the backbones that the weights do fit.
+    """
+    network = sketch(name, **options)
+    try:
+        return fit_weights(weights, network)
+    except DataError as error:
+        if fitting := [other for other in BACKBONES if other != name and _fits(weights, other, options)]:
+            text = f"it does not fit {name}; it fits {' and '.join(fitting)}: name that backbone"
+            raise DataError(text, where=weights.path) from error
+        raise
+
+
+def _fits(weights: Weights, name: str, options: dict[str, Any]) -> bool:
+    with suppress(ValueError):
+        fit_weights(weights, sketch(name, **options))
+        return True
+    return False
