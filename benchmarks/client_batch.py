@@ -12,7 +12,8 @@ is the same loop with the engine's settings of a process (see engine.py).
 
 With `--steps` the clients are FedAvg's, each of one identity with momentum and weight decay, and keep their class
 embeddings. They take so many local steps on all of their images. The bare loop goes over everybody's images as often,
-in batches as large as a client's, tuned. `--clock process` takes the processor time of both, for a busy machine.
+in batches as large as a client's, tuned, in one process. `--clock process` takes the processor time of both, for a busy
+machine; that of `--workers` is not in it.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from measuring import OwnProcess, cost
 
 from coalface.core.text import several
 from coalface.data.augment import Augment, to_tensor
-from coalface.engine.local import InProcess
+from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
@@ -149,7 +150,16 @@ def make_steps(
 
 
 def measure_steps(
-    name: str, parties: int, images: int, steps: int, client_batch: int, *, threads: int, rounds: int, clock: str
+    name: str,
+    parties: int,
+    images: int,
+    steps: int,
+    client_batch: int,
+    *,
+    threads: int,
+    workers: int,
+    rounds: int,
+    clock: str,
 ) -> tuple[float, float, float, float]:
     """(a round of FedAvg to the bare loop, seconds of a round, of the loop, milliseconds a client), medians.
 
@@ -172,8 +182,10 @@ def measure_steps(
     with tempfile.TemporaryDirectory() as place:
         setup = Setup(FedAvg(rounds=rounds + 2, local=work, loss=LOSS), build_world, numerics, 0, Path(place),
                       save_replies=False)  # fmt: skip
-        Server(setup.method, RoundPolicy(run="benchmark", checkpoint_every=rounds + 2), numerics,
-               InProcess(setup, world), Path(place), backbone=world.backbone, report=report).run()  # fmt: skip
+        transport = InProcess(setup, world) if workers == 1 else Workers(setup, world, workers, 4 * workers)
+        Server(setup.method, RoundPolicy(run="benchmark", checkpoint_every=rounds + 2), numerics, transport,
+               Path(place), backbone=world.backbone, report=report).run()  # fmt: skip
+        transport.close()
     for loop in loops:
         loop.close()
     seconds = np.array(turns[1:-1])  # the first warms up, the last writes a checkpoint
@@ -190,8 +202,8 @@ def compare_steps(options: argparse.Namespace) -> None:
                 how = f"client batches of {client_batch}" if client_batch else "client by client"
                 title = f"{name}: {options.parties:,} × {options.images} images, {several(steps, 'step')}, {how}"
                 ratio, *seconds = measure_steps(name, options.parties, options.images, steps, client_batch,
-                                                threads=options.threads[0], rounds=options.rounds,
-                                                clock=options.clock)  # fmt: skip
+                                                threads=options.threads[0], workers=options.workers,
+                                                rounds=options.rounds, clock=options.clock)  # fmt: skip
                 round_s, bare_s, own_ms = seconds
                 print(f"{title:70} {ratio:6.2f} {round_s:8.2f} {bare_s:8.2f} {own_ms:7.2f}", flush=True)
 
@@ -229,6 +241,7 @@ def main() -> int:
     parser.add_argument(
         "--client-batches", type=int, nargs="+", default=[256, 50], help="with --steps (default 256 50)"
     )
+    parser.add_argument("--workers", type=int, default=1, help="processes that compute clients, with --steps")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--images", type=int, default=5)
     parser.add_argument(

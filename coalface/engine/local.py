@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import dataclasses
+import functools
 import shutil
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
+
+import cloudpickle
+import torch
 
 from coalface.core import codec
 from coalface.core.disk import writing
@@ -92,15 +96,20 @@ class InProcess:
     def batched(
         self, requests: Iterable[Request], images: int
     ) -> Iterator[tuple[Request, Reply] | ClientBatch | Apart]:
-        """Computed in this process whatever the workers; where a batch fails, its parties are asked singly."""
-        for some in cut(requests, lambda party: self.members[party].images, images):
+        """Where a batch fails, its parties are asked singly."""
+        for some, replies in self._computed(cut(requests, lambda party: self.members[party].images, images)):
             try:
-                batch = ClientBatch(some, run_batch(self._context, some))
+                batch = ClientBatch(some, replies())
             except Exception as error:  # whatever it is, the party that it is about will say it by itself
                 yield Apart(f"{type(error).__name__}: {error}".splitlines()[0])
                 yield from self.exchange(some)
                 continue
             yield batch
+
+    def _computed(self, batches: Iterator[list[Request]]) -> Iterator[tuple[list[Request], Callable[[], list[Any]]]]:
+        """Each batch with what gives its replies."""
+        for some in batches:
+            yield some, functools.partial(run_batch, self._context, some)
 
     def post(self, ticket: Ticket, requests: Sequence[Request]) -> None:
         """Nothing: in one process the work is done when it is collected, with the same bits."""
@@ -149,7 +158,7 @@ class Workers(InProcess):
         shutil.rmtree(self._mail, ignore_errors=True)  # of a run that was killed
         self._mail.mkdir(parents=True)
         self._posted: dict[Ticket, list[_UnderWay]] = {}
-        self._under_way: set[concurrent.futures.Future[Any]] = set()
+        self._under_way: dict[concurrent.futures.Future[Any], Path | None] = {}
         context = processes.spawn_context()
         self._begun = context.Event()
         self._told, self._tell = context.Pipe(duplex=False)
@@ -171,8 +180,24 @@ class Workers(InProcess):
             ahead.append((block, self._submit(block)))
         while ahead:
             yield from self._results(*ahead.popleft())
-        if last is not None:  # by now every worker that needs the letter has read it
-            self._letter(last).unlink(missing_ok=True)
+        self._end_call(last)
+
+    def _computed(self, batches: Iterator[list[Request]]) -> Iterator[tuple[list[Request], Callable[[], list[Any]]]]:
+        """One batch is under way in each worker, and one waits behind it."""
+        ahead: collections.deque[tuple[list[Request], Callable[[], list[Any]]]] = collections.deque()
+        for some in batches:
+            if len(ahead) == 2 * self._workers:
+                yield ahead.popleft()
+            ahead.append((some, functools.partial(self._batch_replies, self._submit(some, serve=_serve_batch))))
+        last = ahead[-1][0][0] if ahead else None
+        yield from ahead
+        self._end_call(last)
+
+    def _batch_replies(self, future: concurrent.futures.Future[Any]) -> list[Any]:
+        path: Path = self._result(future)
+        replies: list[Any] = torch.load(path, weights_only=False)  # as one of our own processes wrote it
+        path.unlink()
+        return replies
 
     def _blocks(self, requests: Iterable[Request]) -> Iterator[list[Request]]:
         """Requests that go to a worker together, which spares their sending: more of them the longer the call is.
@@ -200,8 +225,7 @@ class Workers(InProcess):
             self.post(ticket, requests)
         for under_way in self._posted.pop(ticket):
             yield from self._results(*under_way)
-        if requests:
-            self._letter(requests[0]).unlink(missing_ok=True)
+        self._end_call(requests[0] if requests else None)
 
     def close(self) -> None:
         super().close()
@@ -218,8 +242,17 @@ class Workers(InProcess):
         """Where the message for all parties of a call lies, so that each worker reads it once."""
         return self._mail / f"{request.ordinal}-{request.call}"
 
+    def _end_call(self, last: Request | None) -> None:
+        """Remove the message for all parties of a call, but not while one that was asked again may be without it."""
+        unread = [letter for future, letter in [*self._under_way.items()] if not future.done()]
+        if last is not None and (letter := self._letter(last)) not in unread:
+            letter.unlink(missing_ok=True)
+
     def _submit(
-        self, block: list[Request], pool: concurrent.futures.ProcessPoolExecutor | None = None
+        self,
+        block: list[Request],
+        pool: concurrent.futures.ProcessPoolExecutor | None = None,
+        serve: Callable[..., Any] | None = None,
     ) -> concurrent.futures.Future[Any]:
         """Requests of one call, of several parties if these have no worker of their own."""
         letter = None
@@ -231,19 +264,23 @@ class Workers(InProcess):
         bare = [dataclasses.replace(request, common=None) for request in block]
         try:
             with processes.starting():
-                future = self._own.get(block[0].party, pool or self._pool).submit(_serve, bare, letter, self._mail)
+                future = self._own.get(block[0].party, pool or self._pool).submit(
+                    serve or _serve, bare, letter, self._mail
+                )
         except concurrent.futures.BrokenExecutor as error:
             raise self._died() from error
-        self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
+        self._under_way[future] = letter
+        future.add_done_callback(self._under_way.pop)
         return future
 
-    def _results(self, block: list[Request], future: concurrent.futures.Future[Any]) -> Iterator[tuple[Request, Reply]]:
+    def _result(self, future: concurrent.futures.Future[Any]) -> Any:
         try:
-            replies = future.result()
+            return future.result()
         except concurrent.futures.BrokenExecutor as error:
             raise self._died() from error
-        for request, (reply, head) in zip(block, replies, strict=True):
+
+    def _results(self, block: list[Request], future: concurrent.futures.Future[Any]) -> Iterator[tuple[Request, Reply]]:
+        for request, (reply, head) in zip(block, self._result(future), strict=True):
             if head is not None:
                 self.heads[request.party] = head
             yield request, reply
@@ -288,15 +325,31 @@ def _unpack_parcel(path: Path, sums: tuple[str, ...]) -> codec.Encoded:
     return codec.Encoded(data, hashes=sums)
 
 
-def _serve(requests: list[Request], letter: Path | None, mail: Path) -> list[tuple[Any, tuple[int, str] | None]]:
+def _whole(requests: list[Request], letter: Path | None) -> list[Request]:
+    """Requests with the message for all, once this process has it."""
     if (error := _here.get("failed")) is not None:
         raise processes.not_begun(error, "a worker process") from error
     if letter is not None:
         if _here.get("letter") != letter:
             _here.update(letter=letter, common=codec.Encoded(bytearray(letter.read_bytes())))
         requests = [dataclasses.replace(request, common=_here["common"]) for request in requests]
+    return requests
+
+
+def _serve_batch(requests: list[Request], letter: Path | None, mail: Path) -> Path:
+    """Where the replies lie, in which a mean over the parties stays one object."""
+    asked = _whole(requests, letter)
+    replies = run_batch(_here["context"], asked)
+    path = mail / f"{requests[0].party}-{requests[0].id}"
+    with writing(path):
+        torch.save(replies, path, pickle_module=cloudpickle)
+    return path
+
+
+def _serve(requests: list[Request], letter: Path | None, mail: Path) -> list[tuple[Any, tuple[int, str] | None]]:
+    asked = _whole(requests, letter)
     replies: list[tuple[Any, tuple[int, str] | None]] = []
-    for request, reply, head in _answered(_here["context"], requests):
+    for request, reply, head in _answered(_here["context"], asked):
         if isinstance(reply, StepFailed):
             reply.add_note("".join(traceback.format_exception(reply)))  # a cause is not sent
             replies.append((reply, head))

@@ -15,9 +15,10 @@ from cases import by_default
 from server_runs import metrics
 from torch import Tensor, nn
 
-from coalface.core.method import Federation, Mean, Party, batched, message, step
+from coalface.core.method import Federation, Mean, Method, Party, batched, message, step
 from coalface.data.faceset import FaceSet
 from coalface.engine.client_batch import ClientBatch, can_batch, cut
+from coalface.engine.local import Workers
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.executor import Request
 from coalface.engine.party.setup import FederatedData
@@ -109,7 +110,7 @@ class Spoiled(FedFace):
     def train_batched(self, parties: Sequence[Party], common: Global, each: Sequence[Centre]) -> Any:
         good = FedFace.train_batched(self, parties, common, each)
         place = next((i for i, party in enumerate(parties) if self.where in ("*", party.name)), None)
-        if place is None:
+        if place is None or not self.defect:
             return good
         if self.defect == "it fails":
             raise RuntimeError("no")
@@ -164,6 +165,33 @@ def test_the_batches_beside_it_are_taken_as_they_are(tmp_path: Path, defect: str
     ]
     assert sum(line["bytes"] for line in listed) == many.server.at.totals["up"]
     assert many.server.check_ledgers() == {}
+
+
+@pytest.mark.usefixtures("quick_workers")
+@pytest.mark.parametrize(
+    "method",
+    [
+        Spoiled(rounds=2, local=WORK, defect="", where="silo-3"),
+        Spoiled(rounds=2, local=WORK, defect="it fails", where="silo-3"),
+        Spoiled(rounds=2, local=WORK, defect="a NaN of its own", where="silo-3"),
+        FedAvg(rounds=2, local=LocalTraining(epochs=2, batch_size=4, lr=0.1), loss=LOSS, momentum="keep"),
+    ],
+    ids=["each its own", "one fails", "one is refused", "kept at the parties"],
+)
+def test_workers_compute_the_batches_with_the_bytes_of_one_process(tmp_path: Path, method: Method) -> None:
+    sent: list[str] = []
+
+    class Watched(Workers):
+        def _submit(self, block: list[Request], *arguments: Any, **keywords: Any) -> Any:
+            sent.append("".join(request.party[-1] for request in block))
+            return super()._submit(block, *arguments, **keywords)
+
+    one = run(method, tmp_path / "one", EXACT, numerics=ELEVEN)
+    two = run(method, tmp_path / "two", EXACT, numerics=ELEVEN, transport=lambda *about: Watched(*about, 2, 8))
+    assert two.bytes() == one.bytes() and lines(two)
+    fails = isinstance(method, Spoiled) and method.defect
+    assert sorted({*sent}) == sorted(["01", "23", "45", "6"] + ["2", "3"] * bool(fails))
+    assert not list((two.folder).glob("mail/*"))
 
 
 class Fragile(nn.Module):

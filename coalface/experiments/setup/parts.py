@@ -266,7 +266,7 @@ class Parts:
         """Whether the recipe says nothing of client batches, and they would pay: many parties take one small step."""
         if self.recipe.engine.client_batch is not None or len(self.trainers) < MANY or self._unbatchable_reason:
             return False
-        return self.one_step and self.most_images < SMALL and self.recipe.engine.workers <= 2
+        return self.one_step and self.most_images < SMALL
 
     @property
     def one_step(self) -> bool:

@@ -85,7 +85,6 @@ def tuned(recipe: Recipe, note: Callable[[str], None], measure: Measure | None =
         stacks = [Stacked(**vars(chosen), parties=count) for count in _counts(parts)]
         try:
             speeds = dict(zip(stacks, measure(recipe, stacks), strict=True))
-            speeds[stacks[0]] *= min(engine.workers, len(os.sched_getaffinity(0)))  # batches are of one process
             fastest = max(stacks, key=speeds.__getitem__)
             note(_told(speeds, fastest))
         except RuntimeError as error:  # a backbone of somebody's may do what cannot be done for many
