@@ -18,7 +18,7 @@ from coalface.evaluation.metrics.paired import (
     same_pairs,
 )
 from coalface.evaluation.verification import read_lists
-from coalface.experiments.report.runs import check, read, whole_number
+from coalface.experiments.report.runs import read, whole_number
 from coalface.experiments.report.table import Interval
 
 TAIL = "EER has no interval, since of so many impostors only the best are kept, and it lies below them"
@@ -114,6 +114,5 @@ def differences(
 
 
 def _evidence(run: Path) -> dict[str, Any]:
-    path = run / "evidence.json"
-    check(run)
+    path = run / "evidence.json"  # its digest was checked as the run was read
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

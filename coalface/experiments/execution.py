@@ -88,7 +88,9 @@ def _begin(
     recipe = run.recipe
     (out / runs.DIGESTS).unlink(missing_ok=True)
     status.began(out, transport.members, asked=None if carrier is None else carrier.asked)
-    readable = plan.what_can_be_read(run.method, run.plan, _images_and_identities(transport))
+    trainers = [member for member in transport.members.values() if plays(member.role, "trainer")]
+    held = [(member.images, member.identities) for member in trainers]
+    readable = plan.what_can_be_read(run.method, run.plan, held)
     counts = status.image_counts(transport.members, run.policy.max_share) if recipe.own is not None else []
     _note(callback, recipe.name, *filter(None, [readable]), *counts)
     if adjusted:
@@ -145,11 +147,6 @@ def _server(run: PreparedRun, out: Path, transport: Transport, callback: Callbac
 def _note(callback: Callback, name: str, *lines: str) -> None:
     for line in lines:
         callback.note(f"{name}: {line}")
-
-
-def _images_and_identities(transport: Transport) -> list[tuple[int, int]]:
-    trainers = [member for member in transport.members.values() if plays(member.role, "trainer")]
-    return [(member.images, member.identities) for member in trainers]
 
 
 def _start(server: Server, callback: Callback, name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from coalface.data.pairs import all_pairs
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, draw_identities
 from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.metrics.paired import compare, resample
-from coalface.evaluation.metrics.verification import eer, evaluate_pairs, score_pairs, tar_at_far, tenths
+from coalface.evaluation.metrics.verification import eer, evaluate_pairs, score_pairs, tenths
 from coalface.evaluation.verification import Verification, VerificationPairs
 from coalface.experiments.compare import intervals
 from coalface.experiments.recipe import loader, schema
@@ -152,49 +151,6 @@ def made_list(seed: int, pairs: int = 600, people: int = 60) -> tuple[PairIdenti
     right = np.where(np.arange(pairs) % 2 == 0, left, (left + rng.integers(1, people, pairs)) % people)
     scores = np.round(rng.normal(np.where(left == right, 0.4, 0.2), 0.12), 2)  # with ties
     return PairIdentities(left, right, "x" * 64, None, np.arange(pairs) * 10 // pairs), scores
-
-
-@pytest.mark.parametrize("folds", [(0, 1, 2, 3, 4), (5, 6, 7, 8, 9)])
-def test_evidence_at_all_ones_counts_gives_the_figures(folds: tuple[int, ...]) -> None:
-    pairs, scores = made_list(0)
-    evidence = accuracy_evidence(scores, pairs, fars=(0.01, 0.001), folds=folds)
-    assert evidence["fars"] == [0.01]  # 150 impostors carry one at 0.01, the whole list's 300 three
-    ones = Bootstrap(pairs, np.ones((len(pairs.people), 1), dtype=np.int32))
-    figures = {name: float(r.values[0]) for name, r in resample(json.loads(json.dumps(evidence)), ones).items()}
-    assert pairs.fold is not None
-    half_pairs = np.isin(pairs.fold, folds)
-    assert figures["accuracy"] == pytest.approx(
-        naive_half(scores.tolist(), pairs.same.tolist(), pairs.fold.tolist(), set(folds)) / 100
-    )
-    assert figures["tar@far=0.01"] == pytest.approx(
-        tar_at_far(scores[half_pairs], pairs.same[half_pairs], [0.01])[0].tar
-    )
-    assert figures["eer"] == pytest.approx(eer(scores[half_pairs], pairs.same[half_pairs]))
-
-
-def test_a_bootstrap_of_a_half_is_a_naive_one() -> None:
-    """In each draw the list has every pair as often as it weighs; then the figures are those of that list."""
-    pairs, scores = made_list(1, pairs=120, people=15)
-    folds = (5, 6, 7, 8, 9)
-    bootstrap = draw_identities(pairs, np.random.default_rng(2), draws=40)
-    draws = resample(accuracy_evidence(scores, pairs, fars=(), folds=folds), bootstrap)
-    place = {who: i for i, who in enumerate(pairs.people.tolist())}
-    fold, checked = pairs.folds, 0
-    for draw in range(40):
-        counts = bootstrap.counts[:, draw]
-        weigh = [
-            int(counts[place[a]]) * (1 if a == b else int(counts[place[b]]))
-            for a, b in zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)
-        ]
-        s, g, k = (np.repeat(column, weigh) for column in (scores, pairs.same, fold))
-        half_pairs = np.isin(k, folds)
-        if set(k[half_pairs].tolist()) != set(folds):
-            continue
-        expected = naive_half(s.tolist(), g.tolist(), k.tolist(), set(folds)) / 100
-        assert draws["accuracy"].values[draw] == pytest.approx(expected)
-        assert draws["eer"].values[draw] == pytest.approx(eer(s[half_pairs], g[half_pairs]))
-        checked += 1
-    assert checked > 20
 
 
 def test_a_draw_that_leaves_a_half_without_impostors_does_not_count() -> None:

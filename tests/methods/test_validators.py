@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from cases import by_default
 from naive import naive_accuracy
+from naive_clients import heard_run
 from test_validation import FIVE, fv, ledger, metrics, naive_mean, traced
 
 from coalface.core import codec
@@ -97,18 +98,10 @@ def test_the_weighting_of_a_validation_is_in_use_so_many_rounds_later_and_one(la
 
 def single_backbones(method: Any, folder: Path, build: Tiny, round_: int) -> dict[str, Any]:
     """What each trainer sends in a round."""
-    heard: dict[str, Any] = {}
-
-    class Keeping(InProcess):
-        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-            for request, reply in super().exchange(requests):
-                if request.round == round_ and request.step == "train" and not isinstance(reply, Exception):
-                    update = codec.decode(bytearray(reply.data), method.steps["train"][1].reply)
-                    heard[request.party] = codec.copied(update.backbone)
-                yield request, reply
-
-    run(method, folder, build, transport=Keeping)
-    return heard
+    _, heard = heard_run(method, folder, build)
+    replies = {h.request.party: h.data for h in heard if (h.request.step, h.request.round) == ("train", round_)}
+    reply = method.steps["train"][1].reply
+    return {party: codec.decode(bytearray(data), reply).backbone for party, data in replies.items()}
 
 
 # --- stopped while a validation is under way --------------------------------------------------------------------------

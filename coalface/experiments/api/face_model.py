@@ -311,13 +311,9 @@ class EvaluatedModel(dict[str, Any]):
         return rows
 
 
-def _is_image_file(path: Path) -> bool:
-    return path.is_file() and path.suffix not in (".rec", ".bin")
-
-
 def _is_one_image(faces: Any) -> bool:
     if isinstance(faces, str | os.PathLike):
-        return _is_image_file(Path(faces))
+        return Path(faces).is_file() and Path(faces).suffix not in (".rec", ".bin")
     if not isinstance(faces, np.ndarray | Tensor):
         return not hasattr(faces, "__len__") and not isinstance(faces, Faces | Source)  # an image of PIL
     shape = faces.shape

@@ -63,45 +63,17 @@ class Callbacks(Callback):
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = tuple(callbacks)
 
-    def enter(self, recipe: Recipe, out: Path, warn: Callable[[str], None]) -> None:
-        for callback in self._callbacks:
-            callback.enter(recipe, out, warn)
 
-    def start(self, *args: Any, **options: Any) -> None:
+def _for_all(name: str) -> Callable[..., None]:
+    def tell(self: Callbacks, *args: Any, **options: Any) -> None:
         for callback in self._callbacks:
-            callback.start(*args, **options)
+            getattr(callback, name)(*args, **options)
 
-    def round(self, record: dict[str, Any]) -> None:
-        for callback in self._callbacks:
-            callback.round(record)
+    return tell
 
-    def doing(self, text: str) -> None:
-        for callback in self._callbacks:
-            callback.doing(text)
 
-    def packing(self, done: int, total: int) -> None:
-        for callback in self._callbacks:
-            callback.packing(done, total)
-
-    def teaching(self, done: int, total: int) -> None:
-        for callback in self._callbacks:
-            callback.teaching(done, total)
-
-    def note(self, text: str) -> None:
-        for callback in self._callbacks:
-            callback.note(text)
-
-    def warn(self, text: str) -> None:
-        for callback in self._callbacks:
-            callback.warn(text)
-
-    def finish(self, figures: dict[str, Any], where: Path) -> None:
-        for callback in self._callbacks:
-            callback.finish(figures, where)
-
-    def leave(self, finished: bool) -> None:
-        for callback in self._callbacks:
-            callback.leave(finished)
+for _name in [name for name in vars(Callback) if not name.startswith("_")]:
+    setattr(Callbacks, _name, _for_all(_name))
 
 
 class PretrainingCallbacks(Callbacks):

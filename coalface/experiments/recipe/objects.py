@@ -55,18 +55,6 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class OrNone(Settings):
-    """Marks a key that holds a dataclass of some type, or None."""
-
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema of the mapping, or of null."""
-        return {"anyOf": [super().schema(), {"type": "null"}]}
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.nullable_schema(super().__get_pydantic_core_schema__(source, handler))
-
-
-@dataclass(frozen=True)
 class Named(Settings):
     """Marks a key that holds one of several dataclasses, which `name` below it chooses; `cls` is their base."""
 
@@ -155,20 +143,6 @@ class ByName(Settings):
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         written = core_schema.plain_serializer_function_ser_schema(self.write)
         return core_schema.with_info_plain_validator_function(self.read_within, serialization=written)
-
-
-@dataclass(frozen=True)
-class Written:
-    """Marks a key that holds an object, or None, which is made once the rest of the recipe is there."""
-
-    cls: type[Any]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        written = core_schema.plain_serializer_function_ser_schema(lambda value: value and value.write())
-        return core_schema.nullable_schema(core_schema.is_instance_schema(self.cls), serialization=written)
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {}
 
 
 def changed(value: Any) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, GetCoreSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, core_schema
 
 from coalface.core.errors import RecipeError
 from coalface.core.method import Method
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.recipe.base import Section
-from coalface.experiments.recipe.objects import ByName, Named, Settings, Written
+from coalface.experiments.recipe.objects import ByName, Named, Settings
 from coalface.experiments.recipe.partitions import OneIdentity, Partition
 from coalface.experiments.recipe.scenarios import (
     Augmentation,
@@ -78,6 +79,13 @@ class Pretraining:
         """Its own keys, for `config.yaml` and the digest."""
         return dict(json.loads(self.text))
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """It is made once the rest of the recipe is there."""
+        return core_schema.is_instance_schema(
+            cls, serialization=core_schema.plain_serializer_function_ser_schema(cls.write)
+        )
+
 
 class Recipe(Section):
     """One experiment."""
@@ -111,7 +119,7 @@ class Recipe(Section):
     """How the run is carried out on this machine."""
     faults: Annotated[SimulatedFaults, Settings("faults", SimulatedFaults, short=True)] = SimulatedFaults()
     """Simulated faults, for tests and studies."""
-    pretrain: Annotated[Pretraining | None, Written(Pretraining)] = None
+    pretrain: Annotated[Pretraining | None, WithJsonSchema({})] = None
     """A recipe of its own, whose model this run starts from; kept by content in the cache.
 
     It takes from this recipe what both must share: `seed`, `data`, `model`, the pairs of `evaluation`, the `validators`

@@ -13,7 +13,7 @@ from coalface.core.names import check_name, check_party
 from coalface.data import source
 from coalface.evaluation.metrics.pair_figures import PAIR_FIGURES
 from coalface.experiments.recipe.base import Kinds, PluginSection, Section
-from coalface.experiments.recipe.objects import OrNone
+from coalface.experiments.recipe.objects import Settings
 from coalface.models import BACKBONES
 from coalface.models.pretrained.input import IMAGENET, InputConvention
 from coalface.models.speed import Arithmetic
@@ -208,10 +208,6 @@ BackboneName = Annotated[str, BeforeValidator(lambda given: BACKBONES.name_of(gi
 """In Python also an `nn.Module`, or what makes one of (size, channels, embedding_size)."""
 
 
-def _named_input(value: object) -> object:
-    return IMAGENET if value == "imagenet" else value
-
-
 class Model(Section):
     """The backbone."""
 
@@ -228,9 +224,10 @@ class Model(Section):
     """The party whose own model the weights are, where `weights` is a run in which each has one."""
     sha256: str | None = None
     """Of the file of weights; filled in when the run begins."""
-    input: Annotated[InputConvention | None, OrNone("model.input", InputConvention), BeforeValidator(_named_input)] = (
-        None
-    )
+    input: Annotated[
+        Annotated[InputConvention, Settings("model.input", InputConvention)] | None,
+        BeforeValidator(lambda value: IMAGENET if value == "imagenet" else value),
+    ] = None
     """What the network expects of its input; `imagenet` for torchvision's mean and std, or that of the weights, where
     they are a run's or a model folder's. None: pixels in [−1, 1], as every backbone trained from the start."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -160,17 +160,18 @@ def weightings(runs: Sequence[Run]) -> list[Drawing]:
 
 def _by_party(run: Run, prefix: str, title: str, caption: str) -> list[Drawing]:
     """Curves of the numbers that were logged under `prefix` and a party's name; of many, those that end highest."""
-    staged, points = _staged([run]), dict[str, list[tuple[float, float]]]()
-    for place, record in enumerate(run.metrics, start=1):
-        at = place if staged else whole_number(record.get("round"))
-        for key, value in record.items():
-            if key.startswith(prefix) and (finite := number(value)) is not None and abs(finite) < LARGEST:
-                points.setdefault(key.removeprefix(prefix), []).append((place if at is None else at, finite))
-    ranked = sorted(points, key=lambda party: (-points[party][-1][1], party))
+    by_party: dict[str, Curve] = {}
+    for key in dict.fromkeys(key for record in run.metrics for key in record if key.startswith(prefix)):
+        (curve,) = _curves([run], lambda record, key=key: record.get(key))  # type: ignore[misc]
+        if curve.x:
+            by_party[key.removeprefix(prefix)] = curve
+    ranked = sorted(by_party, key=lambda party: (-by_party[party].y[-1], party))
     parties = sorted(ranked[:MOST_CURVES], key=natural)
-    curves = [Curve(p, [x for x, _ in points[p]], [y for _, y in points[p]], n) for n, p in enumerate(parties)]
-    if len(points) > len(parties):
-        caption += f" The {len(parties)} that end highest are drawn; {len(points) - len(parties):,} more are left out."
+    curves = [replace(by_party[party], label=party, series=n) for n, party in enumerate(parties)]
+    if len(by_party) > len(parties):
+        caption += (
+            f" The {len(parties)} that end highest are drawn; {len(by_party) - len(parties):,} more are left out."
+        )
     wide = len(parties) > 4
     size = (
         (drawings.WIDE, drawings.HEIGHT + 10 * max(0, len(parties) - 5)) if wide else (drawings.WIDTH, drawings.HEIGHT)

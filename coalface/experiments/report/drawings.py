@@ -124,7 +124,8 @@ def roc_chart(curves: Sequence[Curve], *, title: str) -> Markup:
     decade = max(-7, min(-1, math.floor(math.log10(min(min(c.x) for c in kept)) + 1e-9)))
     x_axis = _Axis(10.0**decade, 1.0, LEFT, WIDTH - RIGHT, log=True)
     y_axis = _Axis(0, 1, HEIGHT - BOTTOM, TOP)
-    powers = [(10.0**p, "1" if p == 0 else f"10{_superscript(p)}") for p in range(decade, 1)]
+    superscripts = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+    powers = [(10.0**p, "1" if p == 0 else f"10{str(p).translate(superscripts)}") for p in range(decade, 1)]
     parts = [_grid(x_axis, y_axis, powers, [(t / 100, str(t)) for t in range(0, 101, 20)])]
     chance = " ".join(
         f"{x_axis.at(far):.1f},{y_axis.at(far):.1f}" for far in (10.0 ** (decade * (1 - i / 40)) for i in range(41))
@@ -320,7 +321,3 @@ def safe(text: str) -> Markup:
 def plain(value: float) -> str:
     """A number of an axis."""
     return f"{value:.6g}".replace("-", "−")
-
-
-def _superscript(power: int) -> str:
-    return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

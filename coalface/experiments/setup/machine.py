@@ -41,9 +41,7 @@ def check_shards(parts: Parts) -> None:
                 "centralised training; rename the silo or the validator",
                 where=where,
             )
-        if not parts.plays(party):
-            continue
-        if size == 1:
+        if size == 1 or not parts.plays(party):
             continue
         why = ""
         if method.scenario == "domains" and method.pools == "images":

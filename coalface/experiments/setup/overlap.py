@@ -79,7 +79,8 @@ def find_overlap(recipe: Recipe, path: str) -> Overlap:
         overlap.parties[party] = len(faces.names)
         for name in faces.names:
             prefix, person = _split(recipe, name)
-            source = "" if _is_telling(person) else _origin_of(recipe, prefix)
+            origin_of = origin(recipe, recipe.data.parts[prefix]) if prefix else "?"
+            source = "" if _is_telling(person) else str(origin_of)
             holders.setdefault((source, person), set()).add((party, name))
     for (_, person), held in sorted(holders.items()):
         if len(held) > 1:
@@ -108,10 +109,6 @@ def _split(recipe: Recipe, name: str) -> tuple[str, str]:
     """(the part of a joined source, or '', the person) of an identity's name."""
     prefix, _, person = name.partition("/")
     return (prefix, person) if prefix in recipe.data.parts else ("", name)
-
-
-def _origin_of(recipe: Recipe, part: str) -> str:
-    return str(origin(recipe, recipe.data.parts[part])) if part else "?"
 
 
 def _is_telling(person: str) -> bool:
