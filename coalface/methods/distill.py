@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +67,8 @@ class Distill(Method):
     """Of the teacher's file; filled in when the run begins."""
     size: int = 112
     """Side of the teacher's images, where its file does not say it."""
+    mirror: Literal[True] | None = None
+    """Its embeddings of an image and of the mirror image are added, and the sum is learnt."""
     backbone: str | None = None
     """The teacher's network, where its file holds weights alone."""
     input: InputConvention = InputConvention()

@@ -108,6 +108,15 @@ def test_a_teacher_is_a_run_a_model_folder_or_weights(tmp_path: Path, fedavg_run
     assert error.value.where == "methods.distill.teacher"
 
 
+def test_a_teacher_may_add_what_it_gives_for_the_mirror_image(fedavg_run: Path) -> None:
+    model = FaceModel.from_run(fedavg_run)
+    parts = taught(fedavg_run, mirror=True)
+    images = load_faces(TINY_FACES, size=model.size, grey=model.grey).images
+    images = images.only([images.names.index(name) for name in parts.split.train.names])
+    np.testing.assert_allclose(parts.data.taught["pooled"], model.embed(images, flip=True), atol=1e-5)
+    assert np.abs(parts.data.taught["pooled"] - taught(fedavg_run).data.taught["pooled"]).max() > 1e-3
+
+
 def test_an_onnx_file_teaches_at_its_size_and_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
     matrix = np.random.default_rng(0).normal(size=(3 * 48 * 48, 128)).astype(np.float32)

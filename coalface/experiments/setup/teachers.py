@@ -74,7 +74,9 @@ def open_teacher(distill: Distill, compute: Compute) -> Teacher:
     def embed(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         autocast = getattr(torch, compute.autocast) if compute.autocast else None
         with torch.autocast(torch.device(compute.device).type, dtype=autocast, enabled=autocast is not None):
-            return raw_features(module, pixels, device=compute.device)
+            rows = raw_features(module, pixels, mirror=bool(distill.mirror), device=compute.device)
+        half = rows.shape[1] // 2
+        return rows[:, :half] + rows[:, half:] if distill.mirror else rows
 
     return Teacher(size, channels, embed)
 
@@ -89,6 +91,7 @@ def teach(
     # of all images together, and in this order: a batch's other images and the threads may touch the last bits of an
     # embedding, and a run has the same bytes whatever the cache holds
     made_of = [distill.sha256, distill.backbone, asdict(distill.input), how.autocast, how.threads]
+    made_of += [distill.mirror] * bool(distill.mirror)
     key = hashlib.sha256(json.dumps(made_of).encode())
     blocks = [np.arange(at, min(at + BATCH, len(faces))) for at in range(0, len(faces), BATCH)]
     for block in blocks:
