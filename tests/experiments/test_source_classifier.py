@@ -16,6 +16,9 @@ from coalface.core.errors import RecipeError
 from coalface.data.cache import PRETRAINED
 from coalface.experiments import model_folder
 from coalface.experiments import run as experiment
+from coalface.experiments.callbacks.base import Callback
+from coalface.experiments.prepare import prepare
+from coalface.experiments.recipe.schema import Recipe
 from coalface.methods.fedfr_uda import Own
 
 STILL = {"lr": 1e-30, "weight_decay": 0.0, "momentum": 0.0}
@@ -91,3 +94,15 @@ def test_targets_alone_ask_for_no_classifier(tmp_path: Path) -> None:
     view = Silent()
     experiment.run(two_domains(PRETRAIN, changes), tmp_path / "run", view, report=False)
     assert not [note for note in view.notes if "source client" in note]
+
+
+def test_a_source_at_a_node_of_its_own_is_sent_no_classifier() -> None:
+    def make(recipe: Recipe, out: Path, view: Callback) -> None:
+        experiment.run(recipe, out, view, report=False)
+
+    prepared = prepare(two_domains({"local": STILL}, PRETRAIN), Silent(), make, elsewhere=True)
+    assert prepared.data.class_embeddings == {}
+    assert [note for note in prepared.notes if "its node is not sent them" in note]
+    asked = two_domains({"local": STILL}, PRETRAIN, {"methods": {"fedfr-uda": {"head_init": "pretrained"}}})
+    with pytest.raises(RecipeError, match="its node is not sent them"):
+        prepare(asked, Silent(), make, elsewhere=True)
