@@ -57,6 +57,26 @@ def test_a_shorter_path_means_the_only_image_that_ends_so(tmp_path: Path, form: 
     assert np.array_equal(landmarks.points[1:], [face(7), face(5)]) and np.isnan(landmarks.points[0]).all()
 
 
+@pytest.mark.parametrize(
+    ("head", "form", "between", "separator"),
+    [
+        (["file x1 y1 x2 y2 x3 y3 x4 y4 x5 y5"], "{}", " ", " "),
+        (["3", "lefteye_x lefteye_y righteye_x"], "{}", "  ", "  "),  # CelebA
+        (["NAME_ID,P1X,P1Y,P2X"], '"{}"', ",", ","),  # VGGFace2
+        ([], "1\t/data/{}.jpg", "\t7\t12\t14\t80\t91\t", "\t"),  # insightface's .lst
+        ([], "0\t{}.jpg", "\t7\t12\t14\t80\t91\t", "\t"),
+    ],
+)
+def test_a_head_a_flag_and_quotes_are_passed_over(
+    tmp_path: Path, head: list[str], form: str, between: str, separator: str
+) -> None:
+    lines = [line(form.format(file.removesuffix(".jpg")), k, between, separator) for k, file in enumerate(FILES)]
+    landmarks = read_landmarks([listed(tmp_path, *head, *lines)], FILES)
+    assert np.array_equal(landmarks.points, [face(k) for k in range(3)]) and landmarks.unmatched == 0
+    with pytest.raises(DataError, match="no line has an image"):
+        read_landmarks([listed(tmp_path, "file x1 y1", "3")], FILES)
+
+
 def test_all_x_before_all_y_is_told_by_the_faces(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     faces = TEMPLATE + rng.normal(0, 2, (40, 5, 2)) + rng.uniform(0, 300, (40, 1, 2))
@@ -141,7 +161,7 @@ def test_json_without_points_is_refused(tmp_path: Path, text: str) -> None:
 def test_files_of_points_lie_in_folders_called_as_those_of_the_images(tmp_path: Path) -> None:
     for k, file in enumerate(FILES):
         head = ["version: 1", "n_points: 68", "{"]
-        say(tmp_path, f"points/{file[:-4]}.pts", *head, *(f"{x} {y}" for x, y in dlib(k)), "}")
+        say(tmp_path, f"points/{file[:-4]}.pts", *head, *(f"{x + 1} {y + 1}" for x, y in dlib(k)), "}")
     landmarks = read_landmarks(landmark_lists(tmp_path / "points"), [f"images/{file}" for file in FILES])
     assert np.allclose(landmarks.points, [face(k) for k in range(3)])
     say(tmp_path, "points/Asian/m.0x/m.0x_0001.pts", "1 2", "3 4")

@@ -90,6 +90,7 @@ def test_insightface_takes_its_own_networks_alone(fedavg_run: Path, tmp_path: Pa
     with pytest.raises(RecipeError) as error:
         export_model(fedavg_run, "insightface", tmp_path / "out")
     assert error.value.where == "--to" and list(tmp_path.iterdir()) == []
+    assert "cnn-small" in str(error.value) and str(tmp_path) not in str(error.value)
     model = untrained(tmp_path / "model", "ir18")
     export_model(tmp_path / "model", "insightface", tmp_path / "out")
     listed = json.loads((Path(__file__).parents[1] / "models" / "iresnet_names.json").read_text())["18"]

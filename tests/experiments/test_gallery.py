@@ -353,6 +353,12 @@ def test_a_gallery_remembers_what_its_onnx_file_expects(
             assert line.startswith(f"coalface: {words[0]}: ") and "recipe" not in line
 
 
+def test_a_rate_of_strangers_needs_the_gallery_of_a_client(model: FaceModel, tmp_path: Path) -> None:
+    gallery = Gallery.create(tmp_path / "g", model, far=0.1)
+    with pytest.raises(DataError, match="it has none for FPIR: .*export-client"):
+        gallery.threshold(fpir=0.1)
+
+
 def test_faiss_finds_whom_the_product_finds(faces: Path, model: FaceModel, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     ours = Gallery.create(tmp_path / "g", model, threshold=0.0)

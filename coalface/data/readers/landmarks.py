@@ -1,7 +1,7 @@
 """Five landmarks of each face, from the lists that data sets and detectors bring beside their images.
 
 - **text**, such as RFW's `…_lmk.txt`: a line is an image's path, perhaps a few fields more (a label, a box), and ten
-  numbers, perhaps a score, or the 136 of dlib's 68 points;
+  numbers, perhaps a score, or the 136 of dlib's 68 points; a head before the first is passed over;
 - **JSON**: an object by path, or a list of objects with a path, with the faces as MTCNN, RetinaFace and insightface
   give them;
 - **a file for each image**: 300-W's `.pts`, CFP's fiducials, lines `x y` or `x,y` of 5, 30 or 68 points.
@@ -31,7 +31,7 @@ from coalface.data.readers.text_lines import text_lines
 ENDING = "_lmk.txt"
 """How the lists of RFW end, after the race."""
 
-_IMAGE = re.compile(rf"\s*(\S.*?(?:{'|'.join(map(re.escape, SUFFIXES))}))[\s,]", re.IGNORECASE)
+_IMAGE = re.compile(rf"\s*(?:-?\d+\t)?(\S.*?(?:{'|'.join(map(re.escape, SUFFIXES))}))[\s,]", re.IGNORECASE)
 _BETWEEN = 5
 """The most fields between path and points: a label and a box. More are the points of another scheme."""
 
@@ -121,20 +121,24 @@ def _read(path: Path) -> tuple[list[tuple[str, str]], list[NDArray[np.float32]]]
     before_score: list[NDArray[np.float64]] = []
     for where, line in text_lines(path):
         match = _IMAGE.match(line)
-        name = match[1] if match else line.split()[0]
+        name = match[1] if match else re.split(r"[\s,]", line.strip())[0]
         fields = re.split(r"[\s,]+", line[line.index(name) + len(name) :].strip())
         count = 136 if len(fields) >= 136 else 10
         values = _numbers(fields[-count:])
+        if not listed and match is None and len(values) != count:
+            continue  # a head: the names of the columns, or how many lines follow
         if len(values) != count or len(fields) > count + _BETWEEN or not np.isfinite(values).all():
             raise DataError(
                 f"{line.strip()[:80]} is not an image, at most {_BETWEEN} fields, and five points x y, or 68; fetch "
                 "the list again",
                 where=where,
             )
-        listed.append((where, name))
+        listed.append((where, name.strip('"')))
         last.append(_five(values.reshape(-1, 2)))
         earlier = _numbers(fields[-11:-1]) if count == 10 else np.empty(0)
         before_score.append(earlier.reshape(5, 2) if len(earlier) == 10 else np.full((5, 2), np.nan))
+    if not listed:
+        raise DataError("no line has an image and five points x y, or 68", where=path)
     orders = []
     for numbers in (np.array(last, np.float32), np.array(before_score, np.float32)):
         orders += [numbers, numbers.reshape(-1, 2, 5).swapaxes(1, 2)]
@@ -206,7 +210,8 @@ def _points_of_one(path: Path) -> NDArray[np.float64] | None:
         return None
     if len(lines) not in (5, 30, 68) or not all(matches):
         raise DataError(f"it has {len(lines)} lines; give the 5, 30 (CFP) or 68 points of an image", where=path)
-    return _five(np.array([match.groups() for match in matches if match], float))
+    points = np.array([match.groups() for match in matches if match], float)
+    return _five(points - 1 if path.suffix.lower() == ".pts" else points)  # these count pixels from 1
 
 
 def _five(points: NDArray[np.float64]) -> NDArray[np.float64]:

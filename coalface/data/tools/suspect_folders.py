@@ -61,8 +61,7 @@ def doubts(folder: Folder) -> list[str]:
         more = f", and so for {len(shared) - 1:,} more" if len(shared) > 1 else ""
         return [
             f"every file of {several(len(names), 'folder')} is called after {person} ({first_few(names)}){more}: if "
-            "that is one person, put the images into one folder; if the folders are cameras or days, give each person "
-            "a folder"
+            "that is one person, put the images into one folder; if the folders are cameras, give each person a folder"
         ]
     numbers = [name for name in folder.names if re.fullmatch(r"\d{8}", name)]
     dates = {name for name in folder.names if _DATE.match(name)}

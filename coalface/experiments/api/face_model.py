@@ -256,12 +256,15 @@ class FaceModel(nn.Module):
         return EvaluatedModel(figures)
 
     def __repr__(self) -> str:
+        return f"FaceModel({str(self.folder)!r}: {self.form})"
+
+    @property
+    def form(self) -> str:
+        """Backbone, parameters, the images that it takes and the size of an embedding, as a person reads it."""
         parameters = sum(parameter.numel() for parameter in self.parameters())
         colour = "grey" if self.grey else "RGB"
-        return (
-            f"FaceModel({str(self.folder)!r}: {self.about['backbone']}, {parameters:,} parameters, "
-            f"{self.size}×{self.size} {colour} → {self.embedding_size})"
-        )
+        size = f"{self.size}×{self.size} {colour}"
+        return f"{self.about['backbone']}, {parameters:,} parameters, {size} → {self.embedding_size}"
 
     def _face_set(self, faces: Any, labels: Sequence[Any] | None = None) -> FaceSet:
         """What `load_faces` takes or gives, at the size and colour that the model takes."""

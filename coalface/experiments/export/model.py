@@ -96,8 +96,8 @@ def _write_insightface(model: FaceModel, path: Path) -> None:
     shape = (model.size, model.about["channels"], model.embedding_size)
     if not isinstance(model.network, IResNet) or shape != (112, 3, 512):
         raise RecipeError(
-            f"insightface's networks are ir18 to ir100 on RGB 112×112 with 512 numbers; this is {model!r}: use onnx, "
-            "torch or safetensors",
+            f"insightface's networks are ir18 to ir100 on RGB 112×112 with 512 numbers; this is {model.form}: use "
+            "onnx, torch or safetensors",
             where="--to",
         )
     torch.save(model.network.state_dict(), path)

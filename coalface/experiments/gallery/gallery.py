@@ -270,6 +270,8 @@ class Gallery:
             return thresholds[0]
         kind, rate = ("FPIR", fpir) if fpir is not None else ("FAR", far)
         remedy = "name a cosine, or calibrate its model on more pairs and make the gallery anew"
+        if kind == "FPIR":
+            remedy = "name a cosine, or a FAR; galleries of `coalface export-client` alone have thresholds at FPIRs"
         return choose(thresholds, rate or 0, kind, where=str(self.file.path), remedy=remedy)
 
     def _needed_model(self) -> FaceModel:
