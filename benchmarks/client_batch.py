@@ -4,6 +4,7 @@
     python benchmarks/client_batch.py --memory      # a round of 10,000 clients against one of 1,000
     python benchmarks/client_batch.py --device cuda --parties 10000
     python benchmarks/client_batch.py --steps 1 5   # 200 clients of FedAvg against the bare loop in batches of 5
+    python benchmarks/client_batch.py --parts       # stacked weights and losses of 50 clients against one by one
 
 Every ratio is taken within one run: a round of FedFace, then the bare loops over the same images, in turn; medians of
 the ratios after the first turn. The bare loop is plain PyTorch in a process of its own: one model, one matrix of class
@@ -32,7 +33,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine import LOSS, above_mb, make_world, network_like, set_process
+from engine import LOSS, above_mb, make_world, network, network_like, set_process
 from engine import bare_loop as plain_loop
 from measuring import OwnProcess, cost
 
@@ -45,9 +46,11 @@ from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedface import FedFace
+from coalface.training.classifier import DenseClassifier
 from coalface.training.compute import Compute
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.hinge import PositiveHinge
+from coalface.training.stacked_training import embed_stacked, head_gradients, stacked
 
 BATCHES = (16, 30, 64, 128, 256, 512)
 CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
@@ -208,6 +211,30 @@ def compare_steps(options: argparse.Namespace) -> None:
                 print(f"{title:70} {ratio:6.2f} {round_s:8.2f} {bare_s:8.2f} {own_ms:7.2f}", flush=True)
 
 
+def compare_parts(name: str, parties: int = 50, images: int = 5, turns: int = 9) -> None:
+    """Processor milliseconds a client of a network forward and backward, and of losses, one by one and at once."""
+    set_process(1, tuned=True)
+    module, rng = network(name).module, torch.Generator().manual_seed(0)
+    theta, pixels = stacked(module, parties), torch.randn(parties, images, 1, 64, 64, generator=rng)
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    rows = list(torch.randn(parties, images, module.embedding_size, generator=rng))  # type: ignore[call-overload]
+    heads = [DenseClassifier(torch.randn(1, len(r[0]), generator=rng).requires_grad_(), LOSS) for r in rows]
+    labels = [torch.zeros(images, dtype=torch.int64)] * parties
+    cases: dict[str, Callable[[], Any]] = {
+        "network, one by one": lambda: [torch.autograd.grad(module(some).mean(), parameters) for some in pixels],
+        "network, at once": lambda: torch.autograd.grad(
+            embed_stacked(module, theta, pixels).mean(), list(theta.values())
+        ),
+        "losses, one by one": lambda: [
+            head_gradients([h], [r.detach()], [y]) for h, r, y in zip(heads, rows, labels, strict=True)
+        ],
+        "losses, at once": lambda: head_gradients(heads, [r.detach() for r in rows], labels),
+    }
+    spent = [[cost(run).processor for run in cases.values()] for _ in range(turns + 1)][1:]
+    for case, times in zip(cases, zip(*spent, strict=True), strict=True):
+        print(f"{name}: {case:24} {1e3 * statistics.median(times) / parties:8.3f} ms", flush=True)
+
+
 def memory(parties: int, client_batch: int) -> dict[str, float]:
     """Peak anonymous memory of a round of so many clients above what the process held before it, in MB.
 
@@ -235,6 +262,7 @@ def compare_memory(few: int, many: int, client_batch: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--parts", action="store_true")
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parties", type=int, help="default 1,000, and 200 with --steps")
     parser.add_argument("--steps", type=int, nargs="+", help="local steps of a client of FedAvg")
@@ -258,6 +286,10 @@ def main() -> int:
     options.parties = options.parties or (200 if options.steps else 1000)
     if options.steps:
         compare_steps(options)
+        return 0
+    if options.parts:
+        for name in options.networks:
+            compare_parts(name)
         return 0
     if options.memory:
         return compare_memory(1000, 10_000, options.client_batch)

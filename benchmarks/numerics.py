@@ -1,6 +1,7 @@
 """What bfloat16 autocast, channels_last and denormal flushing gain in a training step of each backbone on this CPU.
 
     python benchmarks/numerics.py [--threads 2] [--seconds 12] [--only cnn-small] [--json]
+    python benchmarks/numerics.py --auto    # what `engine.threads`, `autocast` and `channels_last: auto` choose here
 
 A step is forward, CosFace over 650 identities, backward and SGD with momentum. The settings take turns step by step
 (A B C A B C …), so that whatever else the machine does falls on all alike. Each figure is a median over the turns, in
@@ -24,6 +25,8 @@ import numpy as np
 import torch
 
 from coalface.engine.party.setup import keep_freed_memory
+from coalface.experiments.recipe import loader
+from coalface.experiments.setup.tuning import tuned
 from coalface.models import build
 from coalface.training.losses.margins import CosFace
 
@@ -123,6 +126,22 @@ def measure(case: Case, seconds: float, settings: list[Setting], clock: Callable
     ]
 
 
+def choose(case: Case) -> None:
+    """What a run of one process would compute by, with how long the choice took by the clock."""
+    changes = [f"model.name={case.backbone}", f"local.batch_size={case.batch}", f"data.size={case.size}"]
+    changes += [f"data.grey={'true' if case.channels == 1 else 'false'}", "engine.workers=1"]
+    changes += [f"engine.{key}=auto" for key in ("threads", "autocast", "channels_last")]
+    notes: list[str] = []
+    began = time.perf_counter()
+    tuned(loader.load("synthetic/silos", changes), notes.append)
+    print(
+        f"{case.backbone}, batches of {case.batch}, {time.perf_counter() - began:.1f} s:",
+        *notes,
+        sep="\n  ",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
@@ -130,8 +149,14 @@ def main() -> None:
     parser.add_argument("--only", choices=sorted({case.backbone for case in CASES}), help="one backbone")
     parser.add_argument("--compiled", action="store_true", help="also by torch.compile")
     parser.add_argument("--processor", action="store_true", help="processor's time, with --threads 1")
+    parser.add_argument("--auto", action="store_true", help="what a run chooses, and how long it takes to")
     parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     arguments = parser.parse_args()
+    if arguments.auto:
+        for case in CASES:
+            if arguments.only in (None, case.backbone):
+                choose(case)
+        return
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()  # as the engine does
     settings = [*SETTINGS, *(COMPILED if arguments.compiled else [])]

@@ -2,6 +2,7 @@
 
     python benchmarks/overhead.py                    # 200 clients of 5 images, cnn-small, one thread: three cases
     python benchmarks/overhead.py --clock wall       # by the clock, for a quiet machine
+    python benchmarks/overhead.py --floor            # one plain pass over a client's data for each thing done with it
 
 Without `--clock wall` it is the processor time of the engine's thread, which others on the machine move less; hashes
 that another thread makes meanwhile are in `whole process` alone. Medians of the rounds after the second: the first
@@ -14,6 +15,7 @@ import argparse
 import collections
 import dataclasses
 import functools
+import hashlib
 import statistics
 import tempfile
 import time
@@ -21,7 +23,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine import LOSS, make_world
+import torch
+from engine import LOSS, make_world, network
 
 from coalface.core import codec
 from coalface.core.method import Party, step
@@ -158,13 +161,45 @@ def measure(watch: Stopwatch, clients: int, images: int, rounds: int, *, save: b
     return {s: statistics.median(turn.get(s, 0.0) for turn in turns[2:]) / clients for s in stages}
 
 
+def floor(turns: int = 50) -> dict[str, float]:
+    """Microseconds of processor time of plain passes over a model, medians, with caches as training leaves them.
+
+    What is promised for each client singly takes these at least.
+    """
+    torch.set_num_threads(1)
+    backbone = network("cnn-small")
+    module, sent = list(backbone.parameters.values()), list(backbone.shared().values())
+    row, start = (torch.cat([t.reshape(-1) for t in sent]) for _ in range(2))
+    sums, other = torch.zeros(len(row), dtype=torch.float64), torch.ones(1 << 22)
+    passes: dict[str, Callable[[], Any]] = {
+        "into the module": lambda: torch._foreach_copy_(module, sent),
+        "into the encoding": lambda: torch.cat([t.reshape(-1) for t in sent], out=row),
+        "norm of the change": lambda: torch.linalg.vector_norm(row - start),
+        "into sums of float64": lambda: sums.add_(row, alpha=5.0),
+        "SHA-256, on another thread": lambda: hashlib.sha256(row.numpy().data).digest(),
+    }
+    spent: dict[str, list[float]] = {name: [] for name in passes}
+    with torch.no_grad():
+        for _ in range(turns):
+            for name, once in passes.items():
+                other.add_(1)  # 16 MiB, as a step goes through
+                began = time.thread_time_ns()
+                once()
+                spent[name].append((time.thread_time_ns() - began) / 1e3)
+    return {f"{name}, {row.nbytes / 1e6:.2f} MB": statistics.median(times) for name, times in spent.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--images", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--clock", choices=("thread", "wall"), default="thread")
+    parser.add_argument("--floor", action="store_true")
     options = parser.parse_args()
+    if options.floor:
+        print("\n".join(f"{name:40}{microseconds:8.0f} µs" for name, microseconds in floor().items()))
+        return
     watch = Stopwatch(time.thread_time_ns if options.clock == "thread" else time.perf_counter_ns)
     for owner, name, stage in STAGES:
         watch.watch(owner, name, stage)

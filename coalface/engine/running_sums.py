@@ -12,6 +12,9 @@ from torch import Tensor
 from coalface.core.codec import by_path, joined
 from coalface.core.method import Mean, Tensors
 
+_CACHED = 1 << 15
+"""Numbers that are added at a time, so that torch's copy of them in float64 stays in a cache."""
+
 
 def heaviest(images: Sequence[int], share: float) -> float:
     """W, the most that a party may weigh so that min(m_p, W) is at most `share` of their sum, over the m_p of `images`.
@@ -94,7 +97,8 @@ class RunningMean:
                 change = change.double() - _flat(start[name] for name in tensors).double()
             if self._partial is None:
                 self._partial = torch.zeros_like(change, dtype=torch.float64)
-            self._partial.add_(change, alpha=weight)
+            for sums, numbers in zip(self._partial.split(_CACHED), change.split(_CACHED), strict=True):
+                sums.add_(numbers, alpha=weight)
         if self.mean.over == "arrived":
             self._weight += weight
 

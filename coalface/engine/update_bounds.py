@@ -30,7 +30,7 @@ VARIANCE = "running_var"
 LARGEST = math.sqrt(torch.finfo(torch.float32).max)
 """A norm beyond which float32 cannot hold the square: no model that a party can compute with."""
 
-_BLOCK = 1 << 18
+_BLOCK = 1 << 16
 
 Norms = dict[str, dict[str, float]]
 """Party -> part of its reply -> the norm of its floats, as a difference to what was sent under that name, if any."""
@@ -153,9 +153,11 @@ def _norm(tensors: Tensors, before: Tensors) -> float:
     starts = [before[name] for name in tensors if name in before]
     if {t.dtype for t in tensors.values()} == {torch.float32} and len(starts) in (0, len(tensors)):
         change = codec.joined(list(tensors.values()))
+        blocks: Iterable[Tensor] = change.split(_BLOCK)
         if starts:
-            change = change - codec.joined(starts).to(change)
-        norm = math.hypot(*(torch.linalg.vector_norm(block).item() for block in change.split(_BLOCK)))
+            sent = codec.joined(starts).to(change).split(_BLOCK)
+            blocks = (block - start for block, start in zip(blocks, sent, strict=True))
+        norm = math.hypot(*(torch.linalg.vector_norm(block).item() for block in blocks))
         if 1e-9 < norm < 1e15:
             return norm
     changes = (t - before[n].to(t.device) if n in before else t for n, t in tensors.items())

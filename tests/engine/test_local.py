@@ -7,6 +7,7 @@ import sys
 import time
 import types
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,27 @@ def test_the_message_for_all_stays_until_the_last_reply_and_no_longer(tmp_path: 
         looking = lambda setup, world, window=window: Looking(setup, world, 1, window)  # noqa: E731
         run(Moves(rounds=2), tmp_path / str(window), transport=looking)
     assert left == [[1, 1, 1, 0]] * 4
+
+
+@pytest.mark.usefixtures("quick_workers")
+def test_the_message_for_all_stays_for_who_has_not_begun_when_another_is_asked_again(tmp_path: Path) -> None:
+    seen: list[bool] = []
+
+    class Again(Workers):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            replies = super().exchange(asked := [*requests])
+            yield next(replies)
+            not_begun = Future[Any]()
+            self._under_way[not_begun] = letter = self._letter(asked[0])
+            assert len([*super().exchange(asked[:1])]) == 1
+            seen.append(letter.exists())
+            not_begun.set_result(None)
+            yield from replies
+            seen.append(letter.exists())
+            del self._under_way[not_begun]
+
+    run(Moves(rounds=2), tmp_path, transport=lambda setup, world: Again(setup, world, 1, 8))
+    assert seen == [True, False] * 2
 
 
 @pytest.mark.usefixtures("quick_workers")
