@@ -116,17 +116,17 @@ def kept(folder: Path, party: str, cls: type) -> Any:
     return codec.decode(states[cls.__name__], cls) if cls.__name__ in states else None
 
 
-def watched(method: type, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The state that each round of a method leaves, from here on."""
+def watched(method: type, monkeypatch: pytest.MonkeyPatch, name: str = "round") -> list[Any]:
+    """The state that each round of a method leaves, or each `init`, from here on."""
     states: list[Any] = []
-    plain = method.round  # type: ignore[attr-defined]
+    plain = getattr(method, name)
 
     @functools.wraps(plain)
-    def noted(self: Any, fed: Any, state: Any) -> Any:
-        states.append(plain(self, fed, state))
+    def noted(*arguments: Any) -> Any:
+        states.append(plain(*arguments))
         return states[-1]
 
-    monkeypatch.setattr(method, "round", noted)
+    monkeypatch.setattr(method, name, noted)
     return states
 
 
