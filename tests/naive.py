@@ -7,7 +7,7 @@ Only the first weights, the first class embeddings and the order of the images a
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,17 +116,17 @@ def kept(folder: Path, party: str, cls: type) -> Any:
     return codec.decode(states[cls.__name__], cls) if cls.__name__ in states else None
 
 
-def watched(method: type, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The state that each round of a method leaves, from here on."""
+def watched(method: type, monkeypatch: pytest.MonkeyPatch, name: str = "round") -> list[Any]:
+    """The state that each round of a method leaves, or each `init`, from here on."""
     states: list[Any] = []
-    plain = method.round  # type: ignore[attr-defined]
+    plain = getattr(method, name)
 
     @functools.wraps(plain)
-    def noted(self: Any, fed: Any, state: Any) -> Any:
-        states.append(plain(self, fed, state))
+    def noted(*arguments: Any) -> Any:
+        states.append(plain(*arguments))
         return states[-1]
 
-    monkeypatch.setattr(method, "round", noted)
+    monkeypatch.setattr(method, name, noted)
     return states
 
 
@@ -172,17 +172,28 @@ def worked(method: type, folder: Path, monkeypatch: pytest.MonkeyPatch, **settin
     return [{name: float(tensors["w"]) for name, tensors in vars(state).items()} for state in states]
 
 
-def naive_accuracy(scores: list[float], is_genuine: list[bool], fold: list[int]) -> float:
-    """Ten-fold accuracy by trying every score as the threshold; of equally good ones the lower middle."""
-    right = []
-    for f in sorted(set(fold)):
+def fold_rates(
+    scores: list[float], is_genuine: list[bool], fold: list[int], folds: Collection[int] | None = None
+) -> list[float]:
+    """What is right of each fold (of `folds`, or all) by the best threshold of all others, by trying every score; of
+    equally good ones the lower middle."""
+    rates = []
+    for f in sorted(set(fold) if folds is None else folds):
         train = [(s, g) for s, g, k in zip(scores, is_genuine, fold, strict=True) if k != f]
         rightly = {cut: sum((s >= cut) == g for s, g in train) for cut in sorted({s for s, _ in train} | {2.0})}
         equal = [cut for cut, count in rightly.items() if count == max(rightly.values())]
         best = equal[(len(equal) - 1) // 2]
         test = [(s >= best) == g for s, g, k in zip(scores, is_genuine, fold, strict=True) if k == f]
-        right.append(sum(test) / len(test))
-    return 100 * sum(right) / len(right)
+        rates.append(sum(test) / len(test))
+    return rates
+
+
+def naive_accuracy(
+    scores: list[float], is_genuine: list[bool], fold: list[int], folds: Collection[int] | None = None
+) -> float:
+    """The mean of `fold_rates`, in percent."""
+    rates = fold_rates(scores, is_genuine, fold, folds)
+    return 100 * sum(rates) / len(rates)
 
 
 @torch.no_grad()

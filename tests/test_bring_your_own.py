@@ -96,14 +96,10 @@ def test_a_sweep_has_the_figure_with_its_unit_also_where_nothing_is_left_to_run(
 @pytest.mark.slow
 @pytest.mark.ci
 def test_plugins_by_name_run_over_workers_and_go_on_after_a_stop_to_the_same_bits(folder: Path) -> None:
-    class Stop(Callback):
-        def round(self, record: dict[str, Any]) -> None:
-            raise KeyboardInterrupt
-
     tree = {**tinyruns.TINY, **BY_NAME}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    with pytest.raises(KeyboardInterrupt):
-        runner.run(loader.parse(loader.merged(tree, {"engine": {"workers": 2}})), folder / "stopped", Stop())
+    with pytest.raises(tinyruns.Stop):
+        runner.run(loader.parse(loader.merged(tree, {"engine": {"workers": 2}})), folder / "stopped", tinyruns.Stops())
     about = folder / "mine-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")

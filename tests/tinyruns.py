@@ -159,3 +159,14 @@ class Silent(Callback):
 
     def finish(self, figures: dict[str, Any], where: Path) -> None:
         self.finished.append(where)
+
+
+class Stop(Exception):
+    """The end of a run that is stopped."""
+
+
+class Stops(Silent):
+    """Ends a run after its first round."""
+
+    def round(self, record: dict[str, Any]) -> None:
+        raise Stop

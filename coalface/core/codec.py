@@ -24,9 +24,9 @@ import torch
 from torch import Tensor
 
 from coalface.core.declarations import Tensors, Ticket, counterparts, kind_of, without_none
-from coalface.core.header import DTYPES as DTYPES
-from coalface.core.header import FREE, SENT, TENSOR_HEADER, most_tensors, read_tensors
+from coalface.core.header import FREE, SENT, TENSOR_HEADER, Table, most_tensors, read_tensors, table_of
 from coalface.core.header import NAMES as NAMES
+from coalface.core.header import Entry as Entry
 from coalface.core.header import WireError as WireError
 from coalface.core.header import hints as hints
 from coalface.core.parsing import LARGEST, LONGEST
@@ -96,17 +96,6 @@ def forms(cls: type, sent: Sequence[Any]) -> Forms:
             kind = without_none(hints(cls)[field])[0]
             by_field[field] = Form(field, kind, name == field, models[0] if models else None)
     return by_field
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One piece of an encoding: the header with its plain values, or one tensor."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,45 +223,14 @@ def pack(value: Any, *, hashed: bool = False, change: Change | None = None) -> E
     return replace(encoded, hashes=Hashing(encoded.pieces())) if hashed else encoded
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Where the tensors of an encoding lie, by their names, types and shapes."""
-
-    text: str
-    """What the header says of them."""
-    entries: tuple[Entry, ...]
-    runs: tuple[tuple[torch.dtype, tuple[str, ...], int, int], ...]
-    """(type, names, begin, end) of those of one type, which follow each other."""
-    size: int
-
-
-@functools.lru_cache(32)  # the same tensors leave in every round
-def _table(forms: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> _Table:
-    ordered = sorted(forms, key=lambda form: -form[1].itemsize)  # keeps every tensor aligned
-    entries, listed, runs, offset = [], {}, list[Any](), 0
-    for name, dtype, shape in ordered:
-        if dtype not in NAMES:
-            raise WireError(f"{name}: {dtype} has no encoding; use one of {list(DTYPES)}.")
-        end = offset + shape.numel() * dtype.itemsize
-        listed[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
-        entries.append(Entry(name, "tensor", tuple(shape), NAMES[dtype], end - offset))
-        if runs and runs[-1][0] == dtype:
-            runs[-1] = (dtype, [*runs[-1][1], name], runs[-1][2], end)
-        else:
-            runs.append((dtype, [name], offset, end))
-        offset = end
-    text = json.dumps(listed, separators=(",", ":"))[1:-1]
-    return _Table(text, tuple(entries), tuple((d, tuple(n), b, e) for d, n, b, e in runs), offset)
-
-
-def _layout(value: Any, change: Change | None = None) -> tuple[bytes, dict[str, Tensor], _Table]:
+def _layout(value: Any, change: Change | None = None) -> tuple[bytes, dict[str, Tensor], Table]:
     """The header of an encoding, its tensors by name, and how they follow it."""
     tensors: dict[str, Tensor] = {}
     try:
         skeleton = _flatten(value, type(value), "", tensors)
         if change is not None:
             tensors = change(tensors)
-        table = _table(tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()))
+        table = table_of(tuple((name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()))
     except WireError as error:
         raise WireError(f"{type(value).__name__}.{error}") from None
     plain = json.dumps(json.dumps(skeleton, separators=(",", ":")))

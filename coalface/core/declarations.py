@@ -12,6 +12,7 @@ import re
 import sys
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, dataclass_transform
 
@@ -104,6 +105,21 @@ def resolved(declared: Any, where: str) -> dict[str, Any]:
 def kind_of(value: object) -> Kind | None:
     """`message`, `private` or `state`, of a declared class or of one of its instances; else None."""
     return getattr(value, "__coalface_kind__", None)
+
+
+def returned_state(function: Callable[..., Any], where: str, overridden: Any = None) -> type:
+    """The class of state in a function's return annotation; where it has none, the error names the overridden one's."""
+    state_class = resolved(function, where).get("return")
+    if kind_of(state_class) != "state":
+        base: Any = resolved(overridden, where).get("return") if overridden else None
+        known = kind_of(base) == "state"
+        origin = f", with `from {base.__module__} import {base.__name__}` or a class of your own" if known else ""
+        annotation = "no return annotation" if state_class is None else f"the return annotation {state_class}"
+        raise DeclarationError(
+            f"{where} must return a class declared with @state, since a checkpoint holds it; it has {annotation}. "
+            f"Write `-> {base.__name__ if known else 'State'}`{origin}."
+        )
+    return typing.cast(type, state_class)
 
 
 def without_none(annotation: Any) -> tuple[Any, bool]:

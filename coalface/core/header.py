@@ -1,4 +1,4 @@
-"""The header of an encoding: its grammar, its bounds, and the reading of the bytes that it describes.
+"""The header of an encoding: its grammar, its bounds, where tensors lie, and the reading of its bytes.
 
 The bytes come from elsewhere. The header is matched against one grammar as it stands, and what it speaks of is bounded,
 before anything is made of it that takes memory; nothing is ever executed.
@@ -92,6 +92,48 @@ def _form(cls: type) -> re.Pattern[str]:
         form = marks if inner == Tensors else forms[inner]
         fields.append(rf'"{name}": ?(?:{form}{"|null" if optional else ""})')
     return re.compile("{" + ", ?".join(fields) + "}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One piece of an encoding: the header with its plain values, or one tensor."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where the tensors of an encoding lie, by their names, types and shapes."""
+
+    text: str
+    """What the header says of them."""
+    entries: tuple[Entry, ...]
+    runs: tuple[tuple[torch.dtype, tuple[str, ...], int, int], ...]
+    """(type, names, begin, end) of those of one type, which follow each other."""
+    size: int
+
+
+@functools.lru_cache(32)  # the same tensors leave in every round
+def table_of(forms: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> Table:
+    ordered = sorted(forms, key=lambda form: -form[1].itemsize)  # keeps every tensor aligned
+    entries, listed, runs, offset = [], {}, list[Any](), 0
+    for name, dtype, shape in ordered:
+        if dtype not in NAMES:
+            raise WireError(f"{name}: {dtype} has no encoding; use one of {list(DTYPES)}.")
+        end = offset + shape.numel() * dtype.itemsize
+        listed[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        entries.append(Entry(name, "tensor", tuple(shape), NAMES[dtype], end - offset))
+        if runs and runs[-1][0] == dtype:
+            runs[-1] = (dtype, [*runs[-1][1], name], runs[-1][2], end)
+        else:
+            runs.append((dtype, [name], offset, end))
+        offset = end
+    text = json.dumps(listed, separators=(",", ":"))[1:-1]
+    return Table(text, tuple(entries), tuple((d, tuple(n), b, e) for d, n, b, e in runs), offset)
 
 
 def read_tensors(data: bytearray | memoryview, cls: type, longest: int | None = None) -> tuple[dict[str, Tensor], Any]:

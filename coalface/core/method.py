@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -22,11 +21,10 @@ from coalface.core.declarations import (
     Tensors,
     Ticket,
     free,
-    kind_of,
     like,
     message,
     private,
-    resolved,
+    returned_state,
     state,
 )
 from coalface.core.steps import Component, HasSteps, batched, plays, step
@@ -328,22 +326,7 @@ class Stage:
     @property
     def state(self) -> type:
         """The class of the state, from the annotation of `round`."""
-        return _returned_state(self.round, f"stage {self.name}: its round")
-
-
-def _returned_state(function: Callable[..., Any], where: str, overridden: Any = None) -> type:
-    """The class of state in a function's return annotation; where it has none, the error names the overridden one's."""
-    state_class = resolved(function, where).get("return")
-    if kind_of(state_class) != "state":
-        base: Any = resolved(overridden, where).get("return") if overridden else None
-        known = kind_of(base) == "state"
-        origin = f", with `from {base.__module__} import {base.__name__}` or a class of your own" if known else ""
-        annotation = "no return annotation" if state_class is None else f"the return annotation {state_class}"
-        raise DeclarationError(
-            f"{where} must return a class declared with @state, since a checkpoint holds it; it has {annotation}. "
-            f"Write `-> {base.__name__ if known else 'State'}`{origin}."
-        )
-    return typing.cast(type, state_class)
+        return returned_state(self.round, f"stage {self.name}: its round")
 
 
 Scenario = Literal["any", "devices", "domains", "private-public"]
@@ -380,7 +363,7 @@ class Method(HasSteps, ABC):
             if not inspect.isabstract(cls) and not hasattr(cls, name):
                 raise DeclarationError(f"method {cls.__name__}: give it a class variable `{name}: ClassVar[str]`.")
         for name in {"init", "round"} & set(vars(cls)):
-            _returned_state(getattr(cls, name), f"method {cls.__name__}: {name}", getattr(super(cls, cls), name))
+            returned_state(getattr(cls, name), f"method {cls.__name__}: {name}", getattr(super(cls, cls), name))
 
     @abstractmethod
     def init(self, fed: Federation) -> Any:

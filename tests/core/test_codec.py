@@ -60,7 +60,7 @@ def tensors_of(dtype: torch.dtype) -> st.SearchStrategy[Tensor]:
     )
 
 
-tensors = st.sampled_from(list(codec.DTYPES.values())).flatmap(tensors_of)
+tensors = st.sampled_from(list(header.DTYPES.values())).flatmap(tensors_of)
 names = st.text(min_size=0, max_size=6).filter(lambda s: s.isprintable())
 everything = st.builds(
     Everything,

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 from toys import Moves, State
 
-from coalface.core import method as core
+from coalface.core.declarations import kind_of
 from coalface.core.method import (
     Answer,
     DeclarationError,
@@ -95,7 +95,7 @@ def test_what_may_be_kept_is_wider_than_what_may_be_sent() -> None:
         last: Ticket | None
         name: str | None
 
-    kinds = [core.kind_of(value) for value in (Deep, Server, Plain, Up(w={}))]
+    kinds = [kind_of(value) for value in (Deep, Server, Plain, Up(w={}))]
     assert kinds == ["private", "state", None, "message"]
 
 

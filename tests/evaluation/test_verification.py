@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from cases import by_default
+from naive import fold_rates
 from scipy.interpolate import interp1d
 from scipy.optimize import brentq
 from sklearn.metrics import roc_curve
@@ -21,25 +22,6 @@ def scored(seed, count=120, ties=True):
     same = rng.permutation(count) < count // 2
     scores = np.clip(rng.normal(0.35 * same, 0.3), -1, 1)
     return (np.round(scores, 1) if ties else scores), same
-
-
-def naive_threshold(scores, same):
-    candidates = sorted(set(scores.tolist()))
-    candidates.append(float(np.nextafter(candidates[-1], np.inf)))
-    rights = [sum((s >= t) == g for s, g in zip(scores, same, strict=True)) for t in candidates]
-    best = [t for t, right in zip(candidates, rights, strict=True) if right == max(rights)]
-    return best[(len(best) - 1) // 2]
-
-
-def naive_ten_fold(scores, same, fold):
-    rates = []
-    for number in sorted(set(fold.tolist())):
-        train, test = fold != number, fold == number
-        threshold = naive_threshold(scores[train], same[train])
-        right = sum((s >= threshold) == g for s, g in zip(scores[test], same[test], strict=True))
-        rates.append(right / test.sum())
-    mean = sum(rates) / len(rates)
-    return mean, math.sqrt(sum((r - mean) ** 2 for r in rates) / (len(rates) - 1) / len(rates))
 
 
 def naive_tar(scores, same, allowance):
@@ -83,8 +65,9 @@ def test_ten_fold_accuracy_is_its_definition(seed):
     scores, same = scored(seed)
     fold = np.random.default_rng(seed).permutation(120) % 10
     result = v.ten_fold_accuracy(scores, same, fold)
-    mean, error = naive_ten_fold(scores, same, fold)
-    assert result.mean == pytest.approx(mean, abs=1e-12)
+    rates = fold_rates(scores.tolist(), same.tolist(), fold.tolist())
+    assert result.mean == pytest.approx(sum(rates) / 10, abs=1e-12)
+    error = math.sqrt(sum((rate - sum(rates) / 10) ** 2 for rate in rates) / 9 / 10)
     assert result.error == pytest.approx(error, abs=1e-12)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tinyruns import Silent, picture_folders, tiny
+from tinyruns import Silent, Stop, Stops, picture_folders, tiny
 
 from coalface.core.errors import RecipeError
 from coalface.engine.transport import RunFailed
@@ -17,17 +17,6 @@ from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 
 NAMES = [f"person_{n:02d}" for n in range(10)]
-
-
-class Stop(Exception):
-    pass
-
-
-class Stops(Silent):
-    """Ends a run after its first round."""
-
-    def round(self, record: Any) -> None:
-        raise Stop
 
 
 def recipe(root: Path) -> Recipe:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tinyruns
-from tinyruns import TINY, Silent
+from tinyruns import TINY, Silent, Stop
 
 from coalface.core.errors import RecipeError
 from coalface.experiments import demo
@@ -81,9 +81,6 @@ def test_one_of_other_recipes_or_not_whole_is_replaced(out: Path, monkeypatch: p
 
 
 def test_the_old_one_stays_until_the_new_one_is_whole_and_a_stopped_one_goes_on(out: Path, tmp_path: Path) -> None:
-    class Stop(Exception):
-        pass
-
     class Stops(Silent):
         def start(self, name: str, rounds: int, already: int = 0, sent: Any = (0, 0), before: Any = ()) -> None:
             super().start(name, rounds, already, sent)

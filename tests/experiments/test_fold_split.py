@@ -113,21 +113,6 @@ def test_the_validators_accuracy_chooses_each_threshold_on_its_other_four_folds(
 # --- the evaluation ---------------------------------------------------------------------------------------------------
 
 
-def naive_half(scores: list[float], same: list[bool], fold: list[int], half: set[int]) -> float:
-    """The mean over a half of the folds, the threshold of each chosen on all nine others."""
-    rates = []
-    for f in sorted(half):
-        other_folds = [(s, g) for s, g, k in zip(scores, same, fold, strict=True) if k != f]
-        rightly = {
-            cut: sum((s >= cut) == g for s, g in other_folds) for cut in sorted({s for s, _ in other_folds} | {2.0})
-        }
-        equal = [cut for cut, count in rightly.items() if count == max(rightly.values())]
-        best = equal[(len(equal) - 1) // 2]
-        test = [(s >= best) == g for s, g, k in zip(scores, same, fold, strict=True) if k == f]
-        rates.append(sum(test) / len(test))
-    return 100 * sum(rates) / len(rates)
-
-
 @pytest.mark.parametrize(("half", "evaluated"), [("first", {5, 6, 7, 8, 9}), ("second", {0, 1, 2, 3, 4})])
 def test_the_figures_are_of_the_other_half_with_thresholds_from_all_nine_other_folds(
     half: str, evaluated: set[int]
@@ -137,7 +122,9 @@ def test_the_figures_are_of_the_other_half_with_thresholds_from_all_nine_other_f
     figures = verification.models([weights(0)])["unseen"]
     scores, same, fold = verification.last_scores["unseen"][0], chosen.pairs.same, chosen.pairs.fold
     assert fold is not None
-    assert figures["accuracy"] == pytest.approx(naive_half(scores.tolist(), same.tolist(), fold.tolist(), evaluated))
+    assert figures["accuracy"] == pytest.approx(
+        naive_accuracy(scores.tolist(), same.tolist(), fold.tolist(), evaluated)
+    )
     half_pairs = np.isin(fold, list(evaluated))
     assert figures["eer"] == pytest.approx(100 * eer(scores[half_pairs], same[half_pairs]))
     bars = verification.curves()["unseen"]["histogram"]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import naive
 import pytest
 import torch
 import yaml
@@ -15,7 +16,6 @@ from safetensors.torch import load_file
 from tinyruns import Silent, picture_folders
 
 from coalface.core.errors import RecipeError
-from coalface.core.method import Federation
 from coalface.engine.transport import RunFailed
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
@@ -24,7 +24,7 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import party_data, splits
 from coalface.experiments.setup.parts import Parts
 from coalface.flower.party import preflight as partychecking
-from coalface.methods.fedfr_joint import FedFRJoint, State
+from coalface.methods.fedfr_joint import FedFRJoint
 
 PEOPLE_OF_ALL = {"kind": "synthetic", "identities": 5, "images": 4, "first": 500}
 TRAINERS = [name for name in PEOPLE if name != "clinic"]
@@ -82,14 +82,7 @@ def listing(folder: Path, *names: str) -> str:
 def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_those_of_a_local_run(
     parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    states: list[State] = []
-    plain = FedFRJoint.init
-
-    def noted(self: FedFRJoint, fed: Federation) -> State:
-        states.append(plain(self, fed))
-        return states[-1]
-
-    monkeypatch.setattr(FedFRJoint, "init", noted)
+    states = naive.watched(FedFRJoint, monkeypatch, "init")
     path, over_network, alone = written(tmp_path), tmp_path / "there", tmp_path / "here"
     over_flower(path, parties, tmp_path / "homes", over_network, clinic=parties / "silo-00" / "party.yaml")
     local = party_file.fill(

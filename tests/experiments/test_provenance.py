@@ -17,22 +17,13 @@ import pytest
 import written_method
 import yaml
 from commands import invoked
-from tinyruns import Silent, model_bytes, tiny
+from tinyruns import Silent, Stop, Stops, model_bytes, tiny
 
 from coalface.core.errors import RecipeError
 from coalface.experiments import provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.export.client import export_client
 from coalface.methods import METHODS
-
-
-class Stop(Exception):
-    pass
-
-
-class Stops(Silent):
-    def round(self, record: Any) -> None:
-        raise Stop
 
 
 class NeverBegins(Silent):

@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import naive
 import pytest
 from safetensors.torch import load_file
 from tinyruns import Silent
 from tinyruns import public_images as recipe
 
 from coalface.core.errors import RecipeError
-from coalface.core.method import Federation
 from coalface.data.cache import default_cache
 from coalface.data.faceset import FaceSet
 from coalface.experiments import model_folder
@@ -31,16 +31,9 @@ def rows(faces: FaceSet | None) -> list[int]:
 
 def handed_on(parsed: Recipe, out: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[State, Silent]:
     """What a run begins with."""
-    states: list[State] = []
-    plain = FedFRJoint.init
-
-    def noted(self: FedFRJoint, fed: Federation) -> State:
-        states.append(plain(self, fed))
-        return states[-1]
-
     view = Silent()
     with monkeypatch.context() as patch:
-        patch.setattr(FedFRJoint, "init", noted)
+        states = naive.watched(FedFRJoint, patch, "init")
         experiment.run(parsed, out, view, report=False)
     return states[-1], view
 

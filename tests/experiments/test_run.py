@@ -15,7 +15,7 @@ import tinyruns
 import torch
 import yaml
 from safetensors.torch import load_file
-from tinyruns import Normed, Silent, model_bytes, tiny
+from tinyruns import Normed, Silent, Stop, Stops, model_bytes, tiny
 
 from coalface import models
 from coalface.core.errors import DataError, RecipeError
@@ -111,16 +111,9 @@ def test_a_finished_run_is_evaluated_again_and_comes_out_the_same(fedavg_run: Pa
 
 
 def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fedavg_run: Path, tmp_path: Path) -> None:
-    class Stop(Exception):
-        pass
-
-    class Breaks(Silent):
-        def round(self, record: dict[str, Any]) -> None:
-            raise Stop
-
     out = tmp_path / "broken"
     with pytest.raises(Stop):
-        experiment.run(tiny(name="tiny-fedavg"), out, Breaks())
+        experiment.run(tiny(name="tiny-fedavg"), out, Stops())
     assert not (out / "summary.json").exists()
     view = Silent()
     experiment.resume(out, view)

@@ -11,7 +11,7 @@ import pytest
 import tinyruns
 import written_method
 from pages import markdown_rows
-from tinyruns import Silent
+from tinyruns import Silent, Stop, Stops
 
 from coalface.core.errors import DataError, RecipeError
 from coalface.engine.transport import RunFailed
@@ -165,16 +165,9 @@ def test_a_line_that_is_damaged_is_named(swept: Path, tmp_path: Path) -> None:
 
 
 def test_a_cell_that_broke_off_goes_on(tmp_path: Path) -> None:
-    class Stop(Exception):
-        pass
-
-    class Breaks(Silent):
-        def round(self, record: dict[str, Any]) -> None:
-            raise Stop
-
     path = tinyruns.write(tmp_path / "tiny.yaml")
     with pytest.raises(Stop):
-        sweep(path, ["seed=0,1"], tmp_path / "out", Breaks())
+        sweep(path, ["seed=0,1"], tmp_path / "out", Stops())
     view = Silent()
     sweep(path, ["seed=0,1"], tmp_path / "out", view)
     assert view.started == [("tiny seed=0", 2, 1), ("tiny seed=1", 2, 0)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tinyruns
-from tinyruns import Silent
+from tinyruns import Silent, Stop
 
 from coalface.engine import server
 from coalface.experiments import run as experiment
@@ -52,10 +52,6 @@ def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
     plain = tinyruns.run(tmp_path / "plain", evaluation={"every": 1})
     assert (plain / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
     assert not (plain / tensorboard.FOLDER).exists()
-
-
-class Stop(Exception):
-    """A run that is stopped."""
 
 
 def test_a_resume_leaves_each_round_once_and_the_last_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tinyruns
-from tinyruns import Silent, tiny
+from tinyruns import Silent, Stop, tiny
 
 import coalface
 from coalface.core import registry
@@ -51,10 +51,6 @@ class Memory(Tracker):
 
     def close(self, finished: bool) -> None:
         self.ended.append(finished)
-
-
-class Stop(Exception):
-    """A run that is stopped."""
 
 
 @pytest.fixture

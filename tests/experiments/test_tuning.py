@@ -63,15 +63,6 @@ def test_what_makes_a_step_a_tenth_faster_is_chosen_of_what_is_left_open(
     assert chosen(measure, **engine) == best
 
 
-class Stop(Exception):
-    """Ends a run after its first round."""
-
-
-class Breaks(tinyruns.Silent):
-    def round(self, record: dict[str, Any]) -> None:
-        raise Stop
-
-
 @pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.usefixtures("quick_workers")
@@ -86,8 +77,8 @@ def test_workers_and_a_resume_compute_by_the_choice_that_the_run_records(
     monkeypatch.setattr(tuning.os, "sched_getaffinity", lambda process: range(4))
     monkeypatch.setattr(tuning, "images_per_second", rates(bfloat16=2, channels_last=1.2, thread=2))
     out = tmp_path / "auto"
-    with pytest.raises(Stop):
-        experiment.run(tinyruns.tiny(engine={**ALL, "workers": 2}), out, Breaks())
+    with pytest.raises(tinyruns.Stop):
+        experiment.run(tinyruns.tiny(engine={**ALL, "workers": 2}), out, tinyruns.Stops())
     assert given.items() <= yaml.safe_load((out / "config.yaml").read_text())["engine"].items()
     monkeypatch.setattr(tuning, "images_per_second", again)
     with pytest.raises(RecipeError) as error:

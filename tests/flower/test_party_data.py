@@ -14,7 +14,7 @@ import yaml
 from federations import digests
 from flwr.app import RecordDict
 from ownparties import PEOPLE, UNSEEN, over_flower, recipe, write_parties, write_recipe
-from tinyruns import Silent
+from tinyruns import Silent, Stop, Stops
 
 from coalface.core.errors import CoalfaceError, RecipeError
 from coalface.engine.transport import Member, RunFailed
@@ -118,12 +118,8 @@ def test_a_stopped_local_run_goes_on_and_its_folders_may_have_moved(parties: Pat
     local = party_file.fill(recipe(), party_file.read_all(parties / "own.yaml"))
     experiment.run(local, whole, Silent(), report=False)
 
-    class Stopped(Silent):
-        def round(self, record: dict[str, Any]) -> None:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        experiment.run(local, cut, Stopped(), report=False)
+    with pytest.raises(Stop):
+        experiment.run(local, cut, Stops(), report=False)
     shutil.copytree(parties, tmp_path / "moved")
     moved = {party: str(tmp_path / "moved" / party / "faces") for party in PEOPLE}
     changes = [f"data.party_data.{name}.path={moved[name]}" for name in ("silo-00", "silo-01")]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import naive
 import numpy as np
 import pytest
 import torch
@@ -11,8 +12,7 @@ from worlds import recipe
 
 from coalface.core.method import Tensors
 from coalface.engine.faults import SimulatedFaults
-from coalface.engine.party.executor import Request
-from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run, setup
+from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run
 from coalface.methods.fedavg import FedAvg
 from coalface.training.classifier import HEAD
 from coalface.training.local_training import fresh_head
@@ -31,7 +31,7 @@ def test_one_step_each_is_one_step_on_the_weighted_mean_gradient(tmp_path: Path)
     ran = run(FedAvg(rounds=1, local=FULL, loss=LOSS), tmp_path, build)
     world = build()
     net = world.backbone.module.double()
-    heads = {n: fresh(n, build).double() for n in world.data}
+    heads = {n: fresh_head(naive.party(n, build)).double() for n in world.data}
     total = {n: torch.zeros_like(p) for n, p in net.named_parameters()}
     for name, faces in world.data.items():
         pixels, labels = world.compute.batch(faces, np.arange(len(faces)), np.random.default_rng(0))
@@ -44,11 +44,6 @@ def test_one_step_each_is_one_step_on_the_weighted_mean_gradient(tmp_path: Path)
     for key, parameter in net.named_parameters():
         expected = (parameter - 0.5 * total[key] / images).detach().float()
         assert torch.allclose(ran.state.backbone[key], expected, atol=1e-6)
-
-
-def fresh(name: str, build: Tiny) -> torch.Tensor:
-    context = setup(FedAvg(), Path("unused"), build).context(build())
-    return fresh_head(context.party(Request("test", name, "train", 1, 1, 2, 1, "train", None, None, None, (0, None))))
 
 
 @pytest.mark.parametrize(
