@@ -386,6 +386,11 @@ class Method(HasSteps, ABC):
         """Whether the images that it pools are marked with the silos that they would be dealt to."""
         return False
 
+    @property
+    def keeps_classifier(self) -> bool:
+        """Whether the source client goes on with the class embeddings that the recipe's `pretrain` left."""
+        return False
+
     def unbatchable_reason(self, backbone: Backbone) -> str:
         """Why parties with this backbone cannot be trained as one batch; empty where they can (see `batched`)."""
         return "the method has no batched form"

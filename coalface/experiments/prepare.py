@@ -31,7 +31,6 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.domains import NAMED_SOURCE
 from coalface.experiments.setup.evaluators import make_evaluators
 from coalface.experiments.setup.parts import Parts, imported_weights, make_data
-from coalface.methods.fedfr_uda import FedFRUDA
 from coalface.models.folder import read_about, read_tensors
 
 Make = Callable[[Recipe, Path, Callback], None]
@@ -177,7 +176,7 @@ def _pretrained(
     classifier, names = None, before.split.train.names
     if parts.public is not None:
         classifier = _classifier(parts.recipe, inner, place, alike=parts.public.names == names)
-    elif isinstance(parts.method, FedFRUDA) and parts.method.keeps_classifier:
+    elif parts.method.keeps_classifier:
         fits = model_folder.leaves_classifier(inner) and parts.recipe.loss.rows(2) == 2
         if fits and parts.trainers[NAMED_SOURCE].names == names:
             classifier = _classifier(parts.recipe, inner, place, alike=True)
@@ -190,13 +189,13 @@ def _fresh_source(parts: Parts, elsewhere: bool) -> str:
     Raises RecipeError where the method asks for those that there were.
     """
     recipe, method = parts.recipe, parts.method
-    if parts.source_classifier is not None or not isinstance(method, FedFRUDA) or not method.keeps_classifier:
+    if parts.source_classifier is not None or not method.keeps_classifier:
         return ""
     if recipe.pretrain is None:
         why = "model.weights holds none" if recipe.model.weights is not None else "the recipe has no `pretrain`"
     else:
         why = "its node is not sent them" if elsewhere else "`pretrain` leaves none that fit its people and the loss"
-    if method.head_init == "pretrained":
+    if getattr(method, "head_init", None) == "pretrained":
         raise RecipeError(
             f"the source client cannot go on with trained class embeddings: {why}; leave the key out, or set it to "
             "mean or random",
