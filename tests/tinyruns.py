@@ -161,6 +161,17 @@ class Silent(Callback):
         self.finished.append(where)
 
 
+class Linear(nn.Module):
+    """A backbone of a user's own."""
+
+    def __init__(self, size: int, channels: int, embedding_size: int = 8) -> None:
+        super().__init__()
+        self.layer = nn.Linear(size * size * channels, embedding_size)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layer(images.flatten(1))
+
+
 class Stop(Exception):
     """The end of a run that is stopped."""
 

@@ -248,14 +248,14 @@ def _oddly_named(files: Sequence[str], places: Sequence[Path]) -> Iterator[tuple
             yield [place, *place.parents][len(folders) - first], broken[first]
 
 
-def check_written(partial: Path, out: Path, identity_of: dict[str, str], *, part: str = "") -> None:
+def check_written(partial: Path, out: Path, identity_of: dict[str, str]) -> None:
     """Raise DataError unless folders that were written to `partial`, to be `out`, are read as these images.
 
     `identity_of` has the name of the identity of each file.
     """
     unmade = "it is not made, since it would not be read again as it was meant"
     try:
-        store = open_store(partial, part=part)
+        store = open_store(partial)
     except (OSError, ValueError) as error:
         raise DataError(f"{unmade}: {disk.explained(error).replace(str(partial), str(out))}", where=out) from None
     identities_read = {file: store.names[label] for file, label in zip(store.files, store.labels.tolist(), strict=True)}

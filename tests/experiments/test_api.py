@@ -14,6 +14,7 @@ import tinyruns
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from tinyruns import Linear
 from torch import nn
 
 import coalface as cf
@@ -30,15 +31,6 @@ SMALL: dict[str, Any] = {"size": 32, "rounds": 1, "parties": 2, "threads": 1, "p
 def pixels() -> NDArray[np.uint8]:
     """(8, 32, 32, 3): four images of two people."""
     return SyntheticFaces(2, 4, 0, size=32, grey=False).generate().pixels
-
-
-class Linear(nn.Module):
-    def __init__(self, size: int, channels: int, embedding_size: int = 8) -> None:
-        super().__init__()
-        self.layer = nn.Linear(size * size * channels, embedding_size)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.layer(images.flatten(1))
 
 
 class Failing(Linear):
@@ -114,7 +106,7 @@ def test_what_is_no_face_is_told_by_its_place(faces: Any, labels: Any, where: st
         ({"partition": cf.Dirichlet, "parties": 2}, ("data", "partition", "kind"), "dirichlet"),
         ({"loss": cf.ArcFace(margin=0.2)}, ("loss", "margin"), 0.2),
         ({"loss": cf.ArcFace}, ("loss", "name"), "arcface"),
-        ({"backbone": Linear}, ("model", "name"), f"{__name__}:Linear"),
+        ({"backbone": Linear}, ("model", "name"), f"{Linear.__module__}:Linear"),
         ({"backbone": linear, "engine": {"threads": 1}}, ("model", "name"), f"{__name__}:linear"),
     ],
 )

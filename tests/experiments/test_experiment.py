@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tinyruns
-import torch
-from torch import nn
+from tinyruns import Linear
 
 import coalface as cf
 from coalface.core.errors import RecipeError
@@ -97,15 +96,6 @@ def test_classes_of_ones_own_have_names_too() -> None:
     assert refused.value.where == "methods.fedavg.sample"
 
 
-class Flat(nn.Module):
-    def __init__(self, size: int, channels: int, embedding_size: int = 8) -> None:
-        super().__init__()
-        self.layer = nn.Linear(size * size * channels, embedding_size)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.layer(images.flatten(1))
-
-
 class Halves(cf.Partition):
     few: int = 2
 
@@ -114,7 +104,8 @@ class Halves(cf.Partition):
 
 
 @pytest.mark.parametrize(
-    "backbone", [Flat, Flat(32, 3), lambda size, channels: Flat(size, channels), cf.Model(name=Flat, embedding_size=4)]
+    "backbone",
+    [Linear, Linear(32, 3), lambda size, channels: Linear(size, channels), cf.Model(name=Linear, embedding_size=4)],
 )
 def test_an_experiment_takes_a_backbone_faces_a_partition_and_a_callback_of_ones_own(
     tmp_path: Path, backbone: Any
@@ -131,7 +122,7 @@ def test_an_experiment_takes_a_backbone_faces_a_partition_and_a_callback_of_ones
 
 def test_a_backbone_whose_embeddings_have_another_size_is_refused() -> None:
     with pytest.raises(RecipeError, match="8 numbers, not of 4") as refused:
-        sketch(BACKBONES.name_of(Flat(32, 1)), size=32, channels=1, embedding_size=4)
+        sketch(BACKBONES.name_of(Linear(32, 1)), size=32, channels=1, embedding_size=4)
     assert refused.value.where == "model.name"
 
 

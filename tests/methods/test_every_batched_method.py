@@ -15,13 +15,13 @@ from worlds import recipe
 
 from coalface.core.method import Method
 from coalface.engine.run_state import Numerics
+from coalface.experiments.conformance.differences import private_states
 from coalface.experiments.conformance.tiny_federation import (
     MANY,
     NUMERICS,
     Ran,
     Stop,
     Tiny,
-    kept_states,
     run,
     stopping,
     workers,
@@ -66,7 +66,7 @@ def test_client_batches_give_what_single_parties_give(name: str, work: LocalTrai
     for tensor, of_many in zip(all_tensors(alone.state), all_tensors(many.state), strict=True):
         assert tensor.dtype == of_many.dtype
         assert (tensor - of_many).abs().max() < 1e-10
-    kept, of_batches = kept_states(alone), kept_states(many)
+    kept, of_batches = (private_states(method, ran.folder) for ran in (alone, many))
     assert kept.keys() == of_batches.keys() and bool(kept) == any(d.keeps for _, d in method.steps.values())
     for party, state in kept.items():
         for tensor, of_many in zip(all_tensors(state), all_tensors(of_batches[party]), strict=True):

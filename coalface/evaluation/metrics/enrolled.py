@@ -21,6 +21,7 @@ ACCEPTED_OF_OTHERS = Figure("accepted of others", better="lower")
 FIGURES = (ACCEPTED, ACCEPTED_OF_OTHERS)
 
 FARS = (0.1, 0.01, 0.001)
+_BLOCK = 1024  # probes at a time
 
 
 def templates(
@@ -43,11 +44,11 @@ def templates(
     return np.divide(means, lengths, out=np.zeros_like(means), where=lengths > 0)
 
 
-def cosine_scores(enrolled: NDArray[np.float64], probes: NDArray[np.float32], block: int = 1024) -> NDArray[np.float64]:
-    """(C, M) cosines of C unit templates and M unit probes, in float64, `block` probes at a time."""
+def cosine_scores(enrolled: NDArray[np.float64], probes: NDArray[np.float32]) -> NDArray[np.float64]:
+    """(C, M) cosines of C unit templates and M unit probes, in float64."""
     scores = np.empty((len(enrolled), len(probes)))
-    for start in range(0, len(probes), block):
-        scores[:, start : start + block] = enrolled @ probes[start : start + block].astype(np.float64).T
+    for start in range(0, len(probes), _BLOCK):
+        scores[:, start : start + _BLOCK] = enrolled @ probes[start : start + _BLOCK].astype(np.float64).T
     return scores
 
 

@@ -26,6 +26,7 @@ from coalface.engine.local import InProcess
 from coalface.engine.party.executor import Request
 from coalface.engine.transport import Reply, RunFailed
 from coalface.experiments import plan
+from coalface.experiments.conformance.differences import private_states
 from coalface.experiments.conformance.leaks import leaks
 from coalface.experiments.conformance.learning import GAIN, LEARNING, ROUNDS, learned
 from coalface.experiments.conformance.subject import Failure, Subject, require_same
@@ -35,7 +36,6 @@ from coalface.experiments.conformance.tiny_federation import (
     NUMERICS,
     WORK,
     Stop,
-    kept_states,
     raw,
     run,
     stopping,
@@ -328,7 +328,10 @@ def check_client_batches(subject: Subject) -> None:
     folders = subject.folder / "party by party", subject.folder / "client batches"
     alone = run(method, folders[0], build)
     together = run(method, folders[1], build, numerics=replace(NUMERICS, client_batch=BATCH_IMAGES))
-    expected, computed = ({"the state": ran.state} | kept_states(ran) for ran in (alone, together))
+    expected, computed = (
+        {"the state": ran.state} | {", ".join(key): kept for key, kept in private_states(method, ran.folder).items()}
+        for ran in (alone, together)
+    )
     for name, state in expected.items():
         for tensor, of_many in zip(all_tensors(state), all_tensors(computed[name]), strict=True):
             if tensor.shape != of_many.shape or not torch.allclose(tensor, of_many, rtol=0, atol=1e-10):

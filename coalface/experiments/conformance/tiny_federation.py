@@ -240,18 +240,6 @@ def run(
         carrier.close()
 
 
-def kept_states(ran: Ran) -> dict[str, Any]:
-    """What each party of a run keeps: "PARTY, CLASS" -> the private state as it was last accepted."""
-    declared = [cls for _, d in ran.server.method.steps.values() for cls in (d.keeps,) if cls is not None]
-    states: dict[str, Any] = {}
-    for party, name in ran.server.at.accepted.items():
-        commit = Commit.open(ran.folder / "parties" / party / f"{name}.commit")
-        for cls in declared:
-            if (data := commit.read(cls.__name__)) is not None:
-                states[f"{party}, {cls.__name__}"] = codec.decode(bytearray(data), cls)
-    return states
-
-
 def workers(n: int, window: int = 4) -> Callable[[Setup, FederatedData], Workers]:
     """A transport of n worker processes."""
     return lambda setup, world: Workers(setup, world, n, window)
