@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--curves", nargs="+", choices=list(CURVES), default=list(CURVES))
     parser.add_argument("--up-to", type=int, default=10**9, help="The largest count.")
     options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     file = options.folder / "points.json"
     kept = json.loads(file.read_text()) if file.exists() else {}
     for curve in options.curves:

@@ -23,6 +23,15 @@ def pytest_collection() -> Iterator[None]:
     return result
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests for a GPU are skipped where there is none."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch finds no CUDA device here")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Packs and pre-trained models of tests are made once a session, and never in the cache of the person."""

@@ -86,6 +86,8 @@ def tuned(recipe: Recipe, note: Callable[[str], None], measure: Measure | None =
         try:
             speeds = dict(zip(stacks, measure(recipe, stacks), strict=True))
             fastest = max(stacks, key=speeds.__getitem__)
+            if speeds[fastest] < GAIN * speeds[stacks[0]]:
+                fastest = stacks[0]
             note(_told(speeds, fastest))
         except RuntimeError as error:  # a backbone of somebody's may do what cannot be done for many
             fastest = stacks[0]
