@@ -54,6 +54,8 @@ LEFT_OUT = {
     "results/": "hours, most of them on real faces",
 }
 """Page, or folder of pages -> what its commands need."""
+FILES = ("teacher=", "model.weights=")
+"""Changes that name a file which only the reader has."""
 SHORTER = {"run": ["rounds=1"], "up": ["--run-config", "rounds=1", "--yes"]}
 """Command -> what makes it one of seconds."""
 PROGRAM = typer.main.get_command(main.app)
@@ -90,10 +92,11 @@ def check(words: list[str]) -> None:
         included.locate(given["recipe"])
     except RecipeError:  # a file of the reader's
         return
+    changes = [change for change in given["changes"] or () if not change.startswith(FILES)]
     if context.info_name == "run":
-        loader.load(given["recipe"], given["changes"] or ())
+        loader.load(given["recipe"], changes)
     else:
-        settings = [cell.setting for cell in grid(given["recipe"], given["changes"] or ())]
+        settings = [cell.setting for cell in grid(given["recipe"], changes)]
         for baseline in given["baseline"] or ():
             bases_of(settings, baseline)
 
