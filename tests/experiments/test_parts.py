@@ -203,7 +203,7 @@ def test_people_of_a_part_are_held_out_by_the_hash_of_their_names() -> None:
     assert set(split.held.names) == set(order[:5]) and set(split.train.names) == set(everybody) - set(order[:5])
     fewer = by_hash(hold_out={"two": 5}, exclude_people=[order[0]])  # the others stay as they are
     assert set(fewer.held.names) == set(order[1:6])
-    with pytest.raises(RecipeError, match="data.hold_out.two: two has 12 identities, and this is 13"):
+    with pytest.raises(RecipeError, match="data.hold_out.two: two has 12 identities to set aside from, not 13"):
         by_hash(hold_out={"two": 13})
 
 
@@ -221,6 +221,8 @@ def test_a_rehearsal_evaluates_the_next_people_and_nobody_held_out(root: Path) -
     assert [evaluated.name for evaluated in Parts(joined(root, lists, **data)).pairs] == ["made"]
     with pytest.raises(RecipeError, match="data.rehearsal: it sets people aside beside those held out"):
         by_hash(rehearsal={"two": 4})
+    with pytest.raises(RecipeError, match="data.hold_out: the images are of one source without parts: give a number"):
+        on_folder(root, hold_out={"people": 2})
 
 
 def test_people_are_left_out_by_name() -> None:

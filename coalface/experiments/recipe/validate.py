@@ -54,6 +54,12 @@ def _check_held_out(recipe: Recipe, data: Assigned) -> None:
         raise RecipeError("the partition's file says with `-` who is held out; remove this key", where="data.hold_out")
     by_part = {"hold_out": data.hold_out if isinstance(data.hold_out, dict) else {}, "rehearsal": data.rehearsal or {}}
     for key, parts in by_part.items():
+        if parts and not data.parts:
+            raise RecipeError(
+                "the images are of one source without parts: give a number, or join it as `faces: {kind: joined, parts: "
+                "{NAME: …}}`",
+                where=f"data.{key}",
+            )
         for part in parts:
             nearest(part, data.parts, f"data.{key}")
     if data.rehearsal is not None and not by_part["hold_out"]:

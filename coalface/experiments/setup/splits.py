@@ -244,7 +244,8 @@ def _smallest(faces: FaceSet, counts: dict[str, int], key: str) -> tuple[FaceSet
         of_part = identities_of(faces, part)
         if not 0 <= count <= len(of_part):
             raise RecipeError(
-                f"{part} has {len(of_part):,} identities, and this is {count:,}", where=f"data.{key}.{part}"
+                f"{part} has {len(of_part):,} identities to set aside from, not {count:,}; lower it",
+                where=f"data.{key}.{part}",
             )
         held += sorted(of_part, key=lambda n: hashlib.sha256(os.fsencode(faces.names[n])).digest())[:count]
     return faces.only(np.setdiff1d(np.flatnonzero(faces.counts()), held)), faces.only(np.sort(held))
