@@ -56,8 +56,8 @@ def _check_held_out(recipe: Recipe, data: Assigned) -> None:
     for key, parts in by_part.items():
         if parts and not data.parts:
             raise RecipeError(
-                "the images are of one source without parts: give a number, or join it as `faces: {kind: joined, parts: "
-                "{NAME: …}}`",
+                "the images are of one source without parts: give a number, or join it as "
+                "`faces: {kind: joined, parts: {NAME: …}}`",
                 where=f"data.{key}",
             )
         for part in parts:
