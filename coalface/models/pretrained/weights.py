@@ -329,4 +329,5 @@ def _unfit(given: Tensors, expected: Tensors, wrong: Sequence[str] = ()) -> str:
     ]
     faults += shapes[:3] + ([f"and {len(shapes) - 3} more"] if len(shapes) > 3 else [])
     by_order = "" if wrong else ", nor do the shapes in their order"
-    return f"it does not fit the network: {'; '.join(faults)}{by_order}. Check {ABOUT}, model.name and data.size"
+    check = f"Check {ABOUT}, model.name, data.size and data.grey"
+    return f"it does not fit the network: {'; '.join(faults)}{by_order}. {check}"
