@@ -343,7 +343,8 @@ def test_a_gallery_remembers_what_its_onnx_file_expects(
     line = refused(capsys, monkeypatch, "gallery", "create", place, *model)
     (command,) = re.findall("`coalface (.*)`", line)
     calibrate = [{"PAIRS": str(faces / "known")}.get(word, word) for word in shlex.split(command)]
-    assert "file " in said(*calibrate, "--pairs", "15")
+    printed = said(*calibrate, "--pairs", "15")
+    assert "\nfile " in printed and " BGR, (x − 100) / (1, 2, 4)\n" in printed
     said("gallery", "create", place, *model, "--far", "0.1")
     said("gallery", "enroll", place, faces / "known")
     matches = json.loads(said("gallery", "identify", place, faces / "new", "--json"))["matches"]

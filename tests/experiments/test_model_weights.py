@@ -138,6 +138,7 @@ def test_the_input_convention_travels_with_the_model(tmp_path: Path) -> None:
     first = run(tmp_path / "a", model={"input": CONVENTION}, data={"grey": True})
     about = json.loads((first / "model" / "model.json").read_text())
     assert about["channels"] == 1 and about["input"] == {**CONVENTION, "order": "rgb"}
+    assert "\n- pixels: RGB, (x − 100) / 50; " in (first / "model" / "README.md").read_text()
     model = FaceModel.from_run(first)
     assert model.network.network.blocks[0].in_channels == 3
     model.save_pretrained(tmp_path / "copy")
