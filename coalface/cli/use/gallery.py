@@ -274,14 +274,14 @@ def _open(place: Path, model: Path | None, key: Path | None, faiss: bool = False
     from coalface.experiments.gallery.gallery import Gallery
     from coalface.models.folder import locate
     from coalface.models.pretrained.input import convention_of
-    from coalface.models.pretrained.onnx import SUFFIX
 
     about = Gallery(place, key=key).file.about
     folder = model or place.absolute().parent / about["made_by"]
     if model is None and not folder.exists():
         raise RecipeError(f"the model of {place} is no longer at {folder}; name its folder", where="--model")
-    convention = convention_of(about) if folder.suffix == SUFFIX else None
-    holds_one = folder.suffix == SUFFIX or (locate(folder) / "backbone.safetensors").exists()
+    is_onnx = folder.suffix == ".onnx"
+    convention = convention_of(about) if is_onnx else None
+    holds_one = is_onnx or (locate(folder) / "backbone.safetensors").exists()
     party = None if holds_one else about["party"]  # of another kind of model the gallery knows none: it is refused
     return Gallery(place, FaceModel.opened(folder, party, convention), key=key, faiss=faiss)
 
