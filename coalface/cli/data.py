@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from coalface.cli.console import Commands, print_json
+from coalface.cli.console import Commands, print_json, stopping
 from coalface.cli.use.options import MODEL, DetectorPath, Input, Party, Upright, open_detector, open_model
 from coalface.core.errors import RecipeError
 from coalface.core.text import several
@@ -136,7 +136,8 @@ def align(
     options: dict[str, Any] = {"landmarks": landmarks, "all_faces": all_faces, "size": size}
     if landmarks is None:
         options["detector"] = open_detector(detector, upright)
-    with counting("aligning", len(list_photographs(source)[0]), quiet or as_json) as count:
+    shown = counting("aligning", len(list_photographs(source)[0]), quiet or as_json)
+    with stopping("the same command goes on where it stopped"), shown as count:
         folder = aligning.align_folder(source, out, **options, limits=limits, progress=count)
     if as_json:
         counts = {"files": len(folder.photographs), "faces": folder.faces, "looked_at": folder.fresh}

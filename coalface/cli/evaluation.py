@@ -225,7 +225,10 @@ def _print_figures(figures: dict[str, Any]) -> None:
 def _value_text(name: str, value: Any) -> str:
     """A figure for people, in its unit."""
     from coalface.evaluation.figures import figure_of
+    from coalface.models.pretrained.input import convention_of
 
+    if name == "input":
+        return str(convention_of({name: value}))
     if name.endswith("trained_on"):
         return f"{value['people']:,} of {value['of']:,} people, {value['pairs']:,} pairs" if value else "not known"
     if isinstance(value, float):

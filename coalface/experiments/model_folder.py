@@ -87,7 +87,8 @@ def _card(recipe: Recipe, server: Server, models: Models, figures: verification.
         images = " ".join(["own", *recipe.own.parties])
     lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
     lines += [f"- method: {recipe.method}, {recipe.rounds} rounds, seed {recipe.seed}"]
-    lines += [f"- backbone: {recipe.model.name}, {recipe.data.size}×{recipe.data.size}, grey: {recipe.data.grey}"]
+    side, colour = recipe.data.size, "grey" if recipe.data.grey else "RGB"
+    lines += [f"- backbone: {recipe.model.name}, {side}×{side} {colour}"]
     assigned: str = recipe.partition.kind if recipe.partition is not None else "each its own images"
     if (two := recipe.domains) is not None:
         labels = "with" if method.pools == "images and labels" else "without"
@@ -95,8 +96,7 @@ def _card(recipe: Recipe, server: Server, models: Models, figures: verification.
     parties = "pooled at one party" if method.pools else f"{count:,} {'party' if count == 1 else 'parties'}"
     parties = parties if method.pools and two is None else f"{assigned}, {parties}"
     lines += [f"- data: {images}; {parties}"]
-    expected = recipe.model.input
-    pixels = "(x − 127.5) / 127.5" if expected is None else f"(x − {expected.mean}) / {expected.std}, {expected.order}"
+    pixels = "(x − 127.5) / 127.5" if recipe.model.input is None else str(recipe.model.input)
     lines += [f"- pixels: {pixels}; compare embeddings by cosine", ""]
     if models.shared is None:
         lines += ["One model per party, in `parties/`; the figures are the mean over the parties evaluated.", ""]

@@ -204,6 +204,21 @@ def test_ctrl_c_names_what_there_is_to_go_on_with(
     assert (ended.value.code, capsys.readouterr().err) == (130, f"stopped; {then.format(shlex.quote(str(out)))}\n")
 
 
+def test_ctrl_c_while_photographs_are_aligned_says_that_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("coalface.experiments.api.align.align_folder", interrupted)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    place = str(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["coalface", "data", "align", place, place, "--landmarks", place, "--quiet"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "stopped; the same command goes on where it stopped\n")
+
+
 @pytest.mark.usefixtures("quick_workers")
 def test_a_run_says_what_takes_a_while_before_its_rounds_and_after_them(tmp_path: Path) -> None:
     lines = said("run", tinyruns.write(tmp_path / "tiny.yaml"), "--out", tmp_path / "out", "--workers", 2).splitlines()

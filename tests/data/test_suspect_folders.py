@@ -86,6 +86,12 @@ def test_folders_that_are_no_people_are_told(tmp_path: Path, files: list[str], f
     assert all(words in doubt for words in fragments)
 
 
+def test_cameras_and_days_whose_files_name_people_are_told_by_both(tmp_path: Path) -> None:
+    files = [f"{place}/ID{k % 9:02}_{k:03}.jpg" for place in ("cam1", "2024-05-01") for k in range(100)]
+    by_files, by_names = doubts(named(tmp_path, *files))
+    assert "2 folders of 2" in by_files and "ID00" in by_files and "2024-05-01, cam1" in by_names
+
+
 TWO = ("ann", "bo")
 FRONTAL = ("neutral_front", "smiling_front")
 

@@ -324,8 +324,17 @@ def test_the_commands_enroll_identify_and_remove(model: FaceModel, faces: Path, 
     assert "among 5 people, about 50 % of strangers" in said("gallery", "identify", other, faces / "new")
 
 
+def test_a_gallery_of_a_partys_own_model_is_refused_by_one_for_all(
+    fedavg_run: Path, solo_run: Path, faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    own = FaceModel.from_run(solo_run, party="silo-01")
+    Gallery.create(tmp_path / "g", own, threshold=0.0)
+    line = refused(capsys, monkeypatch, "gallery", "identify", tmp_path / "g", faces / "new", "--model", fedavg_run)
+    assert all(one.fingerprint[:16] in line for one in (own, FaceModel.from_run(fedavg_run)))
+
+
 def test_a_gallery_remembers_what_its_onnx_file_expects(
-    faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+    fedavg_run: Path, faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
     matrix = np.random.default_rng(0).normal(size=(3 * 32 * 32, 8)).astype(np.float32)
     path, place = tmp_path / "a.onnx", tmp_path / "g"
@@ -334,7 +343,8 @@ def test_a_gallery_remembers_what_its_onnx_file_expects(
     line = refused(capsys, monkeypatch, "gallery", "create", place, *model)
     (command,) = re.findall("`coalface (.*)`", line)
     calibrate = [{"PAIRS": str(faces / "known")}.get(word, word) for word in shlex.split(command)]
-    assert "file " in said(*calibrate, "--pairs", "15")
+    printed = said(*calibrate, "--pairs", "15")
+    assert "\nfile " in printed and " BGR, (x − 100) / (1, 2, 4)\n" in printed
     said("gallery", "create", place, *model, "--far", "0.1")
     said("gallery", "enroll", place, faces / "known")
     matches = json.loads(said("gallery", "identify", place, faces / "new", "--json"))["matches"]
@@ -342,6 +352,8 @@ def test_a_gallery_remembers_what_its_onnx_file_expects(
     templates = expected.embed(faces / "known").reshape(5, 3, -1).sum(axis=1)
     cosines = expected.embed(faces / "new") @ unit(templates).T
     np.testing.assert_allclose([match["similarity"] for match in matches], cosines.max(axis=1), atol=1e-5)
+    line = refused(capsys, monkeypatch, "gallery", "identify", place, faces / "new", "--model", fedavg_run)
+    assert all(one.fingerprint[:16] in line for one in (expected, FaceModel.from_run(fedavg_run)))
     wrong = ("{mean: x}", "{", "{mean: [1, 2]}", "{std: 0}", "{stdd: 1}", "bgr")
     for words in (*(("--input", text) for text in wrong), ("--party", "silo-00")):
         for command in (

@@ -119,10 +119,26 @@ def test_weights_of_another_backbone_name_it(tmp_path: Path) -> None:
         assert error.value.where == ("model.weights" if "model" in changes else "methods.distill.teacher")
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_weights_for_other_colours_name_the_setting(tmp_path: Path, channels: int) -> None:
+    made = build("mobilefacenet-relu", size=32, channels=channels, generator=generator(0, "weights"))
+    torch.save(made.state_dict(), tmp_path / "a.pt")
+    grey, path = channels == 1, tmp_path / "a.pt"
+    setting = f"set data.grey={str(grey).lower()} (in Python, grey={grey})"
+    with pytest.raises(RecipeError) as error:
+        run(tmp_path / "b", model={"name": "mobilefacenet", "weights": str(path)}, data={"grey": not grey})
+    assert f"it fits mobilefacenet-relu: name that backbone, and {setting}" in str(error.value)
+    with pytest.raises(RecipeError) as error:
+        FaceModel.from_weights(path, "mobilefacenet-relu", size=32, grey=not grey)
+    assert f"it fits mobilefacenet-relu: {setting}" in str(error.value)
+    assert FaceModel.from_weights(path, "mobilefacenet-relu", size=32, grey=grey).grey == grey
+
+
 def test_the_input_convention_travels_with_the_model(tmp_path: Path) -> None:
     first = run(tmp_path / "a", model={"input": CONVENTION}, data={"grey": True})
     about = json.loads((first / "model" / "model.json").read_text())
     assert about["channels"] == 1 and about["input"] == {**CONVENTION, "order": "rgb"}
+    assert "\n- pixels: RGB, (x − 100) / 50; " in (first / "model" / "README.md").read_text()
     model = FaceModel.from_run(first)
     assert model.network.network.blocks[0].in_channels == 3
     model.save_pretrained(tmp_path / "copy")

@@ -80,6 +80,8 @@ def test_the_card_says_what_the_model_is(fedavg_run: Path) -> None:
     assert card.startswith("# tiny-fedavg\n") and "an update tells of the images" in card
     for line in (
         "- method: fedavg, 2 rounds, seed 0",
+        "- backbone: cnn-small, 32×32 grey",
+        "- pixels: (x − 127.5) / 127.5; compare embeddings by cosine",
         "- data: synthetic; equal, 2 parties",
         f"| unseen | accuracy | {accuracy:.2f} % |",
     ):

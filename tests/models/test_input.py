@@ -31,6 +31,13 @@ def test_a_network_sees_what_its_convention_says() -> None:
         np.testing.assert_allclose(grey[0, channel], (pixels[0, 0] / 255 - mean) / std, atol=1e-5)
 
 
+def test_a_person_reads_colours_and_a_formula() -> None:
+    assert str(InputConvention(127, 128.0, "bgr")) == "BGR, (x − 127) / 128"
+    levels = "(x − (123.675, 116.28, 103.53)) / (58.395, 57.12, 57.375)"
+    assert str(IMAGENET) == f"RGB, {levels}"
+    assert str(InputConvention(channels=1)) == "grey, (x − 127.5) / 127.5"
+
+
 def test_a_convention_adds_nothing_to_a_message_and_draws_nothing() -> None:
     plain, behind = (
         build("cnn-small", size=32, channels=3, convention=convention, generator=np.random.default_rng(0))

@@ -169,6 +169,30 @@ def test_what_is_no_file_of_tensors_is_refused(tmp_path: Path, monkeypatch: pyte
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch.jit")
+@pytest.mark.parametrize("name", ["zip", "legacy", "pickle", "module", "script"])
+def test_a_file_that_holds_code_is_refused_and_its_weights_asked_for_as_safetensors(tmp_path: Path, name: str) -> None:
+    path, module = tmp_path / "a.pt", nn.Linear(2, 2)
+    if name == "pickle":
+        path.write_bytes(pickle.dumps(Command()))
+    elif name == "script":
+        torch.jit.save(torch.jit.trace(module, torch.ones(1, 2)), path)  # type: ignore[no-untyped-call]
+    else:
+        content = module if name == "module" else {"a": Command()}
+        torch.save(content, path, _use_new_zipfile_serialization=name != "legacy")
+    with pytest.raises(DataError, match="holds code .* as safetensors$"):
+        read_weights(path)
+
+
+def test_what_is_no_file_of_weights_is_not_said_to_hold_code(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(3000)}, tmp_path / "whole.pt")
+    bytes_of = np.random.default_rng(0).bytes(3000)
+    for content in (bytes_of, b"", b"hello\n" * 9, (tmp_path / "whole.pt").read_bytes()[:2000]):
+        (tmp_path / "a.pth").write_bytes(content)
+        with pytest.raises(DataError, match="^[^:]*: it is no file of weights, or a damaged one: get it again$"):
+            read_weights(tmp_path / "a.pth")
+
+
 @pytest.mark.parametrize("fault", ["shape", "missing", "unknown", "not finite", "integers", "endless"])
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path, fault: str) -> None:
     state = network().state_dict()

@@ -226,7 +226,9 @@ def identify(
     ] = None,
     threshold: Cosine = None,
     top: Annotated[int, typer.Option(min=1, help="Candidates to show for each image, the nearest first.")] = 1,
-    faiss: Annotated[bool, typer.Option("--faiss", help="Search by an index of faiss, of `coalface[faiss]`.")] = False,
+    faiss: Annotated[
+        bool, typer.Option("--faiss", help=r"Search by an index of faiss, of `coalface\[faiss]`.")
+    ] = False,
     photographs: Photographs = False,
     detector: DetectorPath = None,
     upright: Upright = False,
@@ -270,13 +272,18 @@ def _open(place: Path, model: Path | None, key: Path | None, faiss: bool = False
     from coalface.core.errors import RecipeError
     from coalface.experiments.api.face_model import FaceModel
     from coalface.experiments.gallery.gallery import Gallery
+    from coalface.models.folder import locate
     from coalface.models.pretrained.input import convention_of
 
     about = Gallery(place, key=key).file.about
     folder = model or place.absolute().parent / about["made_by"]
     if model is None and not folder.exists():
         raise RecipeError(f"the model of {place} is no longer at {folder}; name its folder", where="--model")
-    return Gallery(place, FaceModel.opened(folder, about["party"], convention_of(about)), key=key, faiss=faiss)
+    is_onnx = folder.suffix == ".onnx"
+    convention = convention_of(about) if is_onnx else None
+    holds_one = is_onnx or (locate(folder) / "backbone.safetensors").exists()
+    party = None if holds_one else about["party"]  # of another kind of model the gallery knows none: it is refused
+    return Gallery(place, FaceModel.opened(folder, party, convention), key=key, faiss=faiss)
 
 
 def _decides(opened: Gallery) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from coalface.core.text import first_few, several
@@ -39,13 +39,25 @@ _FEW = 3
 
 
 def doubts(folder: Folder) -> list[str]:
-    """What makes the folders look like something other than one person each: a sentence, with what to do, or none."""
+    """What makes the folders look like something other than one person each: sentences, with what to do, or none."""
     files: dict[str, list[str]] = {}
     for file in folder.files:
         name, _, file_name = file.partition("/")
         files.setdefault(name, []).append(file_name)
+    found = _by_files(files) + _by_names(folder.names)
+    if not found and (people := _recurring(files)):
+        return [
+            f"the files of several folders begin with the same {len(people):,} names ({first_few(people)}), as if a "
+            "folder were a camera, a session or an expression: if these are people, give each a folder"
+        ]
+    return found
+
+
+def _by_files(files: dict[str, list[str]]) -> list[str]:
+    """What files tell: those of a folder are called after several people, or those of several after one."""
+    total = sum(map(len, files.values()))
     mixed = {name: people for name, file_names in files.items() if (people := _people(name, file_names))}
-    if not mixed and len(folder.files) >= _MANY * len(files):
+    if not mixed and total >= _MANY * len(files):
         mixed = {name: people for name, file_names in files.items() if (people := _people(name, file_names, True))}
         if len({person for people in mixed.values() for person in people}) <= len(files):  # each folder counts anew
             mixed = {}
@@ -56,27 +68,27 @@ def doubts(folder: Folder) -> list[str]:
             f"after several people, as {name} those of {first_few(people)}: put the images of each person into a folder"
         ]
     shared, number_of = _shared(files)
-    if shared and (number_of > 1 or len(folder.files) >= _MANY * len(files)):
+    if shared and (number_of > 1 or total >= _MANY * len(files)):
         person, names = next(iter(shared.items()))
         more = f", and so for {len(shared) - 1:,} more" if len(shared) > 1 else ""
         return [
             f"every file of {several(len(names), 'folder')} is called after {person} ({first_few(names)}){more}: if "
             "that is one person, put the images into one folder; if the folders are cameras, give each person a folder"
         ]
-    numbers = [name for name in folder.names if re.fullmatch(r"\d{8}", name)]
-    dates = {name for name in folder.names if _DATE.match(name)}
+    return []
+
+
+def _by_names(names: Sequence[str]) -> list[str]:
+    """What the folders' own names tell: some are parts of a set, cameras, sessions or days."""
+    numbers = [name for name in names if re.fullmatch(r"\d{8}", name)]
+    dates = {name for name in names if _DATE.match(name)}
     dates -= set() if dates.issuperset(numbers) else set(numbers)  # people's numbers, of which some could be days
-    parts = [name for name in folder.names if name in dates or _is_part(name)]
-    if len(parts) > 1 or 5 * len(parts) > len(folder.names):
+    parts = [name for name in names if name in dates or _is_part(name)]
+    if len(parts) > 1 or 5 * len(parts) > len(names):
         are = "identity is called" if len(parts) == 1 else "identities are called"
         return [
             f"{len(parts):,} {are} as a part of a set, a camera, a session or a day, and not as a person is "
             f"({first_few(parts)}): if several people are in there, give each a folder beside the others"
-        ]
-    if people := _recurring(files):
-        return [
-            f"the files of several folders begin with the same {len(people):,} names ({first_few(people)}), as if a "
-            "folder were a camera, a session or an expression: if these are people, give each a folder"
         ]
     return []
 

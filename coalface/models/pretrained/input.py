@@ -29,6 +29,14 @@ class InputConvention:
         if min(self.std if isinstance(self.std, tuple) else [self.std]) <= 0:
             raise ValueError("std must be above 0")
 
+    def __str__(self) -> str:
+        """As a person reads it: `RGB, (x − 127.5) / 127.5`, with one level for each channel where they differ."""
+        mean, std = (
+            f"({', '.join(f'{part:.9g}' for part in level)})" if isinstance(level, tuple) else f"{level:.9g}"
+            for level in (self.mean, self.std)
+        )
+        return f"{'grey' if self.channels == 1 else self.order.upper()}, (x − {mean}) / {std}"
+
 
 IMAGENET = InputConvention(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375), channels=3)
 """What torchvision's networks take, and many that began with its code."""
@@ -63,7 +71,7 @@ class WithInput(nn.Module):
         self.register_buffer("shift", shift, persistent=False)
 
     def extra_repr(self) -> str:
-        return str(self.convention)
+        return repr(self.convention)
 
     def forward(self, images: Tensor) -> Tensor:
         images = images.repeat(1, self.repeated, 1, 1) if self.repeated > 1 else images

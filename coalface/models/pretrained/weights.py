@@ -10,6 +10,7 @@ import io
 import itertools
 import pickle
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,14 +95,17 @@ def read_weights(path: Path, party: str | None = None) -> Weights:
         if path.suffix == ".safetensors":
             content: Any = load(data)
         else:
-            content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            with warnings.catch_warnings(action="ignore"):  # of a pickle that is refused anyway
+                content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise DataError(f"not a safetensors file: {error}", where=path) from None
-    except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0]
-        raise DataError(f"refused, since it holds more than tensors: {reason}", where=path) from None
-    except Exception as error:  # whatever torch raises for a damaged file
-        raise DataError(f"it cannot be read: {str(error).partition(chr(10))[0]}", where=path) from None
+    except Exception as error:  # whatever torch raises; its text advises to run the code of a pickle
+        is_pickle = isinstance(error, pickle.UnpicklingError) and data.startswith((b"PK", b"\x80"))
+        if is_pickle or "TorchScript" in str(error):
+            text = "refused: it holds code or other objects, and not tensors alone; get the weights as safetensors"
+        else:
+            text = "it is no file of weights, or a damaged one: get it again"
+        raise DataError(text, where=path) from None
     tensors, steps = _tensors(content, path)
     return Weights(path, hashlib.sha256(data).hexdigest(), tensors, steps=tuple(steps))
 
@@ -325,4 +329,5 @@ def _unfit(given: Tensors, expected: Tensors, wrong: Sequence[str] = ()) -> str:
     ]
     faults += shapes[:3] + ([f"and {len(shapes) - 3} more"] if len(shapes) > 3 else [])
     by_order = "" if wrong else ", nor do the shapes in their order"
-    return f"it does not fit the network: {'; '.join(faults)}{by_order}. Check {ABOUT}, model.name and data.size"
+    check = f"Check {ABOUT}, model.name, data.size and data.grey"
+    return f"it does not fit the network: {'; '.join(faults)}{by_order}. {check}"
