@@ -136,8 +136,8 @@ def align(
     options: dict[str, Any] = {"landmarks": landmarks, "all_faces": all_faces, "size": size}
     if landmarks is None:
         options["detector"] = open_detector(detector, upright)
-    shown = counting("aligning", len(list_photographs(source)[0]), quiet or as_json)
-    with stopping("the same command goes on where it stopped"), shown as count:
+    progress = counting("aligning", len(list_photographs(source)[0]), quiet or as_json)
+    with stopping("the same command goes on where it stopped"), progress as count:
         folder = aligning.align_folder(source, out, **options, limits=limits, progress=count)
     if as_json:
         counts = {"files": len(folder.photographs), "faces": folder.faces, "looked_at": folder.fresh}

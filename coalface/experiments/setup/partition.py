@@ -10,7 +10,7 @@ import numpy as np
 from coalface.core.errors import CoalfaceError, RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
-from coalface.data.partition import by_domain
+from coalface.data.partition import by_domain, part_of
 from coalface.experiments.recipe.partitions import Equal
 from coalface.experiments.recipe.scenarios import OfFaces, Own
 from coalface.experiments.recipe.schema import Recipe
@@ -95,4 +95,4 @@ def _domain_names(recipe: Recipe, faces: FaceSet) -> tuple[str, ...]:
     if faces.domains is None:
         return ()
     firsts = np.unique(faces.domains, return_index=True)[1]
-    return tuple(faces.names[faces.labels[i]].partition("/")[0] for i in firsts)
+    return tuple(part_of(faces.names[faces.labels[i]]) for i in firsts)

@@ -15,7 +15,7 @@ from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.data.held_back import hold_back
 from coalface.data.pairs import named_identities
-from coalface.data.partition import first_images, hold_out, identities_of, minimum_images, shares, without
+from coalface.data.partition import first_images, hold_out, identities_of, minimum_images, part_of, shares, without
 from coalface.data.partition_file import PartitionFile, read_partition
 from coalface.experiments.recipe.own_data import pretraining_data
 from coalface.experiments.recipe.partitions import FromFile
@@ -228,7 +228,7 @@ def _drawn_out(faces: FaceSet, count: int, parts: tuple[str, ...]) -> tuple[Face
             return hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=count)
         except ValueError as error:
             raise RecipeError(str(error), where="data.hold_out") from None
-    belongs = np.array([parts.index(faces.names[number].partition("/")[0]) for number in present])
+    belongs = np.array([parts.index(part_of(faces.names[number])) for number in present])
     chosen_of_parts = []
     for part, share in enumerate(shares(np.bincount(belongs, minlength=len(parts)).tolist(), count)):
         rng = generator(SPLIT_SEED, "hold out", parts[part])
