@@ -76,7 +76,7 @@ def write(folder: Path, module: str, bad: str) -> str:
 
 def command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     coalface = str(Path(sys.executable).with_name("coalface"))
-    surroundings = os.environ | {"PYTHONHASHSEED": "random"}
+    surroundings = os.environ | {"PYTHONHASHSEED": "1"}  # which `kill and resume` tries first, and must pass over
     return subprocess.run([coalface, *arguments], cwd=folder, capture_output=True, text=True, env=surroundings)
 
 

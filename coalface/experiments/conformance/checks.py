@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import itertools
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -36,6 +38,7 @@ from coalface.experiments.conformance.tiny_federation import (
     NUMERICS,
     WORK,
     Stop,
+    Tiny,
     raw,
     run,
     stopping,
@@ -137,21 +140,41 @@ def check_workers(subject: Subject) -> None:
 
 
 def check_kill(subject: Subject) -> None:
-    """The same bits where the process of a run is killed (SIGKILL), and another one resumes it."""
+    """The same bits where the process of a run is killed (SIGKILL), and another one resumes it.
+
+    The process that is killed keeps sets in another order than this one.
+    """
     answers = max(1, len(subject.unbroken[1].replies) // 2)
-    packed_run = processes.packed((*subject.variant, subject.folder / "killed", answers))
-    with processes.starting(), concurrent.futures.ProcessPoolExecutor(1, processes.spawn_context()) as pool:
-        try:
-            pool.submit(run_until_killed, packed_run).result()
-        except concurrent.futures.BrokenExecutor:
-            pass
+    order = set_order(subject.variant[1])
+    packed_run = processes.packed((*subject.variant, subject.folder / "killed", answers, order))
+    for hash_seed in itertools.count(1):
+        with mock.patch.dict(os.environ, PYTHONHASHSEED=str(hash_seed)), processes.starting():
+            pool = concurrent.futures.ProcessPoolExecutor(1, processes.spawn_context())
+            killed = pool.submit(run_until_killed, packed_run)
+        with pool:
+            try:
+                if killed.result():
+                    break
+            except concurrent.futures.BrokenExecutor:
+                break
     resumed = subject.run("killed", checkpoint_every=1)
     subject.require_same(resumed, "after a kill and a resume in another process")
 
 
-def run_until_killed(given: bytes) -> None:
-    """In a process of its own: run a tiny federation until so many requests are answered."""
-    method, build, folder, answers = processes.unpacked(given)
+def set_order(build: Tiny) -> tuple[str, ...]:
+    """The order in which this process keeps the set of a tiny world's parameters."""
+    backbone = build().backbone
+    return tuple(frozenset(backbone.shared()) & frozenset(backbone.parameters))
+
+
+def run_until_killed(given: bytes) -> bool:
+    """In a process of its own: run a tiny federation until so many requests are answered.
+
+    False, and nothing is run, where this process keeps sets in the order that is given.
+    """
+    method, build, folder, answers, order = processes.unpacked(given)
+    if set_order(build) == order:
+        return False
 
     class Killed(stopping(answers)):  # type: ignore[misc]
         def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
@@ -161,6 +184,7 @@ def run_until_killed(given: bytes) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     run(method, folder, build, checkpoint_every=1, transport=Killed)
+    return True
 
 
 def check_resume(subject: Subject, stops: Iterable[tuple[float, bool]] = ((0.3, False), (0.6, True))) -> None:
