@@ -176,8 +176,9 @@ def inspect(
     Exits with status 1 if an image, a record, a folder or a file is damaged.
     """
     if source.suffix in (".yaml", ".yml"):
-        for option, is_given in (("--headers", headers), ("--model", model is not None), ("--part", bool(part))):
-            if is_given:
+        options = {"--headers": headers, "--model": model, "--party": party, "--input": convention, "--part": part}
+        for option, value in options.items():
+            if value:
                 raise RecipeError("a recipe is inspected by the names of its people alone: leave it out", where=option)
         _inspect_recipe(source, party_data, as_json)
         return

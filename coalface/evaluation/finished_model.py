@@ -15,7 +15,7 @@ from coalface.core.errors import DataError, PluginError, RecipeError
 from coalface.core.method import generator
 from coalface.core.names import check_name
 from coalface.core.parsing import parse_yaml, read_text
-from coalface.core.text import several
+from coalface.core.text import first_few, several
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs, most_pairs, read_pairs
 from coalface.data.readers.layouts import read_list, read_lists
@@ -71,6 +71,8 @@ def read_model(
             "`FaceModel.from_weights(…).save_pretrained(FOLDER)` makes a model folder",
             where=place,
         )
+    if not place.exists():
+        raise FileNotFoundError(f"{place} does not exist; give a run folder, its folder `model`, or an ONNX file")
     folder = locate(place)
     if not (folder / ABOUT).exists():
         hint = (
@@ -86,7 +88,7 @@ def read_model(
         raise RecipeError(f"{place} has one global model, and none of {party}'s own: leave it out", where="--party")
     if not path.exists():
         names = sorted(p.stem for p in folder.glob("parties/*.safetensors"))
-        hint = f"each party has its own: add --party with one of {', '.join(names[:8])}" if names else remedy(folder)
+        hint = f"each party has its own: --party takes {first_few(names, most=8)}" if names else remedy(folder)
         raise FileNotFoundError(f"{path} does not exist; {hint}")
     module = build(
         about["backbone"],

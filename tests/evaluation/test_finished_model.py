@@ -119,7 +119,7 @@ def test_a_run_evaluated_again_on_its_own_held_out_people_agrees(fedavg_run: Pat
 
 def test_own_models_need_a_party(fedavg_run: Path, solo_run: Path, pictures: Path, tmp_path: Path) -> None:
     for party in (None, "silo-7"):
-        with pytest.raises(FileNotFoundError, match="add --party with one of silo-00, silo-01"):
+        with pytest.raises(FileNotFoundError, match="--party takes silo-00, silo-01"):
             evaluate_model(solo_run, pictures, party=party)
     with pytest.raises(FileNotFoundError, match="holds no model"):
         evaluate_model(tmp_path, pictures)

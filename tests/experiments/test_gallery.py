@@ -333,6 +333,18 @@ def test_a_gallery_of_a_partys_own_model_is_refused_by_one_for_all(
     assert all(one.fingerprint[:16] in line for one in (own, FaceModel.from_run(fedavg_run)))
 
 
+def test_a_gallery_of_a_saved_model_takes_the_run_with_the_partys_name(
+    solo_run: Path, faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    FaceModel.from_run(solo_run, party="silo-01").save_pretrained(tmp_path / "saved")
+    Gallery.create(tmp_path / "g", FaceModel(tmp_path / "saved"), threshold=-1.0)
+    for command, images in (("enroll", faces / "known"), ("identify", faces / "new")):
+        words = ("gallery", command, tmp_path / "g", images, "--model", solo_run)
+        assert "--party takes silo-00, silo-01" in refused(capsys, monkeypatch, *words)
+        assert "was made by the model" in refused(capsys, monkeypatch, *words, "--party", "silo-00")
+        said(*words, "--party", "silo-01")
+
+
 def test_a_gallery_remembers_what_its_onnx_file_expects(
     fedavg_run: Path, faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
@@ -412,4 +424,4 @@ def test_an_error_names_the_option_of_the_command(
         ("embed", faces, "--model", solo_run),
         ("export", solo_run, "--to", "torch", "--out", tmp_path / "out"),
     ):
-        assert "add --party with one of silo-00" in refused(capsys, monkeypatch, *command)
+        assert "--party takes silo-00" in refused(capsys, monkeypatch, *command)

@@ -57,5 +57,7 @@ def test_short_numbers_tell_nobody_but_in_one_folder(tmp_path: Path, names: list
 def test_options_of_images_do_not_fit_a_recipe(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "--headers" in refused(capsys, monkeypatch, "data", "inspect", "a.yaml", "--headers")
+    for words in (["--headers"], ["--party", "silo-00"], ["--input", "imagenet"]):
+        line = refused(capsys, monkeypatch, "data", "inspect", "a.yaml", *words)
+        assert line.startswith(f"coalface: {words[0]}: ")
     assert "--party-data" in refused(capsys, monkeypatch, "data", "inspect", tmp_path, "--party-data", "own.yaml")

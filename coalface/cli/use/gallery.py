@@ -158,6 +158,7 @@ def enroll(
     detector: DetectorPath = None,
     upright: Upright = False,
     model: GalleryModel = None,
+    party: Party = None,
     key: Key = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -167,7 +168,7 @@ def enroll(
 
     show = functools.partial(counting, quiet=quiet or as_json)
     finder = detector_of(photographs, detector, upright)
-    enrolment = _open(place, model, key).enroll(images, name, detector=finder, show=show)
+    enrolment = _open(place, model, party, key).enroll(images, name, detector=finder, show=show)
     if as_json:
         print_json({**vars(enrolment), "refused": _rows(enrolment.refused)})
         return
@@ -233,6 +234,7 @@ def identify(
     detector: DetectorPath = None,
     upright: Upright = False,
     model: GalleryModel = None,
+    party: Party = None,
     key: Key = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -240,7 +242,7 @@ def identify(
     """Identify people, and strangers, in images."""
     from coalface.data.tools.progress_bar import counting
 
-    opened, show = _open(place, model, key, faiss), functools.partial(counting, quiet=quiet or as_json)
+    opened, show = _open(place, model, party, key, faiss), functools.partial(counting, quiet=quiet or as_json)
     finder = detector_of(photographs, detector, upright)
     identified = opened.identify(images, far=far, fpir=fpir, threshold=threshold, top=top, detector=finder, show=show)
     decided_by = identified.threshold
@@ -267,7 +269,7 @@ def identify(
         typer.echo(f"among {several(people, 'person', 'people')}, about {share} of strangers are taken for somebody")
 
 
-def _open(place: Path, model: Path | None, key: Path | None, faiss: bool = False) -> Gallery:
+def _open(place: Path, model: Path | None, party: str | None, key: Path | None, faiss: bool = False) -> Gallery:
     """A gallery with its model: the one that is named, or that which lies where the gallery says."""
     from coalface.core.errors import RecipeError
     from coalface.experiments.api.face_model import FaceModel
@@ -282,7 +284,7 @@ def _open(place: Path, model: Path | None, key: Path | None, faiss: bool = False
     is_onnx = folder.suffix == ".onnx"
     convention = convention_of(about) if is_onnx else None
     holds_one = is_onnx or (locate(folder) / "backbone.safetensors").exists()
-    party = None if holds_one else about["party"]  # of another kind of model the gallery knows none: it is refused
+    party = party or (None if holds_one else about["party"])
     return Gallery(place, FaceModel.opened(folder, party, convention), key=key, faiss=faiss)
 
 

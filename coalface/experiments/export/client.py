@@ -95,8 +95,11 @@ def own_model(parts: Parts, run: Path, party: str) -> Tensors:
     step = method.local_step(PERSONAL_MODEL)
     last = checkpoint.load(run / "checkpoints")
     if step is None:
+        option = "" if (run / "model" / "backbone.safetensors").exists() else f" --party {party}"
         raise RecipeError(
-            f"{recipe.method} makes no models for single clients; use a method such as fedfr-joint", where=run
+            f"{recipe.method} makes no personalised models, as fedfr-joint does; "
+            f"`coalface export {quote(str(run))}{option} --to onnx` takes what it leaves",
+            where=run,
         )
     accepted = None if last is None else last.record["accepted"].get(party)
     if accepted is None:

@@ -208,7 +208,9 @@ class Gallery:
         Raises RecipeError for somebody who is not enrolled.
         """
         if not (count := self.file.remove(person)):
-            raise RecipeError(f"{person!r} is not enrolled in {self.file.path}", where="NAME")
+            raise RecipeError(
+                f"{person!r} is not enrolled in {self.file.path}; `coalface gallery list` names who is", where="NAME"
+            )
         return count
 
     def templates(self) -> tuple[list[str], NDArray[np.float32]]:

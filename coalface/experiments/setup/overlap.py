@@ -59,7 +59,11 @@ class Overlap:
 
     def __str__(self) -> str:
         counts = self.parties.values()
-        people = "" if not counts else f" of {min(counts):,} to {max(counts):,} identities"
+        people = ""
+        if counts:
+            least, most = min(counts), max(counts)
+            one = f"{several(most, 'identity', 'identities')} each"
+            people = f" of {one if least == most else f'{least:,} to {most:,} identities'}"
         lines = [f"{self.path} (recipe): {several(len(counts), 'party', 'parties')}{people}"]
         lines += ["", "what looks wrong:", *(f"- {sentence}" for sentence in self.wrong)] if self.wrong else []
         return "\n".join(map(shown, lines if self.wrong else [*lines, "nothing looks wrong"]))
