@@ -72,7 +72,8 @@ class Distill(Method):
     backbone: str | None = None
     """The teacher's network, where its file holds weights alone."""
     input: InputConvention = InputConvention()
-    """What such a teacher expects of its input, or an ONNX file."""
+    """What such a teacher expects of its input, or an ONNX file; `imagenet` for torchvision's. `channels: 1`: weights
+    of a network for grey images."""
 
     def __post_init__(self) -> None:
         for name, least in (("batch_size", 2), ("lr", 1e-30), ("weight_decay", 0), ("size", 1)):

@@ -28,6 +28,8 @@ from coalface.experiments.recipe.sections import Synthetic
 from coalface.experiments.setup import teachers
 from coalface.experiments.setup.parts import Parts
 from coalface.methods.distill import Distill, distillation_loss, one_cycle
+from coalface.models import build
+from coalface.models.embedding import unit_features
 
 TINY_FACES = Synthetic(**TINY["data"]["faces"])
 
@@ -103,9 +105,26 @@ def test_a_teacher_is_a_run_a_model_folder_or_weights(tmp_path: Path, fedavg_run
     if not model.grey:  # weights alone are of a network for RGB
         parts = taught(tmp_path / "weights.safetensors", backbone="cnn-small", size=model.size)
         np.testing.assert_allclose(parts.data.taught["pooled"], embeddings, atol=1e-5)
-    with pytest.raises(RecipeError) as error:
-        taught(tmp_path / "weights.safetensors").data  # noqa: B018
-    assert error.value.where == "methods.distill.teacher"
+
+
+def test_a_file_of_weights_that_lacks_a_setting_is_told_which(tmp_path: Path) -> None:
+    network = build("cnn-small", size=48, channels=1, generator=generator(0, "weights"))
+    save_file(network.state_dict(), file := tmp_path / "grey.safetensors")
+    for settings, named in (
+        ({}, "set methods.distill.backbone"),
+        ({"backbone": "cnn-small"}, "set methods.distill.size=48 and methods.distill.input.channels=1"),
+        ({"backbone": "cnn-small", "size": 48, "input": "imagenet"}, "methods.distill.input.channels"),
+        ({"backbone": "cnn-small", "input": {"channels": 1}}, "set methods.distill.size=48"),
+        ({"backbone": "vit-tiny"}, "Check methods.distill.backbone, methods.distill.size and methods.distill.input"),
+    ):
+        with pytest.raises(RecipeError) as error:
+            taught(file, **settings).data  # noqa: B018
+        assert error.value.where == "methods.distill.teacher" and named in error.value.text
+    parts = taught(file, backbone="cnn-small", size=48, input={"channels": 1})
+    larger = load_faces(TINY_FACES, size=48, grey=True).images
+    images = larger.only([larger.names.index(name) for name in parts.split.train.names])
+    expected = unit_features(network.eval(), images.take(np.arange(len(images))))
+    np.testing.assert_allclose(parts.data.taught["pooled"], expected, atol=1e-5)
 
 
 def test_a_teacher_may_add_what_it_gives_for_the_mirror_image(fedavg_run: Path) -> None:
@@ -121,7 +140,7 @@ def test_an_onnx_file_teaches_at_its_size_and_is_asked_once(tmp_path: Path, monk
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
     matrix = np.random.default_rng(0).normal(size=(3 * 48 * 48, 128)).astype(np.float32)
     (tmp_path / "a.onnx").write_bytes(linear_graph(matrix, 48))
-    settings = {"size": 48, "input": {"mean": 127.0, "std": (1.0, 2.0, 4.0), "order": "bgr"}}
+    settings = {"input": {"mean": 127.0, "std": (1.0, 2.0, 4.0), "order": "bgr"}}
     parts = taught(tmp_path / "a.onnx", **settings)
     larger = load_faces(TINY_FACES, size=48).images
     images = larger.only([larger.names.index(name) for name in parts.split.train.names])
@@ -186,4 +205,4 @@ def test_a_teacher_that_cannot_teach_is_refused(tmp_path: Path, fedavg_run: Path
     student = tiny(method="distill", teacher=str(fedavg_run), model={"embedding_size": 7})
     with pytest.raises(RecipeError) as error:
         Parts(student).data  # noqa: B018
-    assert error.value.where == "model.embedding_size"
+    assert error.value.where == "model.embedding_size" and "set model.embedding_size=128" in error.value.text

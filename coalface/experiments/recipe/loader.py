@@ -30,7 +30,7 @@ from coalface.experiments.recipe.scenarios import SCENARIOS, Partitioned
 from coalface.experiments.recipe.schema import NAMED, Pretraining, Recipe
 from coalface.experiments.recipe.sections import SOURCES
 from coalface.methods import METHODS
-from coalface.models.pretrained.input import convention_of
+from coalface.models.pretrained.input import IMAGENET, convention_of
 from coalface.models.pretrained.weights import identify
 from coalface.training.classifier import check_sampleable
 from coalface.training.distributed.softmax import check_shardable
@@ -193,6 +193,8 @@ def _with_teacher(tree: Mapping[str, Any]) -> dict[str, Any]:
     if "teacher" in keys:
         keys = merged(keys, {"methods": {"distill": {"teacher": keys.pop("teacher")}}})
     settings = (keys.get("methods") or {}).get("distill")
+    if isinstance(settings, Mapping) and settings.get("input") == "imagenet":
+        keys = merged(keys, {"methods": {"distill": {"input": dataclasses.asdict(IMAGENET)}}})
     if isinstance(settings, Mapping) and settings.get("teacher") and not settings.get("sha256"):
         path = Path(str(settings["teacher"])).absolute()
         try:

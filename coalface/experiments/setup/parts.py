@@ -209,18 +209,17 @@ class Parts:
         how = self.recipe.engine.arithmetic
         compute = Compute(device=how.device, autocast=how.autocast)
         teacher = open_teacher(self.method, compute)
+        if teacher.embedding_size != self.backbone.embedding_size:
+            raise RecipeError(
+                f"the teacher's embeddings have {teacher.embedding_size} numbers, the student's "
+                f"{self.backbone.embedding_size}; set model.embedding_size={teacher.embedding_size}",
+                where="model.embedding_size",
+            )
         if self.packing is unseen:
             return {}
         data = self.recipe.data.model_copy(update={"size": teacher.size, "grey": teacher.channels == 1})
         larger = splits.split(self.recipe.model_copy(update={"data": data}), self.packing).train
-        embeddings = teach(self.method, larger, teacher, how, self.teaching)
-        if embeddings.shape[1] != self.backbone.embedding_size:
-            raise RecipeError(
-                f"the teacher's embeddings have {embeddings.shape[1]} numbers, the student's "
-                f"{self.backbone.embedding_size}; set it to the teacher's",
-                where="model.embedding_size",
-            )
-        return {POOLED: embeddings}
+        return {POOLED: teach(self.method, larger, teacher, how, self.teaching)}
 
     def _augments(self) -> tuple[Augment, dict[str, Augment], tuple[Augment, ...]]:
         """(that of parties without their own, those of the others, those of the silos of a pooled party)."""

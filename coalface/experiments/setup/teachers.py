@@ -19,15 +19,20 @@ from coalface.core.method import generator
 from coalface.data.cache import TEACHERS, default_cache, open_cache, use
 from coalface.data.faceset import FaceSet
 from coalface.evaluation.finished_model import read_model
-from coalface.experiments.setup.weights import fit_backbone
+from coalface.experiments.setup.weights import Keys, fit_backbone
 from coalface.methods.distill import Distill
-from coalface.models import build
+from coalface.models import Backbone, build
 from coalface.models.embedding import raw_features
-from coalface.models.pretrained.onnx import read_onnx
+from coalface.models.pretrained.onnx import SUFFIX, read_input, read_onnx
 from coalface.models.pretrained.weights import identify, read_weights
 from coalface.models.speed import Arithmetic, threads
 from coalface.training.compute import Compute
 
+KEYS = Keys(
+    "methods.distill.backbone",
+    "methods.distill.size",
+    ("methods.distill.input.channels=1", "methods.distill.input.channels=3"),
+)
 BATCH = 64
 BLOCKS = 16
 """Batches after which it is told how many images are embedded."""
@@ -39,6 +44,7 @@ class Teacher:
 
     size: int
     channels: int
+    embedding_size: int
     embed: Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 
 
@@ -53,17 +59,19 @@ def open_teacher(distill: Distill, compute: Compute) -> Teacher:
     try:
         if identify(path)[0] != distill.sha256:
             raise DataError("its SHA-256 is not that of `sha256`; put the file back", where=path)
-        size, channels = distill.size, 3
         if path.is_dir():
             backbone, about = read_model(path)
             module, size, channels = backbone.module, about["size"], about["channels"]
-        elif path.suffix == ".onnx":
-            module, _ = read_onnx(path, size=size, images=channels, convention=distill.input)
+        elif path.suffix == SUFFIX:
+            takes = read_input(path.read_bytes(), path)
+            size, channels = takes.size or distill.size, takes.channels
+            module, _ = read_onnx(path, size=size, convention=distill.input)
         else:
+            weights, size, channels = read_weights(path), distill.size, 1 if distill.input.channels == 1 else 3
             if distill.backbone is None:
-                raise DataError("a file of weights needs the name of their backbone: set `backbone`", where=path)
+                raise DataError(f"a file of weights does not say their backbone: set {KEYS.backbone}", where=path)
             options: dict[str, Any] = {"size": size, "channels": channels, "convention": distill.input}
-            tensors, _ = fit_backbone(read_weights(path), distill.backbone, **options)
+            tensors, _ = fit_backbone(weights, distill.backbone, KEYS, **options)
             module = build(distill.backbone, **options, generator=generator(0, "replaced by the weights"))
             module.load_state_dict(tensors, strict=False)
     except (OSError, DataError) as error:
@@ -78,7 +86,7 @@ def open_teacher(distill: Distill, compute: Compute) -> Teacher:
         half = rows.shape[1] // 2
         return rows[:, :half] + rows[:, half:] if distill.mirror else rows
 
-    return Teacher(size, channels, embed)
+    return Teacher(size, channels, Backbone(module).embedding_size, embed)
 
 
 def teach(

@@ -10,6 +10,7 @@ import io
 import itertools
 import pickle
 import re
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,9 +24,9 @@ from torch import Tensor, nn
 
 from coalface.core.errors import DataError
 from coalface.core.method import Tensors
-from coalface.core.text import several
+from coalface.core.text import first_few, several
 from coalface.models import branched
-from coalface.models.folder import ABOUT, locate, read_about, read_tensors
+from coalface.models.folder import locate, read_about, read_tensors
 from coalface.models.pretrained.input import WithInput
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
@@ -65,7 +66,13 @@ def _file(folder: Path, party: str | None) -> str:
     name = "backbone.safetensors" if party is None else f"parties/{party}.safetensors"
     if not (folder / name).exists():
         parties = sorted(path.stem for path in folder.glob("parties/*.safetensors"))
-        hint = f"; each party has its own, which model.party names: {', '.join(parties[:8])}" if parties else ""
+        hint = ""
+        if parties:
+            export = f"coalface export {shlex.quote(str(folder))} --to safetensors --party {parties[0]}"
+            hint = (
+                f"; each party has its own ({first_few(parties, most=8)}): to start from one, name it as model.party; "
+            )
+            hint += f"to learn from one, name the folder that `{export}` writes"
         raise DataError(f"{folder / name} does not exist{hint}", where=folder)
     return name
 
@@ -329,5 +336,4 @@ def _unfit(given: Tensors, expected: Tensors, wrong: Sequence[str] = ()) -> str:
     ]
     faults += shapes[:3] + ([f"and {len(shapes) - 3} more"] if len(shapes) > 3 else [])
     by_order = "" if wrong else ", nor do the shapes in their order"
-    check = f"Check {ABOUT}, model.name, data.size and data.grey"
-    return f"it does not fit the network: {'; '.join(faults)}{by_order}. {check}"
+    return f"it does not fit the network: {'; '.join(faults)}{by_order}"
