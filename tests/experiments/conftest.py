@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
+from coalface.experiments.api.face_model import FaceModel
+
 WriteRun = Callable[..., Path]
 
 
@@ -127,3 +129,16 @@ def run_folder(
 def write_run(tmp_path: Path) -> WriteRun:
     """A function (folder name, changes…) → a run folder under the test's own directory."""
     return lambda name="demo-fedavg", **changes: run_folder(tmp_path / name, **changes)
+
+
+@pytest.fixture(scope="module")
+def model(fedavg_run: Path) -> FaceModel:
+    """The model of the tiny run, to use a gallery with."""
+    return FaceModel.from_run(fedavg_run)
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    """The file of a gallery's key."""
+    (tmp_path / "gallery.key").write_bytes(bytes(range(40)))
+    return tmp_path / "gallery.key"

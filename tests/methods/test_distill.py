@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from onnx_graphs import linear_graph
 from safetensors.torch import save_file
 from tinyruns import TINY, Silent, run, tiny
+from unit_rows import unit
 
 from coalface.core.errors import RecipeError
 from coalface.core.method import generator
@@ -88,10 +89,6 @@ def taught(teacher: Path, **changes: object) -> Parts:
     return Parts(tiny(method="distill", methods={"distill": {"teacher": str(teacher), **changes}}))
 
 
-def unit_rows(rows: np.ndarray) -> np.ndarray:
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
 def test_a_teacher_is_a_run_a_model_folder_or_weights(tmp_path: Path, fedavg_run: Path) -> None:
     model = FaceModel.from_run(fedavg_run)
     model.save_pretrained(tmp_path / "copy")
@@ -145,7 +142,7 @@ def test_an_onnx_file_teaches_at_its_size_and_is_asked_once(tmp_path: Path, monk
     larger = load_faces(TINY_FACES, size=48).images
     images = larger.only([larger.names.index(name) for name in parts.split.train.names])
     pixels = (images.take(np.arange(len(images)))[..., ::-1].astype(np.float64) - 127) / (1, 2, 4)
-    expected = unit_rows(pixels.transpose(0, 3, 1, 2).reshape(len(images), -1) @ matrix)
+    expected = unit(pixels.transpose(0, 3, 1, 2).reshape(len(images), -1) @ matrix)
     embeddings = parts.data.taught["pooled"]
     np.testing.assert_allclose(embeddings, expected, atol=1e-5)
     monkeypatch.setattr(teachers, "raw_features", None)  # it would not answer

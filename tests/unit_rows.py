@@ -4,7 +4,7 @@ import numpy as np
 
 
 def unit(rows):
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
     return (rows / np.where(lengths == 0, 1, lengths)).astype(np.float32)
 
 
