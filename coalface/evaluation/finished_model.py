@@ -66,6 +66,8 @@ def read_model(
     if party is not None:
         check_name(party)
     if place.is_file():
+        if (place.parent / ABOUT).exists():
+            raise DataError(f"the tensors of a model alone; name its folder, {place.parent}", where=place)
         raise DataError(
             "a run folder, a model folder or an ONNX file is needed; of weights alone, "
             "`FaceModel.from_weights(…).save_pretrained(FOLDER)` makes a model folder",
@@ -78,6 +80,8 @@ def read_model(
         hint = (
             remedy(place / "model")
             if (place / "model").exists()
+            else f"name the ONNX file, {graphs[0]}"
+            if (graphs := sorted(place.glob(f"*{SUFFIX}")))
             else "give a run folder, its folder `model`, or an ONNX file"
         )
         raise FileNotFoundError(f"{place} holds no model: {folder / ABOUT} does not exist; {hint}")

@@ -16,7 +16,7 @@ from cases import by_default
 from commands import said
 from tinyruns import Silent, picture_folders, tiny
 
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import generator
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.evaluation.finished_model import evaluate_model
@@ -86,6 +86,16 @@ def test_safetensors_and_torch_are_read_back(fedavg_run: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.ci
+def test_who_names_the_wrong_one_of_file_and_folder_is_told_the_right_one(fedavg_run: Path, tmp_path: Path) -> None:
+    export_model(fedavg_run, "torch", tmp_path / "out")
+    with pytest.raises(DataError, match=f"name its folder, {tmp_path / 'out'}$"):
+        FaceModel(tmp_path / "out" / "model.pt")
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "graph" / "model.onnx").touch()
+    with pytest.raises(FileNotFoundError, match=f"name the ONNX file, {tmp_path / 'graph' / 'model.onnx'}$"):
+        FaceModel(tmp_path / "graph")
+
+
 def test_insightface_takes_its_own_networks_alone(fedavg_run: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as error:
         export_model(fedavg_run, "insightface", tmp_path / "out")

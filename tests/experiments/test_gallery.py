@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from unit_rows import unit
 
 from coalface.cli.main import app
-from coalface.core.errors import DataError
+from coalface.core.errors import DataError, RecipeError
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.gallery.file import Enrolled
@@ -163,6 +163,10 @@ def test_two_images_are_verified(model: FaceModel, faces: Path, tmp_path: Path, 
         assert json.loads(result.stdout)["similarity"] == pytest.approx(similarity, abs=1e-6)
     (tmp_path / "broken.png").write_bytes(b"no image")
     words = ["--model", model.folder, "--far"]
+    line = refused(capsys, monkeypatch, "verify", first, faces, *words, "0.1", status=2)
+    assert line.startswith(f"coalface: {faces}: ")
+    line = refused(capsys, monkeypatch, "verify", first, second, *words, "0.1", "--threshold", "0.5", status=2)
+    assert line.startswith("coalface: --threshold: ")
     line = refused(capsys, monkeypatch, "verify", first, tmp_path / "broken.png", *words, "0.1", status=2)
     assert str(tmp_path / "broken.png") in line
     assert "--calibrate" in refused(capsys, monkeypatch, "verify", first, second, *words, "1e-9", status=2)
@@ -254,6 +258,9 @@ def test_a_rate_of_strangers_needs_the_gallery_of_a_client(model: FaceModel, tmp
     gallery = Gallery.create(tmp_path / "g", model, far=0.1)
     with pytest.raises(DataError, match="it has none for FPIR: .*export-client"):
         gallery.threshold(fpir=0.1)
+    with pytest.raises(RecipeError) as error:
+        gallery.threshold(far=0.1, threshold=0.5)
+    assert error.value.where == "--threshold"
 
 
 def test_faiss_finds_whom_the_product_finds(faces: Path, model: FaceModel, tmp_path: Path) -> None:

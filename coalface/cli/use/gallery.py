@@ -104,11 +104,15 @@ def verify(
 
     The threshold is the model's at a false accept rate, 0.001 unless --far names another.
     """
-    from coalface.core.errors import DataError
-    from coalface.experiments.gallery.gallery import given
+    from coalface.core.errors import DataError, RecipeError
+    from coalface.experiments.gallery.gallery import check_one_rule, given
     from coalface.experiments.gallery.images import embed_images, find_images
 
+    check_one_rule(far, threshold)
     network, finder = open_model(model, party, convention), detector_of(photographs, detector, upright)
+    for path in (first, second):
+        if path.is_dir():
+            raise RecipeError("a folder; give one image, or look for a person by `coalface gallery`", where=str(path))
     decided_by = network.threshold(0.001 if far is None else far) if threshold is None else given(threshold)
     (batch,) = embed_images(network, find_images([first, second]), detector=finder)
     for refusal in batch.refused:

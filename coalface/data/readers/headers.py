@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coalface.core.errors import DataError
+from coalface.core.text import several
 
 PIXEL_LIMIT = 40_000_000
 """Width × height of the largest image that is decoded: 120 MB in three channels. The largest
@@ -104,7 +105,7 @@ def check_header(encoded: Bytes, where: str | Path) -> Header:
 def damaged(encoded: Bytes, where: str | Path, why: str = "") -> DataError:
     """What to raise of bytes that are no whole image."""
     remedy = f"{f'{why}; ' if why else ''}replace it from the original, or delete it"
-    return DataError(f"it is damaged or not an image ({len(encoded):,} bytes): {remedy}", where=where)
+    return DataError(f"it is damaged or not an image ({several(len(encoded), 'byte')}): {remedy}", where=where)
 
 
 def _png(encoded: Bytes) -> tuple[int, int, int]:

@@ -264,7 +264,8 @@ class Gallery:
     def threshold(
         self, *, far: float | None = None, fpir: float | None = None, threshold: float | None = None
     ) -> Threshold:
-        """What it decides by. Raises DataError where it has no threshold at this rate."""
+        """What it decides by. Raises DataError where it has no threshold at this rate, RecipeError for two rules."""
+        check_one_rule(far, fpir, threshold)
         if threshold is not None:
             return given(threshold)
         thresholds = self.thresholds
@@ -287,6 +288,12 @@ def given(cosine: float) -> Threshold:
     if not -1 <= cosine <= 1:
         raise RecipeError(f"{cosine:g} is not a cosine; give a number from -1 to 1", where="--threshold")
     return Threshold(cosine)
+
+
+def check_one_rule(*rules: float | None) -> None:
+    """Raises RecipeError where more than one of a FAR, an FPIR and a cosine is to decide."""
+    if sum(rule is not None for rule in rules) > 1:
+        raise RecipeError("a FAR, an FPIR or a cosine decides alone: give one of them", where="--threshold")
 
 
 def _check_folders(images: Iterable[ImageFile]) -> None:
