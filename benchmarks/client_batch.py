@@ -259,6 +259,18 @@ def compare_memory(few: int, many: int, client_batch: int) -> int:
     return 0 if growth <= 10 else 1
 
 
+def unusable(options: argparse.Namespace) -> str:
+    """Why nothing can be measured on the device of the options, or nothing."""
+    if options.device != "cpu" and (options.steps or options.memory or options.parts):
+        return "--steps, --memory and --parts measure on the processor alone; leave --device out."
+    try:
+        torch.zeros(1, device=options.device)
+    except (RuntimeError, AssertionError):  # of a torch for processors alone it is an AssertionError
+        places = " or ".join(["cpu", *(f"cuda:{place}" for place in range(torch.cuda.device_count()))])
+        return f"--device {options.device} is not available on this machine; use {places}."
+    return ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", action="store_true")
@@ -280,6 +292,8 @@ def main() -> int:
     parser.add_argument("--networks", nargs="+", default=["cnn-small", "pooled"])
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
+    if why := unusable(options):
+        parser.exit(2, f"{why}\n")
     if options.memory_of:
         print(json.dumps(memory(options.memory_of, options.client_batch)))
         return 0
