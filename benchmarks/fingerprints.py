@@ -92,9 +92,11 @@ def weights(file: Path) -> list[list[Any]]:
 
 
 def timeless(value: Any) -> Any:
-    """JSON without the members that tell how many seconds something took, and on which machine."""
+    """JSON without the members that tell how many seconds something took, on which machine, and what a field holds,
+    which follows from the method's source."""
     if isinstance(value, dict):
-        return {k: timeless(member) for k, member in value.items() if "seconds" not in k and k != "environment"}
+        left_out = {"environment", "content"}
+        return {k: timeless(member) for k, member in value.items() if "seconds" not in k and k not in left_out}
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 

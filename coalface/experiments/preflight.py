@@ -268,16 +268,16 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
     `trainers` are the images and identities of each, where they are known.
     """
     title = f"{recipe.method} with {recipe.model.name} at {recipe.data.size}×{recipe.data.size}"
-    rows = [("step", "way", "field", "kind", "tensors", "bytes", "to")]
+    rows = [("step", "way", "field", "kind", "content", "tensors", "bytes", "to")]
     for s in planned.sent:
         to = s.to if s.direction == "up" else f"{s.role} ({s.to})"
         number = "?" if s.bytes is None else f"{s.bytes:,}" if s.tensors or s.field == "header" else "in header"
         number = f"about {number}" if s.about else number
-        rows.append((s.step, s.direction, s.field, s.kind, str(s.tensors or ""), number, to))
+        rows.append((s.step, s.direction, s.field, s.kind, s.content, str(s.tensors or ""), number, to))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{title}, per party and round", ""]
     for row in rows:
-        cells = (c.rjust(w) if n in (4, 5) else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
+        cells = (c.rjust(w) if n in (5, 6) else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
         lines.append("  ".join(cells).rstrip())
     lines += ["", f"stays at the party: {', '.join(planned.stays) or 'nothing'}"]
     roles = dict.fromkeys(s.role for s in planned.sent)
