@@ -124,6 +124,10 @@ def verify(
         if comparison.absent:
             more_parties = f" and {len(comparison.absent) - MOST:,} more" if len(comparison.absent) > MOST else ""
             typer.echo(f"not compared (give --party-home): {', '.join(comparison.absent[:MOST])}{more_parties}")
+        if (found := comparison.signatures) is not None:
+            for who, count in found.signed.items():
+                typer.echo(f"{who} signed {several(count, 'round')}, with the key {found.keys[who]}")
+            typer.echo(f"{several(found.covered, 'receipt')} signed by the server and a second party")
     for why in comparison.faults:
         typer.echo(f"coalface: {why}", err=True)
     if comparison.faults:

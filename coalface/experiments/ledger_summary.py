@@ -17,7 +17,8 @@ from coalface.engine.party.commits import Commit
 from coalface.experiments import plan, status
 from coalface.experiments.report import runs
 from coalface.methods import METHODS
-from coalface.privacy import ledger
+from coalface.privacy import countersign, ledger
+from coalface.privacy.countersign import Signatures
 
 Contents = Mapping[tuple[str, str], str]
 """(step, field) -> what it holds, a `coalface.core.declarations.Content`."""
@@ -217,6 +218,8 @@ class ReceiptComparison:
     absent: tuple[str, ...]
     """Those elsewhere that have replies in the receipts, and no ledger at hand."""
     faults: tuple[str, ...]
+    signatures: Signatures | None = None
+    """Of a run that is countersigned, what its signatures say; their faults are among the others."""
 
 
 def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison:
@@ -269,9 +272,19 @@ def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison
                 faults.append(fault)
     removed = [party for party in _removed(run, accepted) if party not in at_hand]
     faults += [_removal_fault(run, party) for party in removed]
+    signatures = None
+    if _is_countersigned(run):
+        faults += (signatures := countersign.verify(run, chain, folders)).faults
     compared = tuple(party for party in accepted if party in at_hand)
     absent = tuple(party for party in accepted if party not in at_hand and party not in removed)
-    return ReceiptComparison(replies, compared, absent, tuple(faults))
+    return ReceiptComparison(replies, compared, absent, tuple(faults), signatures)
+
+
+def _is_countersigned(run: Path) -> bool:
+    """Whether a run has signatures, or should have some."""
+    config = run / "config.yaml"
+    recipe = runs.mapping(parse_yaml(config.read_text(encoding="utf-8"))) if config.exists() else {}
+    return (run / countersign.FILE).exists() or bool(runs.mapping(recipe.get("privacy")).get("countersign"))
 
 
 def missing_ledgers(path: Path) -> list[str]:

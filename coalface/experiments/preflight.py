@@ -25,6 +25,7 @@ from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts, imported_weights, network_options
 from coalface.methods import METHODS
 from coalface.models import Backbone, sketch
+from coalface.privacy import countersign
 from coalface.training.federated_validation import FederatedValidation
 
 NOTHING_EVALUATED = (
@@ -70,6 +71,8 @@ def planned(parts: Parts) -> Plan:
     for party in [] if parts.method.pools else [*faults.corrupt, *(name for name in faults.slow if name != "*")]:
         nearest(party, parts.data.data, "faults: the party")
     machine.check_shards(parts)
+    if recipe.privacy.countersign:
+        countersign.check_installed()
     return planning.plan(parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.update_dtype)
 
 
