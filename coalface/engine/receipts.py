@@ -83,10 +83,11 @@ class Countersigns:
         key, signature = (str(said.get(name)) for name in ("key", "signature"))
         if "failed" in said:
             return str(said["failed"])
-        if self._keys.setdefault(party, key) != key:
+        if self._keys.get(party, key) != key:
             return "it has signed with another key before"
         if not countersign.is_signed(key, signature, "party", text, last["signature"]):
             return "its signature does not hold"
+        self._keys[party] = key
         self._signed.append({"of": last["line"], "party": party, "key": key, "signature": signature})
         return ""
 

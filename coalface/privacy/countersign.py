@@ -194,19 +194,18 @@ def verify(run: Path, receipts: Sequence[str], folders: Iterable[Path] = ()) -> 
             found.faults.append(f"{path} does not have {_when(line)} as the server signed it to {party}")
         if text_of(line) not in listed:
             every.append((line, [SERVER, party]))
-    return _held(path, found, every, receipts)
+    if not statements:
+        found.faults.append(f"{path} does not exist or is empty: no round was signed, or the file was removed")
+    return _held(found, every, receipts)
 
 
 def _held(
-    path: Path,
     found: Signatures,
     statements: Iterable[tuple[Mapping[str, Any], Sequence[str]]],
     receipts: Sequence[str],
 ) -> Signatures:
     """Hold what was stated against the receipts: the first round that does not hold is a fault."""
-    if not (ordered := sorted(statements, key=lambda entry: int(entry[0]["lines"]))):
-        found.faults.append(f"{path} does not exist or is empty: no round was signed, or the file was removed")
-    for statement, signers in ordered:
+    for statement, signers in sorted(statements, key=lambda entry: int(entry[0]["lines"])):
         lines, head = statement["lines"], statement["head"]
         if lines < len(receipts) and receipts[lines] == head:
             found.covered = lines if len(signers) > 1 else found.covered

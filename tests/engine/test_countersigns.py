@@ -183,9 +183,10 @@ def test_a_party_signs_one_word_of_one_server(tmp_path: Path) -> None:
 
 def test_a_signature_that_does_not_hold_is_not_taken(tmp_path: Path) -> None:
     def forged(party: str, line: Mapping[str, Any]) -> Mapping[str, str]:
-        return {"key": "00" * 32, "signature": "00" * 64} if party == "liar" else {"failed": "away"}
+        wrong = {"key": key.public, "signature": key.sign("party", "another statement", line["signature"])}
+        return wrong if party == "liar" else {"failed": "away"}
 
-    signs = Countersigns(tmp_path, forged)
+    signs, key = Countersigns(tmp_path, forged), countersign.SigningKey(tmp_path / "liar.key")
     about = {"run": "r", "stage": "train", "round": 1}
     assert signs.sign(about, ledger.Head(3, "a" * 64, 9), "liar") == "its signature does not hold"
     assert signs.sign({**about, "round": 2}, ledger.Head(6, "b" * 64, 18), "gone") == "away"
