@@ -127,7 +127,8 @@ def verify(
         if (found := comparison.signatures) is not None:
             for who, count in found.signed.items():
                 typer.echo(f"{who} signed {several(count, 'round')}, with the key {found.keys[who]}")
-            typer.echo(f"{several(found.covered, 'receipt')} signed by the server and a second party")
+            of_all = f"{found.covered:,} of {several(found.receipts, 'receipt')}"
+            typer.echo(f"signed by the server and a second party: {of_all}")
     for why in comparison.faults:
         typer.echo(f"coalface: {why}", err=True)
     if comparison.faults:

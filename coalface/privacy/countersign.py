@@ -150,8 +150,10 @@ def _put(path: Path, text: str) -> None:
 class Signatures:
     """What signatures say of a run's receipts."""
 
+    receipts: int
+    """How many there are."""
     covered: int = 0
-    """Receipts up to the last statement that holds and that a party has signed too."""
+    """How many, up to the last statement that holds and that a party has signed too."""
     signed: dict[str, int] = field(default_factory=dict)
     """Who signed how many rounds, by signatures that hold; first the server, as `the server`."""
     keys: dict[str, str] = field(default_factory=dict)
@@ -166,13 +168,17 @@ def verify(run: Path, receipts: Sequence[str], folders: Iterable[Path] = ()) -> 
     `folders` are the run's and those of parties at hand, whose keys and own records are held against the run's file. Of
     the others the keys are those that the file says, to be compared with what the parties say that theirs are.
     """
-    path, found = run / FILE, Signatures()
+    path, found = run / FILE, Signatures(len(receipts) - 1)
     at_hand = {public.stem: public.parent for folder in folders for public in sorted((folder / FOLDER).glob("*.pub"))}
     statements: dict[int, tuple[Mapping[str, Any], list[str]]] = {}
     try:
         for _, line in ledger.lines(path) if path.exists() else ():
             place, who = line["line"], line.get("party", SERVER)
-            statement, signers = statements.setdefault(line.get("of", place), (line, []))
+            if "of" not in line:
+                statements[place] = line, []
+            elif line["of"] not in statements:
+                raise ValueError(f"{path}, line {place + 1}: it signs line {line['of']}, which states nothing")
+            statement, signers = statements[line.get("of", place)]
             text = text_of(statement)
             own = (at_hand[who] / f"{who}.pub").read_text().strip() if who in at_hand else line["key"]
             known = found.keys.setdefault(who, own)
@@ -187,7 +193,7 @@ def verify(run: Path, receipts: Sequence[str], folders: Iterable[Path] = ()) -> 
         kept = [(party, line) for party, place in at_hand.items() for line in Signed(place / f"{party}.jsonl").lines]
     except (ValueError, KeyError, TypeError) as error:
         found.faults.append(str(error) if isinstance(error, ValueError) else f"{path}: a line lacks {error}")
-        kept = []
+        return found
     listed, every = {text_of(statement) for statement, _ in statements.values()}, [*statements.values()]
     for party, line in kept:
         if line["key"] != found.keys.get(SERVER, line["key"]) or text_of(line) not in listed:
@@ -207,7 +213,7 @@ def _held(
     """Hold what was stated against the receipts: the first round that does not hold is a fault."""
     for statement, signers in sorted(statements, key=lambda entry: int(entry[0]["lines"])):
         lines, head = statement["lines"], statement["head"]
-        if lines < len(receipts) and receipts[lines] == head:
+        if 0 < lines < len(receipts) and receipts[lines] == head:
             found.covered = lines if len(signers) > 1 else found.covered
             continue
         now = f"it ends with {receipts[lines]}" if lines < len(receipts) else f"there are {len(receipts) - 1:,} lines"

@@ -55,7 +55,7 @@ def homes_of(folder: Path, home: Path) -> Path:
 def test_each_round_is_signed_by_the_server_and_a_party_that_is_drawn(signed: Path) -> None:
     code, output = verified(signed)
     assert code == 0 and "the server signed 3 rounds" in output
-    assert "9 receipts signed by the server and a second party" in output
+    assert "signed by the server and a second party: 9 of 9 receipts" in output
     statements = [line for line in lines(signed) if "of" not in line]
     assert [(s["round"], s["lines"]) for s in statements] == [(1, 3), (2, 6), (3, 9)]
     assert [line["of"] for line in lines(signed) if "of" in line] == [s["line"] for s in statements]
@@ -141,7 +141,7 @@ def test_signatures_that_are_written_anew_too_are_found_by_the_second_partys_key
     home, party = homes_of(signed, tmp_path / "home"), next(line["party"] for line in lines(signed) if "of" in line)
     written_anew(signed, tmp_path, countersign=True)  # with keys of the forger's for the parties
     code, output = verified(signed)
-    assert code == 0 and "9 receipts signed" in output, "keys that nobody compares prove nothing"
+    assert code == 0 and "9 of 9 receipts" in output, "keys that nobody compares prove nothing"
     code, output = verified(signed, "--party-home", home)
     assert code == 1 and f"{party} has not signed train round 1 with the key" in output
     assert f"does not have train round 1 as the server signed it to {party}" in output
@@ -154,6 +154,22 @@ def test_signatures_that_were_removed_are_missed(signed: Path, tmp_path: Path) -
     (signed / "config.yaml").write_text("{method: fedavg, privacy: {countersign: true}}")
     assert verified(signed)[0] == 1 and "no round was signed, or the file was removed" in verified(signed)[1]
     assert "as the server signed it to" in verified(signed, "--party-home", home)[1]
+
+
+def test_a_file_of_signatures_that_is_changed_is_told_with_its_line(signed: Path) -> None:
+    path = signed / countersign.FILE
+    whole = path.read_text()
+    path.write_text(whole.replace('"round": 2', '"round": 7'))
+    assert verified(signed)[0] == 1 and "countersigns.jsonl, line 3: the hash chain breaks" in verified(signed)[1]
+    for old, new, told in (('"of": 2', '"of": 9', "line 4: it signs line 9"), ('"head"', '"tail"', "lacks 'head'")):
+        members = [
+            text[1:].partition(", ")[2].rpartition(', "chain"')[0].replace(old, new) for text in whole.split("\n")[:-1]
+        ]
+        path.write_text("".join(f"{line}\n" for line in ledger.chained(members, ledger.Head())))
+        code, output = verified(signed)
+        assert code == 1 and told in output
+    path.write_text("".join(whole.splitlines(keepends=True)[:-1]))  # the last countersignature: it is not needed
+    assert verified(signed)[0] == 0 and "6 of 9 receipts" in verified(signed)[1]
 
 
 # --- what a party signs -----------------------------------------------------------------------------------------------

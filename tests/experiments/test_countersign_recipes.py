@@ -24,7 +24,7 @@ def test_a_run_of_a_recipe_is_countersigned_and_verified(tmp_path: Path) -> None
     pytest.importorskip("cryptography")
     tinyruns.run(tmp_path / "run", privacy={"countersign": True}, engine={"workers": 2})
     result = invoked("ledger", "verify", tmp_path / "run")
-    assert result.exit_code == 0 and "4 receipts signed by the server and a second party" in result.output
+    assert result.exit_code == 0 and "second party: 4 of 4 receipts" in result.output
     (tmp_path / "run" / "countersigns.jsonl").unlink()
     result = invoked("ledger", "verify", tmp_path / "run")
     assert result.exit_code == 1 and "the file was removed" in result.output
