@@ -10,8 +10,8 @@ the package. Its columns:
 - model: names, types, shapes and bytes of the tensors in every file of weights that the run leaves
 - figures: every float of `summary.json` and `metrics.jsonl`, sorted, clock times aside
 - sent: round, shape, type and SHA-256 of every tensor in the ledgers, sorted
-- records, chains: `summary.json` and `metrics.jsonl` whole, but for clock times and contents, and the ledgers. These have
-  names of keys, steps and fields in them, and change with a name: `--renamed` shows that, and does not fail for it.
+- records, chains: `summary.json` and `metrics.jsonl` whole, but for clock times and contents, and the ledgers. These
+  have names of keys, steps and fields in them, and change with a name: `--renamed` shows that and does not fail.
 
 `--out` replaces the lines of what was run, and keeps the rest of the file.
 """
