@@ -10,8 +10,8 @@ the package. Its columns:
 - model: names, types, shapes and bytes of the tensors in every file of weights that the run leaves
 - figures: every float of `summary.json` and `metrics.jsonl`, sorted, clock times aside
 - sent: round, shape, type and SHA-256 of every tensor in the ledgers, sorted
-- records, chains: `summary.json` and `metrics.jsonl` whole, clock times aside, and the ledgers whole. These two have
-  names of keys, steps and fields in them, and change with a name: `--renamed` shows that, and does not fail for it.
+- records, chains: `summary.json` and `metrics.jsonl` whole, but for clock times and contents, and the ledgers. These
+  have names of keys, steps and fields in them, and change with a name: `--renamed` shows that and does not fail.
 
 `--out` replaces the lines of what was run, and keeps the rest of the file.
 """
@@ -92,9 +92,11 @@ def weights(file: Path) -> list[list[Any]]:
 
 
 def timeless(value: Any) -> Any:
-    """JSON without the members that tell how many seconds something took, and on which machine."""
+    """JSON without the members that tell how many seconds something took, on which machine, and what a field holds,
+    which follows from the method's source."""
     if isinstance(value, dict):
-        return {k: timeless(member) for k, member in value.items() if "seconds" not in k and k != "environment"}
+        left_out = {"environment", "content"}
+        return {k: timeless(member) for k, member in value.items() if "seconds" not in k and k not in left_out}
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 

@@ -24,6 +24,7 @@ from coalface.core.method import (
     Stage,
     Tensors,
     Ticket,
+    content,
     free,
     like,
     message,
@@ -56,7 +57,7 @@ class Values:
 class Nudge:
     """Down, to one party."""
 
-    amount: Tensor
+    amount: Tensor = content("weight")
 
 
 @message
@@ -73,7 +74,7 @@ class Moved:
 class Note:
     """Up: any shape."""
 
-    drawn: Tensor = free()
+    drawn: Tensor = free("weight")
     remembered: int
 
 

@@ -56,7 +56,7 @@ def methods(
 
 
 def _about(name: str, cls: type[Method]) -> dict[str, Any]:
-    from coalface.experiments.plan import declared, what_stays
+    from coalface.experiments.plan import what_leaves, what_stays
     from coalface.experiments.recipe.objects import object_schema
     from coalface.experiments.recipe.schema import SHARED
 
@@ -68,7 +68,9 @@ def _about(name: str, cls: type[Method]) -> dict[str, Any]:
         "paper": cls.paper,
         "setting": "pooled" if cls.pools else cls.setting,
         "scenario": cls.scenario,
-        "leaves a party": ", ".join(dict.fromkeys(field for *_, up in declared(cls) for field in up)),
+        "leaves a party": ", ".join(
+            dict.fromkeys(f"{field} ({holds})" for (_, field), holds in what_leaves(cls).items() if field != "header")
+        ),
         "stays": ", ".join(what_stays(cls)),
         "class": f"{cls.__module__}:{cls.__qualname__}",
         "settings": list(_settings(properties, f"methods.{name}")),

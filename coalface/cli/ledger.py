@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from coalface.cli import completion
 from coalface.cli.console import FirstUnlessNamed, print_json, print_table
 from coalface.cli.data import AsJson
 
@@ -34,6 +35,10 @@ def show(
     head: Annotated[
         str | None, typer.Option(metavar="HASH", help="A head noted earlier: check that it is still in the chain.")
     ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="The method of the run: what its fields hold.", autocompletion=completion.methods),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what left a party and check the hash chain. Exits with status 1 if it is broken."""
@@ -44,7 +49,8 @@ def show(
         raise typer.BadParameter(
             f"{head!r} is not the head of a ledger, which has 64 digits 0-9a-f", param_hint="--head"
         )
-    summary = ledger_summary.read_ledgers(ledger_summary.ledger_files(path), by_tensor=tensors, head=head)
+    files, contents = ledger_summary.ledger_files(path), ledger_summary.contents_of(path, method)
+    summary = ledger_summary.read_ledgers(files, by_tensor=tensors, head=head, contents=contents)
     ledgers = summary.ledgers
     if as_json:
         print_json(summary.as_dict())
@@ -54,7 +60,7 @@ def show(
                 **({"run": row["run"]} if len({entry.run for entry in summary.rows}) > 1 else {}),
                 "step": row["step"],
                 "what": shown(row["name"]) + (f" ({row['tensors']})" if row["tensors"] > 1 else ""),
-                "kind": row["kind"],
+                "content": row["content"] or row["kind"],
                 "shape": ledger_summary.shown_shape(row["shapes"]),
                 "type": ", ".join(row["dtypes"]),
                 "times": f"{row['times']:,}",
@@ -67,6 +73,8 @@ def show(
         ]
         if rows:
             print_table(rows, numbers={"times", "bytes"})
+            if not contents:
+                typer.echo("\nThe ledger does not name its method: give --method to see what each field holds")
         lines = sum(entry.lines for entry in ledgers)
         typer.echo(
             f"\n{summary.bytes:,} bytes left, in {several(lines, 'line')} of {several(len(ledgers), 'ledger')}\n"
@@ -116,6 +124,11 @@ def verify(
         if comparison.absent:
             more_parties = f" and {len(comparison.absent) - MOST:,} more" if len(comparison.absent) > MOST else ""
             typer.echo(f"not compared (give --party-home): {', '.join(comparison.absent[:MOST])}{more_parties}")
+        if (found := comparison.signatures) is not None:
+            for who, count in found.signed.items():
+                typer.echo(f"{who} signed {several(count, 'round')}, with the key {found.keys[who]}")
+            of_all = f"{found.covered:,} of {several(found.receipts, 'receipt')}"
+            typer.echo(f"signed by the server and a second party: {of_all}")
     for why in comparison.faults:
         typer.echo(f"coalface: {why}", err=True)
     if comparison.faults:

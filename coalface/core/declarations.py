@@ -13,7 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal, TypeVar, dataclass_transform
 
 from torch import Tensor
@@ -27,6 +27,13 @@ Tensors = dict[str, Tensor]
 """Tensors by name, for example the parameters of a backbone."""
 
 Kind = Literal["message", "private", "state"]
+Content = Literal["template", "code", "weight", "aggregate", "score", "count"]
+"""What a field of a message holds, the most personal first: `template`, an embedding, a class embedding or a mean
+feature of a person, or several fused; `code`, a codeword or a text; `weight`, of a network, or its gradient or
+momentum; `aggregate`, weights that were averaged over parties; `score`, of images or models; `count`."""
+CONTENTS: tuple[Content, ...] = typing.get_args(Content)
+_USUAL: dict[Any, Content] = {Tensors: "weight", int: "count", bool: "count", float: "score"}
+"""What a field of a type holds that does not say it, unless it is `free()`."""
 C = TypeVar("C", bound=type)
 
 
@@ -47,6 +54,8 @@ def _declare(cls: C, kind: Kind) -> C:
         _check_field(declared, name, annotation, kind)
     # not as text, which another process could not read if the class goes there by value
     declared.__annotations__ = {name: annotations[name] for name in declared.__annotations__}
+    if kind == "message":
+        contents(declared)
     return typing.cast(C, declared)
 
 
@@ -56,7 +65,8 @@ def message(cls: C) -> C:
 
     Fields are `Tensor`, `Tensors`, `int`, `float`, `bool`, `str`, or one of these `| None`. Nothing else ever leaves a
     party. A tensor field of a reply must look (names, shapes, dtypes) like the field of the same name that was sent to
-    the party; `like("other")` names another field, `free()` lifts the rule.
+    the party; `like("other")` names another field, `free(…)` lifts the rule. What a field holds is known of `Tensors`
+    (`weight`), `int` (`count`) and `float` (`score`); any other says it, `content("template")`: see `Content`.
     """
     return _declare(cls, "message")
 
@@ -73,14 +83,37 @@ def state(cls: C) -> C:
     return _declare(cls, "state")
 
 
-def like(field_sent: str) -> Any:
+def content(holds: Content, *, default: Any = MISSING) -> Any:
+    """A field of a message that says what it holds, such as `"template"`: see `Content`."""
+    return field(default=default, metadata={"content": holds})
+
+
+def like(field_sent: str, content: Content | None = None) -> Any:
     """A reply's tensor field that must look like the field `other` of what was sent to the party."""
-    return field(metadata={"like": field_sent})
+    return field(metadata={"like": field_sent, "content": content})
 
 
-def free() -> Any:
+def free(content: Content | None = None) -> Any:
     """A reply's tensor field whose shape only the method knows: it must be finite, and comes singly."""
-    return field(metadata={"like": None})
+    return field(metadata={"like": None, "content": content})
+
+
+@functools.cache
+def contents(declared: type) -> dict[str, Content]:
+    """Field of a message -> what it holds. Raises DeclarationError for one of which that cannot be told."""
+    annotations, holds = typing.get_type_hints(declared), dict[str, Content]()
+    for declared_field in dataclasses.fields(declared):
+        name, metadata = declared_field.name, declared_field.metadata
+        usual = None if metadata.get("like", name) is None else _USUAL.get(without_none(annotations[name])[0])
+        said = metadata.get("content") or usual
+        if said not in CONTENTS:
+            wrong = f"{said!r} is no content" if said else "nothing says what it holds"
+            raise DeclarationError(
+                f"message field {declared.__name__}.{name}: {wrong}, and whoever sends it must be told. Write "
+                f"`content(…)`, with one of {', '.join(map(repr, CONTENTS))}; `like(…)` and `free(…)` take it too."
+            )
+        holds[name] = said
+    return holds
 
 
 def resolved(declared: Any, where: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from coalface.core.declarations import message
+from coalface.core.declarations import content, message
 from coalface.core.steps import LocalResult
 
 
@@ -19,7 +19,7 @@ from coalface.core.steps import LocalResult
 class Probes:
     """What a party verifies as it would somebody who claims to be its own person: images, already embedded."""
 
-    embeddings: torch.Tensor
+    embeddings: torch.Tensor = content("template")
     """(n, d) by the shared model, not brought to length one."""
 
 

@@ -20,6 +20,7 @@ from coalface.core.declarations import (
     DeclarationError,
     Tensors,
     Ticket,
+    content,
     free,
     like,
     message,
@@ -31,8 +32,8 @@ from coalface.core.steps import Component, HasSteps, batched, plays, step
 
 __all__ = [
     "Abandoned", "Answer", "Backbone", "Component", "DeclarationError", "Federation", "HasSteps", "Mean", "Method",
-    "Models", "Party", "Pools", "Scenario", "Stage", "Tensors", "Ticket", "batched", "free", "generator", "like",
-    "message", "plays", "private", "state", "step",
+    "Models", "Party", "Pools", "Scenario", "Stage", "Tensors", "Ticket", "batched", "content", "free", "generator",
+    "like", "message", "plays", "private", "state", "step",
 ]  # fmt: skip
 
 

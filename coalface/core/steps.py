@@ -196,7 +196,7 @@ def _check_counterparts(where: str, reply: type, sent: Sequence[type]) -> None:
             raise DeclarationError(
                 f"{where}: the reply's {name} could not be checked, since nothing sent to the party is called "
                 f"{source!r} and of the same type. Name the field it must look like, `{name}: … = like('…')`, or say "
-                f"that any shape will do, `{name}: … = free()`."
+                f"that any shape will do, `{name}: … = free(…)`."
             )
 
 

@@ -27,6 +27,7 @@ from coalface.engine.party.executor import ExecutorContext, PartyExecutor, Reque
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.party.sharding import ProcessGroups
 from coalface.engine.transport import Reply, RunFailed
+from coalface.privacy.countersign import countersign
 
 _WORKER_DIED = (
     "a worker process died (out of memory, killed, or crashed). What was checkpointed is safe: resume the run, with "
@@ -133,6 +134,12 @@ class InProcess:
             except (FileNotFoundError, ValueError) as error:
                 faults[party] = str(error)
         return faults
+
+    def countersign(self, party: str, statement: Mapping[str, Any]) -> Mapping[str, Any]:
+        try:
+            return countersign(self._context.folder, party, statement)
+        except ValueError as error:
+            return {"failed": str(error)}
 
     def close(self) -> None:
         self._groups.close()

@@ -42,6 +42,8 @@ class RoundPolicy:
     """The most that one party can count of a mean whose weights the replies say; None: as much as it says."""
     oversized: Literal["refuse", "clip"] = "refuse"
     """What becomes of a reply beyond it: it does not count, or it counts as one at the bound."""
+    countersign: bool = False
+    """Each round that counts is signed by the server and by a party of it: see `coalface.privacy.countersign`."""
 
 
 @dataclass

@@ -20,9 +20,11 @@ from coalface.core.steps import LocalResult
 from coalface.core.text import told
 from coalface.engine import checkpoint
 from coalface.engine.federation import ServerFederation
+from coalface.engine.receipts import Countersigns
 from coalface.engine.rounds import Round, RoundPolicy
 from coalface.engine.run_state import Numerics, PartyStats, check_same
 from coalface.engine.transport import RunFailed, Transport
+from coalface.privacy.ledger import Head
 
 READ = 200
 """Ledgers whose chain is followed from the start where a run is resumed or ends; of the others the head is checked."""
@@ -52,6 +54,7 @@ class Server(ServerFederation):
         initial: dict[str, Any] = {"backbone": backbone, "public": public, "classifier": classifier}
         super().__init__(method, round_policy, numerics, transport, folder, **initial)
         self.observers, self.report = observers, report
+        self._countersigns: Countersigns | None = None
         self._metrics = hashlib.sha256()
         """Of the lines of the metrics so far."""
         self._advanced = False
@@ -130,8 +133,21 @@ class Server(ServerFederation):
         if (name := codec.not_finite(state)) is not None:
             raise Abandoned(f"what came of the replies is not finite: {name}")
         self.at.accepted |= self._now.accepted
-        self._receipts.write(self._now.receipts)
+        head = self._receipts.write(self._now.receipts, flush=self.round_policy.countersign)
+        if self.round_policy.countersign and self._now.receipts:
+            self._countersign(head)
         return state
+
+    def _countersign(self, head: Head) -> None:
+        """Sign the receipts so far, and have one of the round's parties sign them, which a stream of its own draws."""
+        assert self._countersigns is not None
+        parties = sorted({receipt["party"] for receipt in self._now.receipts})
+        stage = self._stage.name
+        drawn = generator(self.round_policy.seed, "countersign", stage, self.at.round).integers(len(parties))
+        about = {"run": self.round_policy.run, "stage": stage, "round": self.at.round}
+        if why := self._countersigns.sign(about, head, party := parties[drawn]):
+            event = {"event": "not countersigned", **about, "party": party, "why": told(why), "time": time.time()}
+            self._write_line("events.jsonl", event)
 
     def _count(self) -> None:
         for kind, count in self._now.bytes.items():
@@ -283,6 +299,8 @@ class Server(ServerFederation):
         try:  # before its chain is followed: a kill may have cut off the last line
             self._client_batches.cut(0 if last is None else last.record.get("cohorts", 0))
             self._receipts.restore(None if last is None else last.record.get("receipts"))
+            if self.round_policy.countersign:
+                self._countersigns = Countersigns(self.folder, self.transport.countersign)
         except ValueError as error:
             raise RunFailed(str(error)) from error
         if last is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from coalface.core import codec
 from coalface.core.errors import RunError
@@ -66,6 +66,9 @@ class Transport(Protocol):
 
         What a crash left unfinished is mended first.
         """
+
+    def countersign(self, party: str, statement: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A party's `key` and `signature` under what the server has signed, or why it has `failed`."""
 
     def close(self) -> None:
         """End what runs beside this process, at once: it holds nothing that a commit does not."""

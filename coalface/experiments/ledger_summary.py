@@ -7,14 +7,21 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coalface.core.compression import SCALES
 from coalface.core.errors import RecipeError
+from coalface.core.parsing import parse_yaml
 from coalface.core.text import natural, several
 from coalface.engine import checkpoint, receipts
 from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.party.commits import Commit
-from coalface.experiments import status
+from coalface.experiments import plan, status
 from coalface.experiments.report import runs
-from coalface.privacy import ledger
+from coalface.methods import METHODS
+from coalface.privacy import countersign, ledger
+from coalface.privacy.countersign import Signatures
+
+Contents = Mapping[tuple[str, str], str]
+"""(step, field) -> what it holds, a `coalface.core.declarations.Content`."""
 
 
 def spans(rounds: Iterable[int]) -> list[list[int]]:
@@ -42,6 +49,8 @@ class Row:
     kind: str
     to: str
     protection: str
+    content: str
+    """What the method declares that the field holds; empty where the method is not known."""
     parties: set[str] = field(default_factory=set)
     """Whose ledgers list it."""
     sent: dict[str, int] = field(default_factory=dict)
@@ -64,6 +73,7 @@ class Row:
             "step": self.step,
             "name": self.name,
             "kind": self.kind,
+            "content": self.content,
             "tensors": len(self.sent),
             "shapes": [list(shape) for shape in shapes],
             "dtypes": sorted(self.dtypes),
@@ -130,21 +140,42 @@ def ledger_files(path: Path) -> list[Path]:
     return ledgers
 
 
-def read_ledgers(paths: Iterable[Path], *, by_tensor: bool = False, head: str | None = None) -> LedgerSummary:
+def contents_of(path: Path, method: str | None = None) -> Contents:
+    """(step, field) -> what it holds, by the declarations of a method: the one named, or that of the ledgers' run.
+
+    Empty where `path` is not in a run's folder, as at a party's home, and where the run's method is nobody's registered
+    name: to read a ledger imports no module that a file beside it names. Raises RecipeError for an unknown `method`.
+    """
+    if method is None:
+        places = [place / "config.yaml" for place in ([path] if path.is_dir() else [path.parent, path.parents[1]])]
+        config = next((place for place in places if place.is_file()), None)
+        method = runs.mapping(parse_yaml(config.read_text(encoding="utf-8"))).get("method") if config else None
+        if not isinstance(method, str) or method not in tuple(METHODS):
+            return {}
+    return plan.what_leaves(METHODS.find(method, "--method"))
+
+
+def read_ledgers(
+    paths: Iterable[Path], *, by_tensor: bool = False, head: str | None = None, contents: Contents | None = None
+) -> LedgerSummary:
     """Follow the chains of ledgers, line by line, and sum up what they list; with `by_tensor`, tensor by tensor.
 
-    `head` is a hash that was written down: `LedgerReading.found` then says at which line a ledger has it.
+    `contents` says what fields hold. `head` is a hash that was written down: `LedgerReading.found` then says at which
+    line a ledger has it.
     """
     rows: dict[tuple[str, ...], Row] = {}
-    return LedgerSummary(tuple(_read(path, rows, by_tensor, head) for path in paths), tuple(rows.values()))
+    readings = tuple(_read(path, rows, by_tensor, head, contents or {}) for path in paths)
+    return LedgerSummary(readings, tuple(rows.values()))
 
 
-def _read(path: Path, rows: dict[tuple[str, ...], Row], by_tensor: bool, head: str | None) -> LedgerReading:
+def _read(
+    path: Path, rows: dict[tuple[str, ...], Row], by_tensor: bool, head: str | None, contents: Contents
+) -> LedgerReading:
     at, total, fault, cut_off = ledger.Head(), 0, "", False
     line_of_head = 0 if head == ledger.START else None
     try:
         for at, line in ledger.lines(path):
-            total += _add(rows, path.stem, line, by_tensor)
+            total += _add(rows, path.stem, line, by_tensor, contents)
             if at.chain == head:
                 line_of_head = at.lines
         cut_off = ledger.is_cut_off(path, at)
@@ -153,7 +184,9 @@ def _read(path: Path, rows: dict[tuple[str, ...], Row], by_tensor: bool, head: s
     return LedgerReading(path.stem, str(path), at.lines, total, at.chain, cut_off, fault, line_of_head)
 
 
-def _add(rows: dict[tuple[str, ...], Row], party: str, line: Mapping[str, Any], by_tensor: bool) -> int:
+def _add(
+    rows: dict[tuple[str, ...], Row], party: str, line: Mapping[str, Any], by_tensor: bool, contents: Contents
+) -> int:
     """Count a line in its row; returns its bytes. Raises ValueError where it lacks what a line must say."""
     try:
         name, (above, _, below) = str(line["name"]), str(line["name"]).partition("/")
@@ -161,7 +194,8 @@ def _add(rows: dict[tuple[str, ...], Row], party: str, line: Mapping[str, Any], 
         run, step, kind, to, protection = (str(line[column]) for column in ("run", "step", "kind", "to", "protection"))
         key = (run, step, row_name, kind, to, protection)
         if (row := rows.get(key)) is None:
-            row = rows[key] = Row(run, step, row_name, kind, to, protection)
+            content = contents.get((step, above.removeprefix(SCALES)), "")
+            row = rows[key] = Row(run, step, row_name, kind, to, protection, content)
         row.parties.add(party)
         row.sent[name] = row.sent.get(name, 0) + int(line.get("parties", 1))  # a batch's line is of many
         row.bytes += int(line["bytes"])
@@ -184,6 +218,8 @@ class ReceiptComparison:
     absent: tuple[str, ...]
     """Those elsewhere that have replies in the receipts, and no ledger at hand."""
     faults: tuple[str, ...]
+    signatures: Signatures | None = None
+    """Of a run that is countersigned, what its signatures say; their faults are among the others."""
 
 
 def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison:
@@ -236,9 +272,19 @@ def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison
                 faults.append(fault)
     removed = [party for party in _removed(run, accepted) if party not in at_hand]
     faults += [_removal_fault(run, party) for party in removed]
+    signatures = None
+    if _is_countersigned(run):
+        faults += (signatures := countersign.verify(run, chain, folders)).faults
     compared = tuple(party for party in accepted if party in at_hand)
     absent = tuple(party for party in accepted if party not in at_hand and party not in removed)
-    return ReceiptComparison(replies, compared, absent, tuple(faults))
+    return ReceiptComparison(replies, compared, absent, tuple(faults), signatures)
+
+
+def _is_countersigned(run: Path) -> bool:
+    """Whether a run has signatures, or should have some."""
+    config = run / "config.yaml"
+    recipe = runs.mapping(parse_yaml(config.read_text(encoding="utf-8"))) if config.exists() else {}
+    return (run / countersign.FILE).exists() or bool(runs.mapping(recipe.get("privacy")).get("countersign"))
 
 
 def missing_ledgers(path: Path) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from coalface.core import codec, compression
 from coalface.core.calls import check_call, check_models, check_state
 from coalface.core.compression import Updates
-from coalface.core.declarations import Tensors, counterparts, kind_of, without_none
+from coalface.core.declarations import CONTENTS, Tensors, contents, counterparts, kind_of, without_none
 from coalface.core.method import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
 from coalface.core.steps import plays
 from coalface.core.text import several
@@ -48,6 +49,8 @@ class Sent:
     """True for a header that holds numbers or text: their length is not known before; it may be some 8 bytes off."""
     values: int = 0
     """Numbers in its tensors, where their shape is known."""
+    content: str = ""
+    """What it holds, a `Content`; of a header those of its plain values."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,7 @@ def plan(
             state = check_state(method, stage, stage.round(fed, state))
         stages.append(PlannedStage(stage.name, stage.rounds, fed.asked))
         fed.asked = {}
-    sent = tuple(fed.sent.values())
+    sent = tuple(_averaged(sent, method, {field for field, _ in fed.means}) for sent in fed.sent.values())
     models = method.models(fed, state)
     check_models(method, models, fed.parties)
     knows_class_embeddings = models.class_embeddings is not None
@@ -294,7 +297,7 @@ class _Paper(Federation):
                 raise ValueError(
                     f"{type(self.method).__name__}, step {step}: {cls.__name__}.{name} must look like `{like}`, which "
                     f"is sent as None in round {self.round}, so every reply would be refused. Send `{like}` then too, "
-                    f"or declare `{name}: … = free()`."
+                    f"or declare `{name}: … = free(…)`."
                 )
         return cls(**values)
 
@@ -310,6 +313,7 @@ class _Paper(Federation):
     ) -> None:
         """Note the fields of a message, and its header."""
         entries, hints = {e.name: e for e in encoded.entries}, codec.hints(message.__class__)
+        holds = contents(message.__class__)
         up, narrow_type = direction == "up", codec.NAMES[compression.TYPES[self.updates]] if self.updates else None
         for name in hints:
             value = getattr(message, name)
@@ -327,12 +331,22 @@ class _Paper(Federation):
             size = sum(e.bytes for e in (*tensors, *scales)) if is_known else None
             numbers = sum(math.prod(e.shape) for e in tensors) if is_known else 0
             self.sent[step, direction, name] = Sent(
-                step, role, direction, name, kind, len(tensors), size, to, values=numbers
+                step, role, direction, name, kind, len(tensors), size, to, values=numbers, content=holds[name]
             )
+        in_header = _in_header(message.__class__, [n for n in hints if isinstance(getattr(message, n), Tensor | dict)])
         about = any(kind is not bool and kind in TYPICAL for kind in hints.values())
         header = entries["header"].bytes
         self.sent[step, direction, "header"] = Sent(
-            step, role, direction, "header", "names, shapes, plain values", 0, header, to, about=about
+            step,
+            role,
+            direction,
+            "header",
+            "names, shapes, plain values",
+            0,
+            header,
+            to,
+            about=about,
+            content=in_header,
         )
 
 
@@ -342,13 +356,34 @@ def _zeros(value: Any) -> Any:
     return {n: torch.zeros_like(t) for n, t in value.items()} if isinstance(value, dict) else torch.zeros(1)
 
 
-def declared(method: type[Method]) -> list[tuple[str, str, list[str], list[str]]]:
-    """(step, role, fields sent down, fields sent up) of a method class, from its declarations alone."""
-    steps = []
-    for name, d in method.own_steps.items():
-        down = [f for c in (d.common, d.each) if c is not None and kind_of(c) == "message" for f in codec.hints(c)]
-        steps.append((name, d.role, down, list(codec.hints(d.reply)) if d.reply is not None else []))
-    return steps
+def _averaged(sent: Sent, method: Method, means: Collection[str]) -> Sent:
+    """What is sent, with `aggregate` for weights that go down and are asked for as a mean: where there are parties."""
+    if method.pools:
+        return replace(sent, content=sent.content.replace("aggregate", "weight"))
+    is_mean = sent.direction == "down" and sent.content == "weight" and sent.field in means
+    return replace(sent, content="aggregate") if is_mean else sent
+
+
+def what_leaves(method: type[HasSteps]) -> dict[tuple[str, str], str]:
+    """(step, field) -> its `Content`, of all that parties send by a method class, from its declarations alone.
+
+    A step's `header` has those of its plain values, as in a ledger.
+    """
+    steps = dict(method.own_steps)
+    for part, annotation in typing.get_type_hints(method).items():
+        if isinstance(annotation, type) and issubclass(annotation, HasSteps):
+            steps |= {f"{part}.{name}": declaration for name, declaration in annotation.own_steps.items()}
+    leaves: dict[tuple[str, str], str] = {}
+    for step, reply in {name: declaration.reply for name, declaration in steps.items()}.items():
+        if reply is not None:
+            leaves |= {(step, field): holds for field, holds in contents(reply).items()}
+            leaves[step, "header"] = _in_header(reply, counterparts(reply))
+    return leaves
+
+
+def _in_header(cls: type, tensors: Collection[str]) -> str:
+    """What the plain values of a message hold: those that are not among its `tensors`."""
+    return ", ".join(sorted({c for name, c in contents(cls).items() if name not in tensors}, key=CONTENTS.index))
 
 
 def as_dicts(sent: Iterable[Sent]) -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts, imported_weights, network_options
 from coalface.methods import METHODS
 from coalface.models import Backbone, sketch
+from coalface.privacy import countersign
 from coalface.training.federated_validation import FederatedValidation
 
 NOTHING_EVALUATED = (
@@ -70,6 +71,8 @@ def planned(parts: Parts) -> Plan:
     for party in [] if parts.method.pools else [*faults.corrupt, *(name for name in faults.slow if name != "*")]:
         nearest(party, parts.data.data, "faults: the party")
     machine.check_shards(parts)
+    if recipe.privacy.countersign:
+        countersign.check_installed()
     return planning.plan(parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.update_dtype)
 
 
@@ -268,16 +271,16 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
     `trainers` are the images and identities of each, where they are known.
     """
     title = f"{recipe.method} with {recipe.model.name} at {recipe.data.size}×{recipe.data.size}"
-    rows = [("step", "way", "field", "kind", "tensors", "bytes", "to")]
+    rows = [("step", "way", "field", "kind", "content", "tensors", "bytes", "to")]
     for s in planned.sent:
         to = s.to if s.direction == "up" else f"{s.role} ({s.to})"
         number = "?" if s.bytes is None else f"{s.bytes:,}" if s.tensors or s.field == "header" else "in header"
         number = f"about {number}" if s.about else number
-        rows.append((s.step, s.direction, s.field, s.kind, str(s.tensors or ""), number, to))
+        rows.append((s.step, s.direction, s.field, s.kind, s.content, str(s.tensors or ""), number, to))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [f"{title}, per party and round", ""]
     for row in rows:
-        cells = (c.rjust(w) if n in (4, 5) else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
+        cells = (c.rjust(w) if n in (5, 6) else c.ljust(w) for n, (c, w) in enumerate(zip(row, widths, strict=True)))
         lines.append("  ".join(cells).rstrip())
     lines += ["", f"stays at the party: {', '.join(planned.stays) or 'nothing'}"]
     roles = dict.fromkeys(s.role for s in planned.sent)

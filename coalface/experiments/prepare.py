@@ -141,6 +141,7 @@ def round_policy(recipe: Recipe) -> RoundPolicy:
         on_error=engine.on_error,
         equal_steps=recipe.local.steps_per_round is not None,
         faults=recipe.faults,
+        countersign=bool(recipe.privacy.countersign),
         **bounds,
     )
 

@@ -25,7 +25,7 @@ class BySilo:
     backbone: Tensors
     images: int
     loss: float
-    losses: Tensors = free()
+    losses: Tensors = free("score")
     """Silo -> its mean loss, (), over its images in this round."""
 
 

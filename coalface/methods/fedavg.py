@@ -23,6 +23,7 @@ from coalface.core.method import (
     Party,
     Tensors,
     batched,
+    content,
     message,
     state,
     step,
@@ -38,7 +39,7 @@ from coalface.training.stacked_training import learn_together, unstackable_reaso
 class Global:
     """Down, the same for all."""
 
-    backbone: Tensors
+    backbone: Tensors = content("aggregate")
     """Θ_{r−1}."""
 
 

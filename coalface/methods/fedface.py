@@ -23,6 +23,7 @@ from coalface.core.method import (
     Scenario,
     Tensors,
     batched,
+    content,
     message,
     state,
     step,
@@ -61,7 +62,7 @@ class Global:
 class Centre:
     """Down, to each its own and to nobody else."""
 
-    centre: Tensor
+    centre: Tensor = content("template")
     """(1, d) w_i at length one; zeros before the client's first round, in which it starts from its mean feature."""
 
 
@@ -71,7 +72,7 @@ class Update:
 
     backbone: Tensors
     """θ_i."""
-    centre: Tensor
+    centre: Tensor = content("template")
     """(1, d) w_i at length one."""
     images: int
     """n_i."""

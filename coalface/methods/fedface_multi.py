@@ -28,7 +28,7 @@ class Update:
 
     backbone: Tensors
     """θ_i."""
-    centre: Tensor = free()
+    centre: Tensor = free("template")
     """(k, d) the class embeddings of all identities of the client, each at length one: the server learns them."""
     images: int
     """n_i."""

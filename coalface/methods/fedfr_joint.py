@@ -24,6 +24,7 @@ from coalface.core.method import (
     Party,
     Scenario,
     Tensors,
+    content,
     message,
     private,
     state,
@@ -47,7 +48,7 @@ class Global:
 
     backbone: Tensors
     """Θ_g."""
-    classifier: Tensor
+    classifier: Tensor = content("template")
     """(K_g, d) Φ_g, class embeddings of the public identities; (0, d) where no public image is used."""
 
 
@@ -57,7 +58,7 @@ class Update:
 
     backbone: Tensors
     """Θ_l."""
-    classifier: Tensor
+    classifier: Tensor = content("template")
     """(K_g, d) Φ_l."""
     images: int
     """N_l, or with `weights: trained` the images of an epoch, public ones included."""
@@ -89,7 +90,7 @@ class State:
 
     backbone: Tensors
     """Θ_g."""
-    classifier: Tensor
+    classifier: Tensor = content("template")
     """(K_g, d) Φ_g."""
 
 

@@ -27,6 +27,7 @@ from coalface.core.method import (
     Scenario,
     Stage,
     Tensors,
+    content,
     message,
     private,
     state,
@@ -63,7 +64,7 @@ class Clustered:
 
     images: int
     clusters: int
-    kept: float
+    kept: float = content("count")
     """The share of its images that are in a cluster."""
 
 

@@ -23,6 +23,7 @@ from coalface.core.method import (
     Scenario,
     Tensors,
     batched,
+    content,
     message,
     state,
     step,
@@ -46,7 +47,7 @@ class Global:
 
     backbone: Tensors
     """θ."""
-    others: Tensor
+    others: Tensor = content("template")
     """(n, d) W̃, equivalent class embeddings of clients that were not selected."""
 
 
@@ -54,7 +55,7 @@ class Global:
 class Centre:
     """Down, to each its own and to nobody else."""
 
-    centre: Tensor
+    centre: Tensor = content("template")
     """(1, d) w_i at length one."""
 
 
@@ -64,7 +65,7 @@ class Update:
 
     backbone: Tensors
     """θ_i."""
-    centre: Tensor
+    centre: Tensor = content("template")
     """(1, d) w_i at length one."""
     images: int
     """n_i."""

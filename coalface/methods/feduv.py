@@ -26,6 +26,7 @@ from coalface.core.method import (
     Stage,
     Tensors,
     batched,
+    content,
     message,
     private,
     state,
@@ -50,7 +51,7 @@ SIZES = {127: 64, 255: 63, 511: 67}
 class Number:
     """Down, once."""
 
-    user: int
+    user: int = content("code")
     """The number that begins the client's message to the code, so that no two codewords are the same."""
     users: int
     """How many numbers there are."""
@@ -69,7 +70,7 @@ class Global:
 
     backbone: Tensors
     """θ."""
-    projection: Tensor
+    projection: Tensor = content("weight")
     """(c, d) W', shared as the backbone is."""
 
 
@@ -79,7 +80,7 @@ class Update:
 
     backbone: Tensors
     """θ_i."""
-    projection: Tensor
+    projection: Tensor = content("weight")
     """W'_i."""
     images: int
     """n_i."""
@@ -90,7 +91,7 @@ class Update:
 class Projection:
     """What a client verifies with, beside its codeword."""
 
-    projection: Tensor
+    projection: Tensor = content("weight")
     """(c, d) W'."""
 
 
@@ -109,7 +110,7 @@ class State:
     """At the server."""
 
     backbone: Tensors
-    projection: Tensor
+    projection: Tensor = content("weight")
     enrolled: dict[str, bool]
     """The clients that have drawn a codeword."""
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from coalface.core.local_results import OWN_MODEL
-from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, like, message, state, step
+from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, content, like, message, state, step
 from coalface.methods.fedavg import Update
 from coalface.training.gradients import full_gradient, gradient
 from coalface.training.local_training import Learner, Pull, learn, whole_backbone
@@ -33,7 +33,7 @@ class Global:
 
     backbone: Tensors
     """x."""
-    momentum: Tensors
+    momentum: Tensors = content("aggregate")
     """Of the parameters alone, in units of a gradient: MimeLite's m; Mime's c + β m, all that a local step needs."""
 
 
@@ -54,9 +54,9 @@ class LiteUpdate:
 class Point:
     """Down, the same for all: where Mime asks for the full gradient."""
 
-    parameters: Tensors
+    parameters: Tensors = content("aggregate")
     """x."""
-    others: Tensors
+    others: Tensors = content("aggregate")
     """What of the backbone is not trained: BatchNorm's running statistics."""
 
 

@@ -19,6 +19,7 @@ from coalface.core.method import (
     Party,
     Tensors,
     batched,
+    content,
     message,
     state,
     step,
@@ -38,9 +39,9 @@ MOMENTUM: dict[str, MomentumState] = {"momentum": "none", "head_momentum": "keep
 class Global:
     """Down, the same for all."""
 
-    backbone: Tensors
+    backbone: Tensors = content("aggregate")
     """Θ_{r−1}."""
-    momentum: Tensors
+    momentum: Tensors = content("aggregate")
     """M_{r−1}, of the parameters alone, in units of a gradient: a lower learning rate shrinks its step at once."""
 
 

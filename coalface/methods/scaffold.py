@@ -12,7 +12,19 @@ from typing import ClassVar, Literal
 import torch
 
 from coalface.core.local_results import OWN_MODEL
-from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, private, state, step
+from coalface.core.method import (
+    Federation,
+    Mean,
+    Method,
+    Models,
+    Party,
+    Tensors,
+    content,
+    message,
+    private,
+    state,
+    step,
+)
 from coalface.methods.fedavg import Update
 from coalface.training.local_training import Learner, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
@@ -26,7 +38,7 @@ class Global:
 
     backbone: Tensors
     """x."""
-    control: Tensors
+    control: Tensors = content("aggregate")
     """c, of the parameters alone, in units of a gradient."""
 
 

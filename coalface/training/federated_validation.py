@@ -24,6 +24,7 @@ from coalface.core.method import (
     Party,
     Tensors,
     Ticket,
+    content,
     message,
     state,
     step,
@@ -39,9 +40,9 @@ Weights = dict[str, float]
 class Candidates:
     """To the validators: Θ̂_1 … Θ̂_T, all of a validation in one message."""
 
-    backbones: Tensors
+    backbones: Tensors = content("aggregate")
     """Tensor name -> (T, …), the candidates' tensors one upon the other."""
-    scores: Tensor
+    scores: Tensor = content("score")
     """(T,) float64 zeros: the form of the answer, so that an answer in another one is refused by name."""
 
 
@@ -49,7 +50,7 @@ class Candidates:
 class Scores:
     """From a validator: all that leaves it."""
 
-    scores: Tensor
+    scores: Tensor = content("score")
     """(T,) float64 S_i, higher is better; accuracy and TAR in percent."""
 
 

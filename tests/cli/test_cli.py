@@ -32,8 +32,11 @@ from coalface.methods import METHODS
 def test_methods_are_a_line_each_and_one_in_detail() -> None:
     by_name = {row["method"]: row for row in json.loads(said("methods", "--json"))}
     assert list(by_name) == list(METHODS)
-    assert by_name["fedavg"]["leaves a party"] == "backbone, images, loss"
-    assert by_name["solo"]["leaves a party"] == "images, loss" and by_name["centralized"]["setting"] == "pooled"
+    assert by_name["fedavg"]["leaves a party"] == "backbone (weight), images (count), loss (score)"
+    assert (
+        by_name["solo"]["leaves a party"] == "images (count), loss (score)"
+        and by_name["centralized"]["setting"] == "pooled"
+    )
     lines = said("methods").splitlines()
     assert [line.split()[0] for line in lines[: len(METHODS)]] == list(METHODS) and max(map(len, lines)) <= 80
     detail = said("methods", "fedprox")

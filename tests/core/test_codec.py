@@ -15,19 +15,19 @@ from torch import Tensor
 
 from coalface.core import codec, header
 from coalface.core.codec import Refused, WireError
-from coalface.core.method import Tensors, Ticket, free, like, message, private, state
+from coalface.core.method import Tensors, Ticket, content, free, like, message, private, state
 
 
 @message
 class Everything:
-    tensor: Tensor
-    maybe: Tensor | None
+    tensor: Tensor = content("template")
+    maybe: Tensor | None = content("template")
     tensors: Tensors
     count: int
     number: float
     flag: bool
-    text: str
-    label: str | None = None
+    text: str = content("code")
+    label: str | None = content("code", default=None)
 
 
 @message
@@ -239,8 +239,8 @@ def test_more_tensors_than_are_read_back_are_not_written(monkeypatch: pytest.Mon
 @message
 class Reply:
     w: Tensors
-    point: Tensor | None = like("centre")
-    shape_free: Tensor = free()
+    point: Tensor | None = like("centre", "template")
+    shape_free: Tensor = free("weight")
     loss: float = 0.0
 
 
@@ -251,7 +251,7 @@ class Common:
 
 @message
 class Each:
-    centre: Tensor | None = None
+    centre: Tensor | None = content("template", default=None)
     w: Tensors | None = None
 
 

@@ -23,7 +23,7 @@ from worlds import ONE_OF_A_KIND, recipe
 from coalface.core import codec, compression
 from coalface.core.compression import TYPES, Updates
 from coalface.core.header import read_tensors
-from coalface.core.method import Tensors, free, like, message
+from coalface.core.method import Tensors, content, free, like, message
 from coalface.engine.checkpoint import CheckpointError
 from coalface.engine.local import InProcess
 from coalface.engine.party.executor import PartyExecutor, Request
@@ -37,14 +37,14 @@ Array = NDArray[Any]
 @message
 class Sent:
     w: Tensors
-    point: Tensor
+    point: Tensor = content("weight")
 
 
 @message
 class Answer:
     w: Tensors
-    slope: Tensor = like("point")
-    other: Tensor = free()
+    slope: Tensor = like("point", "weight")
+    other: Tensor = free("weight")
     images: int = 1
 
 

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 from toys import Moves, State
 
-from coalface.core.declarations import kind_of
+from coalface.core.declarations import contents, kind_of
 from coalface.core.method import (
     Answer,
     DeclarationError,
@@ -18,7 +18,10 @@ from coalface.core.method import (
     Method,
     Tensors,
     Ticket,
+    content,
+    free,
     generator,
+    like,
     message,
     private,
     state,
@@ -62,6 +65,34 @@ def test_a_stream_is_the_same_on_every_machine() -> None:
 
 
 # --- messages and states ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_field_holds_follows_from_its_type_unless_it_says_it() -> None:
+    @message
+    class Reply:
+        w: Tensors
+        late: Tensors | None
+        images: int
+        found: bool
+        loss: float = 0.0
+        user: int = content("code")
+        row: Tensor | None = like("centre", "template")
+        losses: Tensors = free("score")
+
+    assert contents(Reply) == {
+        **{"w": "weight", "late": "weight", "images": "count", "found": "count", "loss": "score"},
+        **{"user": "code", "row": "template", "losses": "score"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default"),
+    [(Tensor, ...), (str, ...), (Tensor, like("w")), (Tensors, free()), (int, content("face"))],  # type: ignore[arg-type]
+)
+def test_a_field_of_which_nobody_can_tell_what_it_holds_is_refused_by_name(annotation: Any, default: Any) -> None:
+    members = {"__annotations__": {"w": Tensors, "row": annotation}} | ({} if default is ... else {"row": default})
+    with pytest.raises(DeclarationError, match=r"Odd\.row: .*content\(…\).*'template'"):
+        message(type("Odd", (), members))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from coalface.core.method import (
     Party,
     Tensors,
     batched,
+    content,
     free,
     like,
     message,
@@ -29,7 +30,7 @@ TRAIN = step(role="trainer")
 @message
 class Down:
     w: Tensors
-    point: Tensor | None = None
+    point: Tensor | None = content("template", default=None)
 
 
 @message
@@ -39,7 +40,7 @@ class Up:
 
 @message
 class UpPoint:
-    point: Tensor
+    point: Tensor = content("template")
 
 
 @message
@@ -49,7 +50,7 @@ class UpOther:
 
 @message
 class UpFree:
-    anything: Tensor = free()
+    anything: Tensor = free("weight")
 
 
 @message

@@ -15,7 +15,7 @@ from cases import by_default
 from server_runs import metrics
 from torch import Tensor, nn
 
-from coalface.core.method import Federation, Mean, Method, Party, batched, message, step
+from coalface.core.method import Federation, Mean, Method, Party, batched, content, message, step
 from coalface.data.faceset import FaceSet
 from coalface.engine.client_batch import ClientBatch, can_batch, cut
 from coalface.engine.local import Workers
@@ -376,7 +376,7 @@ def test_only_means_by_images_of_those_that_answered_can_come_together() -> None
 
 @message
 class Reply:
-    w: Tensor
+    w: Tensor = content("weight")
     more: dict[str, Tensor]
     images: int
 

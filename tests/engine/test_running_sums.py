@@ -10,25 +10,25 @@ import torch
 from torch import Tensor
 
 from coalface.core.calls import check_mean
-from coalface.core.method import Mean, Tensors, free, like, message
+from coalface.core.method import Mean, Tensors, content, free, like, message
 from coalface.engine.running_sums import RunningMean, heaviest
 
 
 @message
 class Sent:
     w: Tensors
-    centre: Tensor
+    centre: Tensor = content("template")
 
 
 @message
 class Reply:
     w: Tensors
-    point: Tensor = like("centre")
-    maybe: Tensor | None = like("centre")
-    drawn: Tensor | None = free()
+    point: Tensor = like("centre", "template")
+    maybe: Tensor | None = like("centre", "template")
+    drawn: Tensor | None = free("weight")
     images: int = 1
     share: float = 1.0
-    text: str = ""
+    text: str = content("code", default="")
 
 
 PARTIES = [f"p{i}" for i in range(7)]

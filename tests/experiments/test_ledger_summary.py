@@ -103,6 +103,24 @@ def test_the_figures_are_those_of_a_run(tmp_path: Path) -> None:
     assert {row["parties"] for row in summary["left"]} == {len(summary["ledgers"])}
 
 
+def test_a_run_says_what_its_fields_hold_and_a_ledger_elsewhere_with_the_method(tmp_path: Path) -> None:
+    path = write_ledger(tmp_path / "home" / "faces" / "ledger" / "silo.jsonl", ROUNDS[:1])
+    scales = Message((HEADER, Entry("scales of backbone/a", "tensor", (3,), "F32", 12)))  # beside int8
+    narrowed = write_ledger(tmp_path / "narrowed.jsonl", [(scales, "look", 1)], step="train")
+
+    def held(path: Path, *words: str) -> dict[str, str]:
+        return {row["name"]: row["content"] for row in json.loads(ledger_command(path, "--json", *words)[1])["left"]}
+
+    assert set(held(path).values()) == {""} and "give --method" in ledger_command(path)[1]
+    assert held(path, "--method", "fedavg") == {"header": "score, count", "backbone/*": "weight"}
+    assert held(narrowed, "--method", "fedavg")["scales of backbone/*"] == "weight"
+    assert "weight" in ledger_command(path, "--method", "fedavg")[1]
+    (tmp_path / "home" / "faces" / "config.yaml").write_text("method: fedprox")
+    assert held(path) == held(tmp_path / "home" / "faces") == {"header": "score, count", "backbone/*": "weight"}
+    (tmp_path / "home" / "faces" / "config.yaml").write_text("method: no.such.module:Method")  # nor is it imported
+    assert set(held(path).values()) == {""}
+
+
 def test_a_partys_home_has_the_ledgers_of_all_its_runs(tmp_path: Path) -> None:
     write_ledger(tmp_path / "home" / "one" / "ledger" / "silo.jsonl", ROUNDS[:2], run="one")
     write_ledger(tmp_path / "home" / "two" / "ledger" / "silo.jsonl", ROUNDS[:1], run="two")

@@ -65,7 +65,7 @@ class Step:
     """Up."""
 
     values: Tensors
-    velocity: Tensors = free()
+    velocity: Tensors = free("weight")
 
 
 @message
@@ -124,7 +124,7 @@ def test_a_field_that_is_none_at_first_is_planned_with_its_tensors() -> None:
 
 
 def test_a_reply_that_must_look_like_none_is_refused_before_the_run() -> None:
-    with pytest.raises(ValueError, match=r"Checked.velocity .*None in round 1.*free\(\)"):
+    with pytest.raises(ValueError, match=r"Checked.velocity .*None in round 1.*free\(…\)"):
         planning.plan(Momentum(is_free=False), {"trainer": ["silo-0"]}, Backbone(Nothing()))
 
 

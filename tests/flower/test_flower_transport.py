@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from grids import InProcessGrid, over_flower, roles, seated
 from worlds import recipe
 
@@ -121,6 +122,33 @@ def test_a_party_that_goes_is_left_out_and_takes_part_again_when_it_is_back(tmp_
     assert '"silo-0 is not there"' in (tmp_path / "metrics.jsonl").read_text()
     down = {name: stats.bytes_down for name, stats in party_stats.items()}
     assert down["silo-0"] * 4 == down["silo-1"] * 3 > 0 and sum(down.values()) == ran.server.at.totals["down"]
+
+
+def test_a_round_is_countersigned_by_a_node_and_goes_on_without_one(tmp_path: Path) -> None:
+    grids: list[InProcessGrid] = []
+    method, build = recipe("fedavg", rounds=3)
+
+    def silent(app: Any, message: Message, context: Any) -> Message:
+        """A node that is lost when it is to sign."""
+        if message.metadata.message_type == records.COUNTERSIGN:
+            return Message(Error(ErrorCode.NODE_UNAVAILABLE), reply_to=message)
+        answered: Message = app(message, context)
+        return answered
+
+    def report(record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            grids[0].apps = {node: functools.partial(silent, app) for node, app in grids[0].apps.items()}
+
+    local = run(method, tmp_path / "local", build, countersign=True)
+    over = run(method, tmp_path / "flower", build, transport=over_flower(grids=grids), report=report, countersign=True)
+    assert over.bytes() == local.bytes()
+    by_run = [
+        [json.loads(t) for t in (r.folder / "countersigns.jsonl").read_text().splitlines()] for r in (local, over)
+    ]
+    first, signed = ([(line.get("round"), line.get("party")) for line in lines] for lines in by_run)
+    assert signed == [*first[:2], (2, None), (3, None)] and first[1][1] is not None
+    events = [json.loads(text) for text in (tmp_path / "flower" / "events.jsonl").read_text().splitlines()]
+    assert [e["why"] for e in events if e["event"] == "not countersigned"] == ["no reply will come"] * 2
 
 
 def test_a_straggler_is_left_out_and_its_late_reply_is_discarded_and_counted(tmp_path: Path) -> None:

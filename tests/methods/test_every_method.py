@@ -83,7 +83,7 @@ class LeakingUpdate:
     backbone: Tensors
     images: int
     loss: float
-    extra: Tensor = free()
+    extra: Tensor = free("weight")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from typing import Any
 from coalface.core import codec
 from coalface.engine.party.executor import ExecutorContext, PartyExecutor, Request
 from coalface.engine.transport import Member
+from coalface.privacy.countersign import countersign
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,10 @@ def _check(service: PartyService, values: Said, data: Data) -> tuple[Said, Data]
     return {}, {}
 
 
+def _countersign(service: PartyService, values: Said, data: Data) -> tuple[Said, Data]:
+    return countersign(service.context.folder, service.name, values), {}
+
+
 def _request(service: PartyService, values: Said, data: Data) -> Request:
     if values["party"] != service.name:
         raise ValueError(f"a request for {values['party']} came to {service.name}: it is left alone")
@@ -90,4 +95,4 @@ def _commit(name: str | None) -> str | None:
     return name
 
 
-_WORK = {"join": _join, "step": _step, "settle": _finalize, "check": _check}
+_WORK = {"join": _join, "step": _step, "settle": _finalize, "check": _check, "countersign": _countersign}

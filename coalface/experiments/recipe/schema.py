@@ -33,7 +33,7 @@ from coalface.experiments.recipe.scenarios import (
     Tested,
     Testing,
 )
-from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Name, PartyName, Validator
+from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Name, PartyName, Privacy, Validator
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import CosineLoss
@@ -117,6 +117,8 @@ class Recipe(Section):
     other half alone, each with its threshold chosen on all nine others. A fair figure is the mean of both runs."""
     engine: Engine = Engine()
     """How the run is carried out on this machine."""
+    privacy: Privacy = Privacy()
+    """What protects the parties, and proves what was sent."""
     faults: Annotated[SimulatedFaults, Settings("faults", SimulatedFaults, short=True)] = SimulatedFaults()
     """Simulated faults, for tests and studies."""
     pretrain: Annotated[Pretraining | None, WithJsonSchema({})] = None

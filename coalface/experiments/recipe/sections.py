@@ -232,6 +232,14 @@ class Model(Section):
     they are a run's or a model folder's. None: pixels in [−1, 1], as every backbone trained from the start."""
 
 
+class Privacy(Section):
+    """What protects the parties, and proves what was sent."""
+
+    countersign: Literal[True] | None = None
+    """After each round the server signs which replies it has accepted, and one of their parties signs that: nobody can
+    then write ledgers and receipts anew without both keys. `coalface ledger verify` checks it."""
+
+
 class Engine(Section):
     """How the run is carried out on this machine."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from coalface.core.compression import SCALES
 from coalface.core.text import size
 from coalface.evaluation.figures import SERVED_BY, figure_name, figure_of, figure_text
 from coalface.experiments.report.long_table import Grid, pivot, records_of, single
@@ -193,6 +194,7 @@ def messages(run: Run) -> list[dict[str, Any]]:
                 "up": "up" if message.get("direction") == "up" else "",
                 "field": str(message.get("field", "")),
                 "kind": str(message.get("kind") or "").replace("folded", "aggregated"),
+                "content": str(message.get("content") or ""),
                 "bytes": size_text(message.get("bytes")),
                 "to": ", ".join(map(str, to)) if isinstance(to, list) else str(to or ""),
             }
@@ -200,27 +202,39 @@ def messages(run: Run) -> list[dict[str, Any]]:
     return [{"step": step, "fields": fields} for step, fields in list(steps.items())[:MOST_ROWS]]
 
 
-def kinds(ledger: dict[str, Any]) -> Grid:
-    """The tensors that left, summed by kind."""
+def contents(run: Run) -> Grid:
+    """The tensors that left, summed by what they hold."""
     sums: dict[str, list[float]] = {}
-    for tensor in as_dicts(ledger.get("tensors")):
-        entry = sums.setdefault(str(tensor.get("kind") or "not said"), [0, 0])
+    for tensor in _left(run):
+        entry = sums.setdefault(str(tensor["content"]), [0, 0])
         entry[0] += 1
         entry[1] += number(tensor.get("bytes")) or 0
     rows = [[kind, f"{count:,.0f}", size(count_bytes)] for kind, (count, count_bytes) in sums.items()]
-    return Grid(("kind", "tensors", "bytes, once each"), rows, frozenset({1, 2}))
+    return Grid(("content", "tensors", "bytes, once each"), rows, frozenset({1, 2}))
 
 
-def tensors(ledger: dict[str, Any]) -> Grid:
+def _left(run: Run) -> list[dict[str, Any]]:
+    """The distinct tensors that left, each with the content of its field, or of an older run with its kind."""
+    holds: dict[str, dict[str, None]] = {}
+    for message in as_dicts(run.summary.get("messages")):
+        if message.get("direction") == "up" and message.get("content"):
+            holds.setdefault(str(message.get("field")), {})[str(message["content"])] = None
+    left = as_dicts(mapping(run.summary.get("ledger")).get("tensors"))
+    fields = [str(tensor.get("name", "")).partition("/")[0].removeprefix(SCALES) for tensor in left]
+    said = [" or ".join(holds.get(field, ())) for field in fields]
+    return [t | {"content": content or str(t.get("kind") or "not said")} for t, content in zip(left, said, strict=True)]
+
+
+def tensors(run: Run) -> Grid:
     """Every distinct tensor that left a party."""
-    entries = as_dicts(ledger.get("tensors"))
+    entries = _left(run)
     rows = []
     for tensor in entries[:MOST_TENSORS]:
         shape = tensor.get("shape")
         shape_text = " × ".join(map(str, shape)) or "scalar" if isinstance(shape, list) else str(shape or "")
-        cells = [str(tensor.get("name", "")), str(tensor.get("kind") or ""), shape_text, str(tensor.get("dtype") or "")]
+        cells = [str(tensor.get("name", "")), str(tensor["content"]), shape_text, str(tensor.get("dtype") or "")]
         rows.append([*cells, size_text(tensor.get("bytes")), integer_text(tensor.get("count"))])
-    header = ("tensor", "kind", "shape", "dtype", "bytes, once", "times sent")
+    header = ("tensor", "content", "shape", "dtype", "bytes, once", "times sent")
     return Grid(header, rows, frozenset({4, 5}), (), len(entries) - len(rows))
 
 

@@ -293,6 +293,9 @@ class Parts:
             "engine.update_dtype narrows what each party sends, and a client batch makes no single replies": (
                 engine.update_dtype is not None
             ),
+            "privacy.countersign signs which replies were accepted, and a client batch makes no single ones": bool(
+                self.recipe.privacy.countersign
+            ),
         }
         why = self.method.unbatchable_reason(self.backbone)
         return why or next((reason for reason, holds in hindrances.items() if holds), "")

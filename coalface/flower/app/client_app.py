@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from coalface.flower.app.records import CHECK, JOIN, SETTLE, STEP, read, write
+from coalface.flower.app.records import CHECK, COUNTERSIGN, JOIN, SETTLE, STEP, read, write
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,6 @@ def client_app(player: Callable[[Context], Answer]) -> ClientApp:
                 return Message(write({"failed": type(error).__name__}), reply_to=message)
             return Message(write(*player(context)(about, values, data)), reply_to=message)
 
-    for about in (JOIN, STEP, SETTLE, CHECK):
+    for about in (JOIN, STEP, SETTLE, CHECK, COUNTERSIGN):
         register(about)
     return app

@@ -11,7 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from coalface.core.parsing import parse_json
 
 JOIN, STEP, SETTLE, CHECK = "query.join", "train.step", "query.settle", "query.check"
-"""What a node is asked: who it is, to run a step, to forget, to look at its ledger."""
+COUNTERSIGN = "query.countersign"
+"""What a node is asked: who it is, to run a step, to forget, to look at its ledger, to sign what the server says."""
 
 
 def write(values: Mapping[str, Any], data: Mapping[str, bytes | bytearray | memoryview] | None = None) -> RecordDict:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from coalface.core.text import told
 from coalface.engine.client_batch import ClientBatch
 from coalface.engine.party.executor import Request, StepFailed, Unanswered
 from coalface.engine.transport import Member, Reply, RunFailed, late
-from coalface.flower.app.records import CHECK, JOIN, SETTLE, STEP, read, write
+from coalface.flower.app.records import CHECK, COUNTERSIGN, JOIN, SETTLE, STEP, read, write
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ T = TypeVar("T")
 
 TRIES = 10
 """Tries of a call of the SuperLink before the run ends."""
+COUNTERSIGN_SECONDS = 60.0
+"""How long a round waits for its countersignature."""
 MOST_IMAGES = 1 << 40
 """More than any party has."""
 AGAIN = 30.0
@@ -163,6 +166,11 @@ class FlowerTransport:
             if "fault" in values
         }
 
+    def countersign(self, party: str, statement: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A party's signature; the run waits `COUNTERSIGN_SECONDS` for it, since the next one covers this round too."""
+        answers = self._tell(COUNTERSIGN, {party: statement}, seconds=COUNTERSIGN_SECONDS)
+        return answers.get(party, {"failed": "it did not answer"})
+
     def close(self) -> None:
         """Nothing of it outlives the run."""
 
@@ -257,14 +265,16 @@ class FlowerTransport:
                 return request, StepFailed(f"{where}: a reply without the head of the party's ledger")
         return request, codec.Encoded(bytearray(reply))
 
-    def _tell(self, about: str, words: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _tell(
+        self, about: str, words: Mapping[str, Mapping[str, Any]], *, seconds: float = math.inf
+    ) -> dict[str, dict[str, Any]]:
         self._look()
         sent = {
             self._push(about, self._nodes[party], write(values)): party
             for party, values in words.items()
             if party in self._nodes
         }
-        answers = self._wait(list(sent), time.monotonic() + self._patience.step)
+        answers = self._wait(list(sent), time.monotonic() + min(seconds, self._patience.step))
         return {sent[message]: values for message, (values, _) in answers.items()}
 
     def _push(self, about: str, node: int, content: RecordDict) -> str:
