@@ -270,7 +270,8 @@ class ServerFederation(Federation):
         beyond, images = aggregator.bounds.beyond(limits), aggregator.images
         to = [party for party in aggregator.arrived if clip or party not in beyond]
         heaviest = min(aggregator.heaviest, self._heaviest([images[p] for p in to]))  # the absent hold nobody down
-        by_images = heaviest < math.inf and any(isinstance(mean.by, str) for mean in aggregator.means)
+        weighs = self.round_policy.aggregator is None and any(isinstance(mean.by, str) for mean in aggregator.means)
+        by_images = heaviest < math.inf and weighs
         held_down = by_images and any(min(images[party], aggregator.heaviest) > heaviest for party in to)
         if not limits and not held_down:
             return aggregator

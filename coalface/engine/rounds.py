@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from coalface.engine.faults import SimulatedFaults
+from coalface.engine.robust.aggregators import Aggregator
 
 FEW = 32
 """Parties of a round up to which its line of the metrics has the training loss of each."""
@@ -42,6 +43,8 @@ class RoundPolicy:
     """The most that one party can count of a mean whose weights the replies say; None: as much as it says."""
     oversized: Literal["refuse", "clip"] = "refuse"
     """What becomes of a reply beyond it: it does not count, or it counts as one at the bound."""
+    aggregator: Aggregator | None = None
+    """What takes the place of every weighted mean; None: nothing."""
 
 
 @dataclass
