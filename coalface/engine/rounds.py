@@ -58,6 +58,8 @@ class Round:
     failed: dict[str, str] = field(default_factory=dict)
     clipped: dict[str, str] = field(default_factory=dict)
     """Party -> what of its reply was brought within the bound."""
+    large: dict[str, str] = field(default_factory=dict)
+    """Party -> what of its reply is much larger than what others sent, and may count all the same."""
     bytes: collections.Counter[str] = field(default_factory=collections.Counter)
     metrics: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
@@ -85,6 +87,10 @@ class Round:
         line |= {"abandoned": abandoned is not None, "bytes_down": 0, "bytes_up": 0, **sent, **self.metrics}
         if self.clipped:
             line["clipped"] = dict(sorted(self.clipped.items()))
+        if large := {
+            party: why for party, why in sorted(self.large.items()) if party not in self.failed | self.clipped
+        }:
+            line["large"] = large
         if len(self.losses) <= FEW:
             line["losses"] = self.losses
         return line if abandoned is None else {**line, "reason": abandoned}
