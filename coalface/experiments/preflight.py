@@ -318,6 +318,8 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
     if planned.means:
         means = (field if name == field else f"{field} (as {name})" for field, name in planned.means)
         lines.append(f"the server asks for means only of: {', '.join(means)}")
+        if recipe.engine.aggregator is not None:
+            lines.append("engine.aggregator keeps every single reply for them until all are in")
     if METHODS[recipe.method].pools:
         lines.append("pooled: one party holds everybody's images; this is a bound, not a federation")
     if any(s.about for s in planned.sent):

@@ -213,16 +213,19 @@ def test_too_few_replies_abandon_the_round(tmp_path: Path) -> None:
 BUCKETS = MultiKrum(byzantine=1, mixing=True, bucket=2)
 
 
-def test_bytes_are_the_same_over_workers_and_resumes(tmp_path: Path) -> None:
+def test_bytes_are_the_same_after_a_resume_and_others_by_another_seed(tmp_path: Path) -> None:
     kept_bytes = run(Moves(), tmp_path / "whole", FIVE, aggregator=BUCKETS, seed=3).bytes()
-    played = run(Moves(), tmp_path / "workers", FIVE, aggregator=BUCKETS, seed=3, transport=workers(2))
-    assert played.bytes() == kept_bytes
     resumed = stopped_and_resumed(Moves(), tmp_path / "resumed", 7, FIVE, aggregator=BUCKETS, seed=3)
     assert resumed.bytes() == kept_bytes
     other = run(Moves(), tmp_path / "other", FIVE, aggregator=BUCKETS, seed=4)
-    assert {t.mean().item() for t in other.models.shared.values()} != {
-        t.mean().item() for t in resumed.models.shared.values()
-    }  # who shares a bucket is drawn by the seed
+    assert not torch.equal(other.models.shared["b"], resumed.models.shared["b"])  # who shares a bucket is drawn
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_bytes_are_the_same_over_workers(tmp_path: Path) -> None:
+    kept_bytes = run(Moves(), tmp_path / "whole", FIVE, aggregator=BUCKETS).bytes()
+    assert run(Moves(), tmp_path / "two", FIVE, aggregator=BUCKETS, transport=workers(2)).bytes() == kept_bytes
 
 
 def test_over_flower_it_comes_to_the_same_bytes(tmp_path: Path) -> None:

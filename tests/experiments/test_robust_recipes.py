@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tinyruns
 import yaml
+from torch import Tensor
 
 import coalface as cf
 from coalface.core.errors import RecipeError
-from coalface.engine.robust.aggregators import MultiKrum
+from coalface.engine.robust.aggregators import Aggregator, MultiKrum
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
@@ -73,6 +76,8 @@ def test_parties_that_are_computed_together_send_no_replies_for_it() -> None:
 def test_the_dry_run_counts_the_replies_that_are_kept() -> None:
     text = preflight.describe(tinyruns.tiny(**MEDIAN))
     assert "the sums of the means" not in text
+    assert "engine.aggregator keeps every single reply" in text
+    assert "engine.aggregator" not in preflight.describe(tinyruns.tiny())
     assert "up to three times all that engine.aggregator looks at (6.28 MB)" in text  # 3 · 2 parties · 1.05
 
 
@@ -92,3 +97,21 @@ def test_a_run_resumes_only_by_the_rule_that_it_began_with(tmp_path: Path) -> No
     assert yaml.safe_load((folder / "config.yaml").read_text())["engine"]["aggregator"]["name"] == "median"
     with pytest.raises(RecipeError, match=r"engine\.aggregator"):
         experiment.resume(folder, tinyruns.Silent(), ("engine.aggregator={name: norm-bound}",))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstOnly(Aggregator):
+    """What the first party sent."""
+
+    def rule(self, vectors: Tensor, f: int) -> Tensor:
+        return vectors[0].double()
+
+
+def test_a_rule_of_ones_own_is_named_by_its_module_and_recorded(tmp_path: Path) -> None:
+    name = f"{__name__}:FirstOnly"
+    folder = tinyruns.run(tmp_path / "run", engine={"aggregator": {"name": name}})
+    environment = json.loads((folder / "summary.json").read_text())["environment"]
+    assert "engine.aggregator.name" in environment["plugins"]
+    with pytest.raises(RecipeError, match="Aggregator") as error:
+        tinyruns.tiny(engine={"aggregator": {"name": f"{__name__}:Path"}})
+    assert error.value.where == "engine.aggregator.name"
