@@ -1,6 +1,6 @@
 """What robust means cost, and what they survive: rule × attack × share of the parties that lie, and the server's time.
 
-    python benchmarks/robust.py --out docs/results/robust          # what cells.jsonl there lacks; 20 minutes in all
+    python benchmarks/robust.py --out docs/results/robust          # what cells.jsonl there lacks; 17 minutes in all
     python benchmarks/robust.py --out docs/results/robust --seeds 0 --worlds fedavg
     python benchmarks/robust.py --speed                            # seconds of one aggregation, by rule
 
