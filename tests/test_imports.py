@@ -17,7 +17,7 @@ import coalface
 ROOT = Path(coalface.__file__).parent
 DATA = "data data.readers data.synthetic data.tools"
 TRAINING = "training training.clustering training.distributed training.domain_adaptation training.losses"
-ENGINE = "engine engine.party"
+ENGINE = "engine engine.party engine.robust"
 BELOW = f"core {DATA} models models.pretrained {TRAINING} privacy evaluation.metrics"
 _WITHIN = "api setup callbacks conformance export gallery recipe report sweep"
 EXPERIMENTS = " ".join(["experiments", *(f"experiments.{name}" for name in _WITHIN.split())])
@@ -40,7 +40,8 @@ RULES = {
         "training.clustering": "core evaluation.metrics",
         "training.domain_adaptation": "core training training.losses",
         "methods": f"core {TRAINING} data.faceset evaluation.metrics models.pretrained.input",
-        "engine": f"core {DATA} {TRAINING} privacy engine.party",
+        "engine": f"core {DATA} {TRAINING} privacy engine.party engine.robust",
+        "engine.robust": "core engine",
         "engine.party": f"core {DATA} {TRAINING} privacy engine",
         "evaluation": f"{BELOW} {ENGINE}",
         "experiments.recipe": f"{BELOW} {ENGINE} methods",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from coalface.core.checks import TypedSettings
+from coalface.core.codec import Forms
 from coalface.core.method import Tensors, generator
 from coalface.engine.transport import late
 
@@ -31,6 +32,14 @@ TENSOR_FAULTS: dict[str, Change] = {
     "dtype": _first(lambda t: t.double() if t.dtype == torch.float32 else t.float()),
     "name": lambda tensors: {f"other.{name}": tensor for name, tensor in tensors.items()},
 }
+UPDATE_FAULTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "scaled": lambda after, before: before + 1000 * (after - before),
+    "flipped": lambda after, before: before - (after - before),
+    "shifted": lambda after, before: after - (after - before).abs(),
+    "pushed": lambda after, before: before - 3 * (after - before).abs(),
+}
+"""Lies about an update, by what came and what was sent, in every field of tensors. Those who do the last two collude:
+all move every number downwards, by as much as it moved, so that they stay among the honest, or by three times that."""
 COUNT_FAULTS = {"negative": lambda n: -1000, "zero": lambda n: 0, "absurd": lambda n: 10**12}
 
 
@@ -47,10 +56,11 @@ class SimulatedFaults(TypedSettings):
     deadline: float = math.inf
     """Simulated seconds after which a reply is late and does not count."""
     corrupt: Mapping[str, str] = field(default_factory=dict)
-    """What a party's replies are turned into: nan, shape, dtype, name, negative, zero or absurd."""
+    """What a party's replies are turned into. Faults: nan, shape, dtype, name, negative, zero or absurd. Lies, about
+    each number that moved by δ: scaled (1000 δ), flipped (−δ), shifted (δ − |δ|) or pushed (−3 |δ|)."""
 
     def __post_init__(self) -> None:
-        kinds = [*TENSOR_FAULTS, *COUNT_FAULTS]
+        kinds = [*TENSOR_FAULTS, *COUNT_FAULTS, *UPDATE_FAULTS]
         for party, kind in self.corrupt.items():
             if kind not in kinds:
                 raise ValueError(f"faults.corrupt.{party}: {kind!r} is unknown; choose one of {', '.join(kinds)}.")
@@ -82,8 +92,10 @@ class SimulatedFaults(TypedSettings):
         return None
 
     @staticmethod
-    def corrupted(message: Any, fault: str) -> Any:
-        """A reply as a party with one of the faults sends it."""
+    def corrupted(message: Any, fault: str, like: Forms | None = None) -> Any:
+        """A reply as a party with one of the faults sends it; it must look `like` what was sent."""
+        if (move := UPDATE_FAULTS.get(fault)) is not None:
+            return replace(message, **{n: _moved(move, getattr(message, n), f.start) for n, f in (like or {}).items()})
         for f in fields(message):
             value = getattr(message, f.name)
             if fault in COUNT_FAULTS and isinstance(value, int) and not isinstance(value, bool):
@@ -93,6 +105,15 @@ class SimulatedFaults(TypedSettings):
             if fault in TENSOR_FAULTS and fault != "name" and isinstance(value, Tensor):
                 return replace(message, **{f.name: TENSOR_FAULTS[fault]({"": value})[""]})
         return message
+
+
+def _moved(move: Callable[[Tensor, Tensor], Tensor], value: Any, start: Any) -> Any:
+    """A field of tensors whose floats are moved; from zero, where they are no changed form of what was sent."""
+    if isinstance(value, dict):
+        return {name: _moved(move, tensor, (start or {}).get(name)) for name, tensor in value.items()}
+    if value is None or not value.is_floating_point():
+        return value
+    return move(value, torch.zeros_like(value) if start is None else start)
 
 
 def _named(when: tuple[str | int, ...], attempt: int) -> tuple[str | int, ...]:

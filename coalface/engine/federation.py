@@ -27,7 +27,7 @@ from coalface.engine.run_state import Call, Numerics, PartyStats, RunState
 from coalface.engine.running_sums import heaviest
 from coalface.engine.sum_guard import Opened
 from coalface.engine.transport import Reply, Transport
-from coalface.engine.update_bounds import FEW
+from coalface.engine.update_bounds import FEW, LARGE
 from coalface.training.public_images import PublicImages
 
 BELIEVED = 4.0
@@ -266,17 +266,21 @@ class ServerFederation(Federation):
         in which a refused party did not answer, or sent a smaller update, and in which nobody else was asked.
         """
         ratio, clip = self.round_policy.max_update_norm, self.round_policy.oversized == "clip"
-        limits = aggregator.bounds.limits(ratio, len(aggregator.arrived)) if ratio else {}
-        beyond, images = aggregator.bounds.beyond(limits), aggregator.images
+        bounds, images, replies = aggregator.bounds, aggregator.images, len(aggregator.arrived)
+        limits = bounds.limits(ratio, replies) if ratio else {}
+        beyond = bounds.beyond(limits)
+        if not 0 < ratio <= LARGE:
+            self._now.large |= bounds.beyond(bounds.limits(LARGE, replies), "what others sent would have it below")
         to = [party for party in aggregator.arrived if clip or party not in beyond]
         heaviest = min(aggregator.heaviest, self._heaviest([images[p] for p in to]))  # the absent hold nobody down
-        by_images = heaviest < math.inf and any(isinstance(mean.by, str) for mean in aggregator.means)
+        weighs = self.round_policy.aggregator is None and any(isinstance(mean.by, str) for mean in aggregator.means)
+        by_images = heaviest < math.inf and weighs
         held_down = by_images and any(min(images[party], aggregator.heaviest) > heaviest for party in to)
         if not limits and not held_down:
             return aggregator
         call, failed = aggregator.call, aggregator.failed
         again = self._aggregator(
-            call, aggregator.means, failed, heaviest, first=aggregator.bounds.norms, limits=limits if clip else None
+            call, aggregator.means, failed, heaviest, first=bounds.norms, limits=limits if clip else None
         )
         again.bytes.update(aggregator.bytes)
         if clip:

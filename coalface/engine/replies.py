@@ -7,11 +7,12 @@ from typing import Any
 
 from coalface.core import codec, compression
 from coalface.core.declarations import counterparts
-from coalface.core.method import Mean
+from coalface.core.method import Mean, generator
 from coalface.core.steps import StepDeclaration
 from coalface.core.text import told
 from coalface.engine.client_batch import Apart, ClientBatch
 from coalface.engine.party.executor import Request, StepFailed, Unanswered
+from coalface.engine.robust.mean import RobustMean
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Call, Numerics, PartyStats
 from coalface.engine.running_sums import RunningMean
@@ -67,9 +68,7 @@ class ReplyAggregator:
         common = call.common.message(declaration.common) if call.common and declaration.common else None
         self._alike = codec.forms(reply, [common])
         self._places = {party: place for place, party in enumerate(call.to)}
-        self._sums = [
-            RunningMean(mean, block=numerics.sum_block, everyone=everyone, heaviest=heaviest) for mean in aggregate
-        ]
+        self._sums = [self._begun(mean, everyone, running_statistics) for mean in aggregate]
         self._weights = dict.fromkeys(["images", *(mean.by for mean in aggregate if isinstance(mean.by, str))])
         aggregated = {mean.field for mean in aggregate}
         self.each: dict[str, dict[str, Any]] = {name: {} for name in codec.hints(reply) if name not in aggregated}
@@ -85,6 +84,13 @@ class ReplyAggregator:
             first=first,
             limits=limits,
         )
+
+    def _begun(self, mean: Mean, everyone: Sequence[str], statistics: frozenset[str]) -> RunningMean | RobustMean:
+        policy, call = self._policy, self.call
+        if policy.aggregator is None:
+            return RunningMean(mean, block=self._numerics.sum_block, everyone=everyone, heaviest=self.heaviest)
+        rng = generator(policy.seed, "server", call.stage, call.round, "buckets", call.call)  # alike for all its means
+        return RobustMean(mean, policy.aggregator, everyone=everyone, statistics=statistics, rng=rng)
 
     def count(self, request: Request, size: int | None) -> None:
         """Count the bytes of a request and of its reply; neither where none came (None)."""
@@ -139,7 +145,7 @@ class ReplyAggregator:
             raise Lost(why)
         change = compression.widening(like, self._numerics.update_dtype)
         message = codec.decode(reply.data, self._class, change=change, like=like)
-        return faults.corrupted(message, fault) if (fault := faults.corrupt.get(request.party)) else message
+        return faults.corrupted(message, fault, like) if (fault := faults.corrupt.get(request.party)) else message
 
     def _check(
         self, party: str, message: Any, like: codec.Forms, but: frozenset[str] = frozenset(), *, finite: bool = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from coalface.engine.faults import SimulatedFaults
+from coalface.engine.robust.aggregators import Aggregator
 
 FEW = 32
 """Parties of a round up to which its line of the metrics has the training loss of each."""
@@ -44,6 +45,8 @@ class RoundPolicy:
     """What becomes of a reply beyond it: it does not count, or it counts as one at the bound."""
     countersign: bool = False
     """Each round that counts is signed by the server and by a party of it: see `coalface.privacy.countersign`."""
+    aggregator: Aggregator | None = None
+    """What takes the place of every weighted mean; None: nothing."""
 
 
 @dataclass
@@ -57,6 +60,8 @@ class Round:
     failed: dict[str, str] = field(default_factory=dict)
     clipped: dict[str, str] = field(default_factory=dict)
     """Party -> what of its reply was brought within the bound."""
+    large: dict[str, str] = field(default_factory=dict)
+    """Party -> what of its reply is much larger than what others sent, and may count all the same."""
     bytes: collections.Counter[str] = field(default_factory=collections.Counter)
     metrics: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
@@ -84,6 +89,10 @@ class Round:
         line |= {"abandoned": abandoned is not None, "bytes_down": 0, "bytes_up": 0, **sent, **self.metrics}
         if self.clipped:
             line["clipped"] = dict(sorted(self.clipped.items()))
+        if large := {
+            party: why for party, why in sorted(self.large.items()) if party not in self.failed | self.clipped
+        }:
+            line["large"] = large
         if len(self.losses) <= FEW:
             line["losses"] = self.losses
         return line if abandoned is None else {**line, "reason": abandoned}

@@ -32,6 +32,70 @@ def heaviest(images: Sequence[int], share: float) -> float:
     return float(ordered[-1])
 
 
+def server_weight(mean: Mean, party: str) -> float:
+    """What the server lets a party weigh, where replies do not say it: 1 where it says nothing either."""
+    return float(mean.by.get(party, 0.0)) if isinstance(mean.by, Mapping) else 1.0
+
+
+def check_weights(mean: Mean) -> None:
+    """Raise ValueError where the server's own weights are not finite and ≥ 0."""
+    if isinstance(mean.by, Mapping) and (
+        bad := {p: w for p, w in mean.by.items() if not (math.isfinite(w) and w >= 0)}
+    ):
+        raise ValueError(f"Mean({mean.field!r}): weights must be finite and not negative; got {bad}.")
+
+
+class FloatField:
+    """The floats of one field as a vector, of replies that must all have the same tensors. Counters are left out."""
+
+    def __init__(self, mean: Mean) -> None:
+        self._mean = mean
+        self._seen = False
+        self.looks: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        """Of each tensor; what was asked for alone is called as the field."""
+
+    def vector(self, party: str, value: Tensor | Tensors) -> Tensor | None:
+        """The numbers of a party's reply, a view where they lie so; None where it has no floats.
+
+        Raises ValueError where its tensors are others than those of the parties before it.
+        """
+        field = self._mean.field
+        tensors = {n: t for n, t in by_path(field, value).items() if t.is_floating_point()}
+        looks = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+        if not self._seen:
+            self.looks, self._seen = looks, True
+        if looks != self.looks:  # each reply looks like what that party was sent
+            raise ValueError(
+                f"Mean({field!r}): {party} was sent other tensors (names, shapes or dtypes) than the parties "
+                "before it, and so sent back others. Ask for them in calls of their own, or do not average them."
+            )
+        return _flat(tensors.values()) if tensors else None
+
+    def start(self, party: str, sent: Tensor | Tensors | None) -> Tensor | None:
+        """The numbers that a party was sent under the same names; None where nothing is needed of them, and sent.
+
+        Raises ValueError where there are none and the mean is of differences.
+        """
+        if sent is not None:
+            start = by_path(self._mean.field, sent)
+            return _flat(start[name] for name in self.looks) if self.looks else None
+        if self._mean.of == "differences":
+            raise ValueError(f"Mean({self._mean.field!r}, of='differences'): {party} was sent no {self._mean.field}.")
+        return None
+
+    def value(self, numbers: Tensor | None) -> Tensor | Tensors:
+        """A vector in the form and in the types of the replies."""
+        field = self._mean.field
+        parts = [] if numbers is None else numbers.split([shape.numel() for shape, _ in self.looks.values()])
+        tensors = {
+            path: flat.view(shape).to(dtype, copy=True)
+            for (path, (shape, dtype)), flat in zip(self.looks.items(), parts, strict=True)
+        }
+        return (
+            tensors[field] if list(tensors) == [field] else {path[len(field) + 1 :]: tensors[path] for path in tensors}
+        )
+
+
 class RunningMean:
     """The running sums of one `Mean`.
 
@@ -43,20 +107,14 @@ class RunningMean:
 
     def __init__(self, mean: Mean, *, block: int, everyone: Sequence[str], heaviest: float = math.inf) -> None:
         self.mean, self._heaviest = mean, heaviest
-        if isinstance(mean.by, Mapping) and (
-            bad := {p: w for p, w in mean.by.items() if not (math.isfinite(w) and w >= 0)}
-        ):
-            raise ValueError(f"Mean({mean.field!r}): weights must be finite and not negative; got {bad}.")
+        check_weights(mean)
+        self._field = FloatField(mean)
         self._block = block
         self._current = 0
         self._partial: Tensor | None = None
         """The numbers of all tensors of the field, one after the other."""
         self._total: Tensor | None = None
-        self._looks: dict[str, tuple[torch.Size, torch.dtype]] | None = None
-        self._weight = sum(self._server_weight(p) for p in everyone) if mean.over == "all" else 0.0
-
-    def _server_weight(self, party: str) -> float:
-        return float(self.mean.by.get(party, 0.0)) if isinstance(self.mean.by, Mapping) else 1.0
+        self._weight = sum(server_weight(mean, p) for p in everyone) if mean.over == "all" else 0.0
 
     def add(
         self,
@@ -71,30 +129,18 @@ class RunningMean:
 
         With `weight` it is the mean over some parties from that place on, who have that weight together.
         """
-        by, field = self.mean.by, self.mean.field
+        by = self.mean.by
         if weight is None:
-            weight = (
-                min(float(getattr(reply, by)), self._heaviest) if isinstance(by, str) else self._server_weight(party)
-            )
+            server = server_weight(self.mean, party)
+            weight = min(float(getattr(reply, by)), self._heaviest) if isinstance(by, str) else server
         if place // self._block != self._current:
             self._close()
             self._current = place // self._block
-        if self.mean.of == "differences" and sent is None:
-            raise ValueError(f"Mean({field!r}, of='differences'): {party} was sent no {field}.")
-        start = by_path(field, sent) if self.mean.of == "differences" else None
-        tensors = {n: t for n, t in by_path(field, value).items() if t.is_floating_point()}  # counters are left out
-        looks = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
-        if self._looks is None:
-            self._looks = looks
-        if looks != self._looks:  # each reply looks like what that party was sent
-            raise ValueError(
-                f"Mean({field!r}): {party} was sent other tensors (names, shapes or dtypes) than the parties "
-                "before it, and so sent back others. Ask for them in calls of their own, or do not average them."
-            )
-        if tensors:
-            change = _flat(tensors.values())
+        change = self._field.vector(party, value)
+        start = self._field.start(party, sent) if self.mean.of == "differences" else None
+        if change is not None:
             if start is not None:
-                change = change.double() - _flat(start[name] for name in tensors).double()
+                change = change.double() - start.double()
             if self._partial is None:
                 self._partial = torch.zeros_like(change, dtype=torch.float64)
             for sums, numbers in zip(self._partial.split(_CACHED), change.split(_CACHED), strict=True):
@@ -118,16 +164,7 @@ class RunningMean:
             raise ValueError(
                 f"Mean({self.mean.field!r}) has a total weight of {self._weight}: give a party that answers a weight."
             )
-        looks = self._looks or {}
-        field = self.mean.field
-        means = (
-            [] if self._total is None else (self._total / self._weight).split([s.numel() for s, _ in looks.values()])
-        )
-        mean = {
-            path: flat.view(shape).to(dtype, copy=True)
-            for (path, (shape, dtype)), flat in zip(looks.items(), means, strict=True)
-        }
-        return mean[field] if list(mean) == [field] else {path[len(field) + 1 :]: mean[path] for path in mean}
+        return self._field.value(None if self._total is None else self._total / self._weight)
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:

@@ -23,6 +23,8 @@ the second is at rest, as one whose single class has no gradient, and no measure
 STATISTICS = "running statistics of "
 GRADIENTS = 2.0
 """What a bound on changes is multiplied by for gradients, which differ more among honest parties of few images."""
+LARGE = 5.0
+"""How many times the median an update may be before the round's line of the metrics names it, although it counts."""
 WIDER = 20.0
 """What it is multiplied by for running statistics, which differ fifty times among honest parties of small batches."""
 VARIANCE = "running_var"
@@ -121,10 +123,10 @@ class UpdateBounds:
                     beyond[part] = limits
         return beyond
 
-    def beyond(self, limits: Limits) -> dict[str, str]:
-        """Party -> what is larger than its limit."""
+    def beyond(self, limits: Limits, by: str = "engine.max_update_norm allows") -> dict[str, str]:
+        """Party -> what is larger than its limit, which is there `by` some rule."""
         return {
-            party: f"the norm of its {part} is {norm:.3g}; engine.max_update_norm allows {of[party]:.3g} in this round"
+            party: f"the norm of its {part} is {norm:.3g}; {by} {of[party]:.3g} in this round"
             for part, of in limits.items()
             for party, norms in self.norms.items()
             if (norm := norms.get(part, 0.0)) > of.get(party, math.inf)

@@ -15,6 +15,7 @@ import yaml
 from coalface.core.disk import write_text
 from coalface.core.method import Method
 from coalface.engine.faults import SimulatedFaults
+from coalface.engine.robust.aggregators import Aggregator
 from coalface.experiments import run as runner
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.callbacks.progress import with_progress
@@ -23,7 +24,7 @@ from coalface.experiments.recipe.base import Section
 from coalface.experiments.recipe.objects import changed
 from coalface.experiments.recipe.scenarios import Data
 from coalface.experiments.recipe.schema import BY_NAME, LOSS, Recipe
-from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Validator
+from coalface.experiments.recipe.sections import AGGREGATOR, Engine, Evaluation, Model, Validator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +112,8 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, Section):
         told_by = {"scenario", "kind"} | value.model_fields_set
         return {name: as_plain(getattr(value, name)) for name in type(value).model_fields if name in told_by}
+    if isinstance(value, Aggregator):
+        return {"name": AGGREGATOR.name_of(value), **changed(value)}
     if is_dataclass(value):
         return changed(value)
     return {key: as_plain(below) for key, below in value.items()} if isinstance(value, Mapping) else value

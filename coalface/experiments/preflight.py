@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from coalface.core import disk
 from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
-from coalface.core.method import plays
+from coalface.core.method import Method, plays
 from coalface.core.text import several, size
 from coalface.data.faceset import FaceSet
 from coalface.data.stores import telling_passed_over
+from coalface.engine.robust.aggregators import Aggregator
 from coalface.experiments import plan as planning
 from coalface.experiments.callbacks.registry import trackers_of
 from coalface.experiments.plan import Plan
@@ -73,7 +74,31 @@ def planned(parts: Parts) -> Plan:
     machine.check_shards(parts)
     if recipe.privacy.countersign:
         countersign.check_installed()
-    return planning.plan(parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.update_dtype)
+    messages = planning.plan(
+        parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.update_dtype
+    )
+    if recipe.engine.aggregator is not None:
+        _check_aggregator(recipe.method, parts.method, messages, recipe.engine.aggregator)
+    return messages
+
+
+def _check_aggregator(name: str, method: Method, messages: Plan, aggregator: Aggregator) -> None:
+    """Raise RecipeError where a robust mean has nothing to do, would undo what the method does, or has too few parties.
+
+    A call whose parties depend on the round is checked with those of the second one.
+    """
+    where, why = "engine.aggregator", ""
+    if any(isinstance(part, FederatedValidation) for part in vars(method).values()):
+        why = f"{name} finds a weight for each party, and a robust mean counts all the same"
+    elif not messages.means:
+        why = f"{name} asks for no mean over parties"
+    if why:
+        raise RecipeError(f"{why}; remove this key, or use another method", where=where)
+    for step in {s.step for s in messages.sent if s.kind.endswith("aggregated")}:
+        try:
+            aggregator.liars(messages.parties[step])
+        except ValueError as error:
+            raise RecipeError(f"step {step}: {str(error).removeprefix(f'{where}: ')}", where=where) from None
 
 
 def plan(recipe: Recipe) -> Plan:
@@ -222,11 +247,14 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
     if engine.save_replies == "auto":
         stored += " (those that take half a second or more to make)"
     unknown = f"; {', '.join(need.uncounted)} on top, whose size only the method knows" if need.uncounted else ""
+    held = f"the sums of the means ({size(16 * sums * aggregated)})"
+    if engine.aggregator is not None:
+        held = f"up to three times all that engine.aggregator looks at ({size(3 * 4 * asked * aggregated)})"
     return [
         f"memory of {'the process' if engine.workers == 1 else f'each of the {engine.workers} processes'}"
         f"{'' if engine.device == 'cpu' else f' (on {engine.device})'}: {training}",
         f"memory for messages: {several(in_flight, 'reply', 'replies')} in flight ({size(in_flight * message)}) "
-        f"and the sums of the means ({size(16 * sums * aggregated)})",
+        f"and {held}",
         *candidates,
         *(["  left out: class embeddings, as many as a party has identities"] if not need.classes else []),
         "  left out: Python and torch themselves, evaluation, what a layer needs for the moment; pixels are mapped",
@@ -293,6 +321,8 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
     if planned.means:
         means = (field if name == field else f"{field} (as {name})" for field, name in planned.means)
         lines.append(f"the server asks for means only of: {', '.join(means)}")
+        if recipe.engine.aggregator is not None:
+            lines.append("engine.aggregator keeps every single reply for them until all are in")
     if METHODS[recipe.method].pools:
         lines.append("pooled: one party holds everybody's images; this is a bound, not a federation")
     if any(s.about for s in planned.sent):

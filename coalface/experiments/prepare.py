@@ -35,7 +35,7 @@ from coalface.models.folder import read_about, read_tensors
 
 Make = Callable[[Recipe, Path, Callback], None]
 """Runs a recipe in a folder, or goes on where it was begun there."""
-POLICY = ("max_update_norm", "oversized", "max_share", "retries")
+POLICY = ("max_update_norm", "oversized", "max_share", "retries", "aggregator")
 """Keys of `engine` that are as in `RoundPolicy` where they are not set, and then are no part of a recipe's digest."""
 RETRIES = 1
 """Where three in ten of eight parties drop out each time, half of them answer in all but one round of 3,800."""

@@ -28,6 +28,7 @@ from coalface.core.errors import PluginError, RecipeError
 from coalface.core.method import Method
 from coalface.core.parsing import strict_json
 from coalface.core.registry import Registry
+from coalface.engine.robust.aggregators import AGGREGATORS
 from coalface.evaluation.metrics.pair_figures import PAIR_FIGURES
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.partitions import PARTITIONS
@@ -150,6 +151,8 @@ def plugins(recipe: Recipe) -> Iterator[tuple[str, str, Any]]:
         ("model.name", BACKBONES, recipe.model.name),
         ("loss.name", LOSS.registry, LOSS.name_of(recipe.loss)),
     ]
+    if (aggregator := recipe.engine.aggregator) is not None:
+        named.append(("engine.aggregator.name", AGGREGATORS, AGGREGATORS.name_of(type(aggregator))))
     if recipe.partition is not None:
         named.append(("data.partition.kind", PARTITIONS.plugins, recipe.partition.kind))
     sources = {f"data.{key}": getattr(data, key, None) for key in ("faces", "public")}

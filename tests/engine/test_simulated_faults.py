@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from toys import Moved, Note
+from toys import Moved, Note, Values
 
+from coalface.core.codec import forms
 from coalface.engine.faults import COUNT_FAULTS, TENSOR_FAULTS, SimulatedFaults
 
 WHEN = [("train", round_, 1) for round_ in range(1, 401)]
@@ -90,3 +91,23 @@ def test_settings_that_cannot_be_are_refused(settings: Any, names: str) -> None:
     with pytest.raises(ValueError, match=names):
         SimulatedFaults(**settings)
     assert SimulatedFaults(slow={"*": 0.0}).after(0, "silo-0", WHEN[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("lie", "values", "delta"),
+    [
+        ("scaled", [2001.0, -2999.0], [2000.0, -3000.0]),
+        ("flipped", [-1.0, 4.0], [-2.0, 3.0]),
+        ("shifted", [1.0, -5.0], [0.0, -6.0]),
+        ("pushed", [-5.0, -8.0], [-6.0, -9.0]),
+    ],
+)
+def test_a_lie_is_about_what_was_sent(lie: str, values: list[float], delta: list[float]) -> None:
+    """What is no changed form of what was sent, as a gradient, is lied about as it is; counters are left alone."""
+    sent = Values(values={"a": torch.ones(2), "count": torch.tensor(3)})
+    by = {"a": torch.tensor([2.0, -3.0]), "count": torch.tensor(1)}
+    reply = Moved(values={n: t + by[n] for n, t in sent.values.items()}, delta=by, images=7, loss=0.5)
+    told = SimulatedFaults.corrupted(reply, lie, forms(Moved, [sent]))
+    assert told.values["a"].tolist() == values and told.delta["a"].tolist() == delta
+    assert (told.values["count"].item(), told.delta["count"].item(), told.images) == (4, 1, 7)
+    assert reply.values["a"].tolist() == [3.0, -2.0]

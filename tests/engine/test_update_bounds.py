@@ -140,6 +140,20 @@ def test_a_party_that_sends_something_else_when_asked_again_does_not_count(tmp_p
         assert ran.state.values["a"][0] < 100
 
 
+@pytest.mark.parametrize(
+    ("factor", "bound", "named"), [(3.0, 30.0, False), (10.0, 30.0, True), (10.0, 0.0, True), (10.0, 5.0, False)]
+)
+def test_a_large_reply_that_counts_is_named_in_the_metrics(
+    tmp_path: Path, factor: float, bound: float, named: bool
+) -> None:
+    """Its update is 2 times the factor, and the median 4 by the root of the images; one that is refused has failed."""
+    run(Moves(rounds=1), tmp_path, FIVE, transport=hostile(times(2 * factor)), max_update_norm=bound)
+    (record,) = metrics(tmp_path)
+    assert ("large" in record, "silo-1" in record["failed"]) == (named, factor > bound > 0)
+    if named:
+        assert list(record["large"]) == ["silo-1"] and "what others sent" in record["large"]["silo-1"]
+
+
 def test_a_clipped_reply_counts_as_one_at_the_bound(tmp_path: Path) -> None:
     ran = run(Moves(rounds=1), tmp_path, FIVE, transport=hostile(times(1000)), oversized="clip", max_update_norm=2.0)
     # The updates are 1, 2000, 3, 4, 5 in every number: by the root of the images the median is 4 / √12.

@@ -38,7 +38,7 @@ from coalface.training.losses.registry import LOSSES
 
 FEDERATED = frozenset(
     "sum_block processes_per_party client_batch update_dtype min_reply_fraction max_abandoned_rounds on_error "
-    "trackers max_update_norm oversized max_share retries".split()
+    "trackers max_update_norm oversized max_share retries aggregator".split()
 )
 """Keys of `engine` that are about a run and its parties, not about the machine: a pre-training has its own."""
 

@@ -58,7 +58,7 @@ class Settings:
 class Named(Settings):
     """Marks a key that holds one of several dataclasses, which `name` below it chooses; `cls` is their base."""
 
-    registry: Registry[Any] = dataclasses.field(kw_only=True)
+    registry: Registry[Any] = dataclasses.field(kw_only=True, hash=False)
     usual: str = ""
     """The name where none is given."""
 

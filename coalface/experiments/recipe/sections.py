@@ -11,9 +11,10 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from coalface.core.compression import Updates
 from coalface.core.names import check_name, check_party
 from coalface.data import source
+from coalface.engine.robust.aggregators import AGGREGATORS, Aggregator
 from coalface.evaluation.metrics.pair_figures import PAIR_FIGURES
 from coalface.experiments.recipe.base import Kinds, PluginSection, Section
-from coalface.experiments.recipe.objects import Settings
+from coalface.experiments.recipe.objects import Named, Settings
 from coalface.models import BACKBONES
 from coalface.models.pretrained.input import IMAGENET, InputConvention
 from coalface.models.speed import Arithmetic
@@ -240,6 +241,9 @@ class Privacy(Section):
     then write ledgers and receipts anew without both keys. `coalface ledger verify` checks it."""
 
 
+AGGREGATOR = Named("engine.aggregator", Aggregator, registry=AGGREGATORS)
+
+
 class Engine(Section):
     """How the run is carried out on this machine."""
 
@@ -295,6 +299,10 @@ class Engine(Section):
     max_share: float | None = Field(None, gt=0, le=1)
     """The most that one party's images can count of a mean by images, as a share of those of all who answer. None:
     0.5 where three or more are asked and each says its number itself (`data.scenario: own`), else no bound."""
+    aggregator: Annotated[Aggregator, AGGREGATOR] | None = None
+    """A rule that survives parties that lie, in place of every weighted mean that the method asks for, such as
+    `{name: multi-krum, byzantine: 0.2}`; it needs the reply of each party by itself: see `docs/robust-means.md`.
+    None: weighted means."""
     oversized: Literal["refuse", "clip"] | None = None
     """What becomes of such a reply: None as `refuse`, it does not count; `clip`: it is scaled down to the bound."""
     on_error: Literal["stop", "exclude"] = "stop"

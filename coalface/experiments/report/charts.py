@@ -19,7 +19,7 @@ MOST_LOGGED = 24
 LARGEST = 1e100
 """Values beyond it are not drawn: a loss that has run away would leave nothing else to see."""
 RECORD_KEYS = frozenset(
-    "stage round asked arrived failed clipped abandoned reason bytes_down bytes_up bytes_refused bytes_lost "
+    "stage round asked arrived failed clipped large abandoned reason bytes_down bytes_up bytes_refused bytes_lost "
     "bytes_again loss losses judged seconds checkpoint_seconds cosine".split()
 )
 """The keys of a metrics line that have their own place on the page; every other number is what the method logged."""

@@ -289,6 +289,7 @@ class Parts:
             "engine.max_update_norm bounds the updates of single parties, and a client batch makes none": bool(
                 engine.max_update_norm
             ),
+            "engine.aggregator needs the reply of each party by itself": engine.aggregator is not None,
             "engine.max_share holds down the weights of single parties": engine.max_share is not None,
             "engine.update_dtype narrows what each party sends, and a client batch makes no single replies": (
                 engine.update_dtype is not None

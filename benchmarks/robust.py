@@ -1,0 +1,208 @@
+"""What robust means cost, and what they survive: rule × attack × share of the parties that lie, and the server's time.
+
+    python benchmarks/robust.py --out docs/results/robust          # what cells.jsonl there lacks; 17 minutes in all
+    python benchmarks/robust.py --out docs/results/robust --seeds 0 --worlds fedavg
+    python benchmarks/robust.py --speed                            # seconds of one aggregation, by rule
+
+Synthetic faces of 32×32 pixels, `cnn-small` from first weights, ten silos, one thread. Updates are not bounded by their
+size (`engine.max_update_norm: 0`), so that what holds is the rule. A line of cells.jsonl is a run; table.md has the
+means over seeds of all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coalface.engine.robust.aggregators import AGGREGATORS
+from coalface.engine.transport import RunFailed
+from coalface.experiments import run as experiment
+from coalface.experiments.callbacks.progress import Progress
+from coalface.experiments.recipe import loader
+
+SILOS = 10
+BASE: dict[str, Any] = {
+    "name": "robust",
+    "rounds": 8,
+    "local": {"epochs": 1, "batch_size": 20, "lr": 0.01},
+    "loss": {"name": "cosface", "scale": 16.0, "margin": 0.2},
+    "data": {
+        "size": 32,
+        "hold_out": 80,
+        "augment": {"flip": True},
+        "faces": {"identities": 160, "images": 6},
+        "partition": {"kind": "equal", "parties": SILOS},
+    },
+    "evaluation": {"pairs": {"unseen": {"kind": "balanced", "pairs": 1200}}},
+    "engine": {"threads": 1, "checkpoint_every": 8, "max_abandoned_rounds": 9, "max_update_norm": 0.0},
+}
+"""Ten silos of eight people, 48 images each; 80 others are evaluated."""
+SHARE = 0.2
+"""What rules that count liars are told, whatever the attack."""
+RULES: dict[str, dict[str, Any] | None] = {
+    "mean": None,
+    "median": {"name": "median"},
+    "trimmed-mean": {"name": "trimmed-mean", "byzantine": SHARE},
+    "geometric-median": {"name": "geometric-median"},
+    "krum": {"name": "krum", "byzantine": SHARE},
+    "multi-krum": {"name": "multi-krum", "byzantine": SHARE},
+    "centred-clipping": {"name": "centred-clipping"},
+    "norm-bound": {"name": "norm-bound"},
+    "mixing, trimmed-mean": {"name": "trimmed-mean", "byzantine": SHARE, "mixing": True},
+    "mixing, krum": {"name": "krum", "byzantine": SHARE, "mixing": True},
+    "bucket 2, median": {"name": "median", "bucket": 2},
+    "equal weights": {"name": "trimmed-mean", "byzantine": 0},
+}
+"""The last is a mean of equal weights, as a control where silos differ in size."""
+LIES = ("scaled", "flipped", "shifted", "pushed")
+"""Of `faults.corrupt`."""
+ATTACKS: dict[str, dict[str, str]] = {"none": {}} | {
+    f"{lie} {10 * liars} %": {f"silo-{5 * i:02d}": lie for i in range(liars)} for lie in LIES for liars in (1, 2)
+}
+DIRICHLET = {"kind": "dirichlet", "parties": SILOS, "alpha": 0.3}
+WORLDS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = {
+    "fedavg": (
+        {"method": "fedavg"},
+        tuple(RULES)[:9],
+        tuple(ATTACKS),
+    ),
+    "scaffold": (
+        {"method": "scaffold"},
+        ("mean", "median", "trimmed-mean", "multi-krum"),
+        ("none", "scaled 20 %", "pushed 20 %"),
+    ),
+    "fedavg, dirichlet 0.3": (
+        {"method": "fedavg", "data": {"partition": DIRICHLET}},
+        tuple(name for name in RULES if name not in ("trimmed-mean", "centred-clipping")),
+        ("none", "pushed 20 %"),
+    ),
+}
+"""Changes of the recipe, rules and attacks."""
+Cell = tuple[str, str, str, int]
+"""World, rule, attack and seed."""
+
+
+def cells(worlds: Sequence[str], seeds: Sequence[int]) -> Iterator[Cell]:
+    """Seed by seed, so that what is there after a stop is whole."""
+    for seed in seeds:
+        for world in worlds:
+            _, rules, attacks = WORLDS[world]
+            yield from ((world, rule, attack, seed) for attack in attacks for rule in rules)
+
+
+def outcome(cell: Cell) -> dict[str, Any]:
+    """The figures of a run; those of chance where it could not be evaluated."""
+    world, rule, attack, seed = cell
+    changes = {"seed": seed, "engine": {"aggregator": RULES[rule]}, "faults": {"corrupt": ATTACKS[attack]}}
+    recipe = loader.parse(loader.merged(loader.merged(BASE, WORLDS[world][0]), changes))
+    began = time.process_time()
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            experiment.run(recipe, Path(place) / "run", Progress(quiet=True), report=False)
+            figures = json.loads((Path(place) / "run" / "summary.json").read_text(encoding="utf-8"))["figures"][
+                "unseen"
+            ]
+        except (RunFailed, ValueError) as error:
+            figures = {"accuracy": 50.0, "eer": 50.0, "failed": str(error)}
+    kept = {name: figures[name] for name in ("accuracy", "eer", "failed") if name in figures}
+    about = dict(zip(("world", "rule", "attack", "seed"), cell, strict=True))
+    return about | kept | {"seconds": round(time.process_time() - began, 2)}
+
+
+def table(done: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """For every world a table of rules by attacks: accuracy in percent, means over seeds."""
+    for world, (_, rules, attacks) in WORLDS.items():
+        runs = [run for run in done if run["world"] == world]
+        if not runs:
+            continue
+        seeds = sorted({run["seed"] for run in runs})
+        yield f"\n## {world}\n\nAccuracy in percent, means over seeds {', '.join(map(str, seeds))}.\n"
+        yield f"| rule | {' | '.join(attacks)} |"
+        yield f"|---|{'---:|' * len(attacks)}"
+        for rule in rules:
+            row = []
+            for attack in attacks:
+                found = [run["accuracy"] for run in runs if (run["rule"], run["attack"]) == (rule, attack)]
+                row.append(f"{statistics.mean(found):.1f}" if found else "")
+            yield f"| {rule} | {' | '.join(row)} |"
+        spreads = []
+        for rule in rules:
+            for attack in attacks:
+                found = [run["accuracy"] for run in runs if (run["rule"], run["attack"]) == (rule, attack)]
+                spreads += [statistics.variance(found)] if len(found) > 1 else []
+        if spreads:
+            yield f"\nStandard deviation of one run about its setting's mean: {statistics.mean(spreads) ** 0.5:.1f}."
+
+
+def tell_speed() -> None:
+    """Seconds of one aggregation at the server, one thread, float32 replies."""
+    sizes = ((10, 500_000), (20, 500_000), (10, 5_000_000))
+    print(f"| rule | {' | '.join(f'{n} × {d / 1e6:g} M' for n, d in sizes)} |\n|---|{'---:|' * len(sizes)}")
+    for rule, settings in RULES.items():
+        seconds = []
+        for n, d in sizes:
+            vectors = torch.from_numpy(np.random.default_rng(0).standard_normal((n, d), dtype=np.float32))
+            seconds.append(min(_timed(vectors, settings) for _ in range(3)))
+        print(f"| {rule} | {' | '.join(f'{s:.2f}' for s in seconds)} |", flush=True)
+
+
+def _timed(vectors: torch.Tensor, settings: dict[str, Any] | None) -> float:
+    def mean() -> torch.Tensor:
+        total = torch.zeros(vectors.shape[1], dtype=torch.float64)
+        for vector in vectors:
+            total.add_(vector)
+        return total / len(vectors)
+
+    combine: Callable[[], torch.Tensor] = mean
+    if settings is not None:
+        given = dict(settings)
+        aggregator = AGGREGATORS[given.pop("name")](**given)
+        combine = lambda: aggregator.combine(vectors, np.random.default_rng(0))  # noqa: E731
+    began = time.process_time()
+    combine()
+    return time.process_time() - began
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("robust"))
+    parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--speed", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.speed:
+        tell_speed()
+        return 0
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "cells.jsonl"
+    done = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+    there = {(run["world"], run["rule"], run["attack"], run["seed"]) for run in done}
+    for cell in cells(options.worlds, options.seeds):
+        if cell not in there:
+            done.append(run := outcome(cell))
+            with open(file, "a", encoding="utf-8") as lines:
+                lines.write(json.dumps(run, ensure_ascii=False) + "\n")
+            print(f"{run['accuracy']:5.1f} {run['seconds']:5.1f} s  {' · '.join(map(str, cell))}", flush=True)
+    lines = [
+        "# Robust means: all runs",
+        "",
+        "By `python benchmarks/robust.py`; what it says is in [robust means](../../robust-means.md).",
+    ]
+    text = "\n".join([*lines, *table(done)]) + "\n"
+    (options.out / "table.md").write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
