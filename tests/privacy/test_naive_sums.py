@@ -140,6 +140,13 @@ def test_the_field_is_prime_and_holds_every_secret() -> None:
     assert galois.is_prime(shamir.PRIME) and shamir.PRIME == galois.next_prime(2**256)
 
 
+def test_shares_of_what_is_no_secret_give_none() -> None:
+    """A dealer can share a number that has no 32 bytes."""
+    assert shamir.combine({1: (2**256).to_bytes(33, "big")}) is None
+    assert shamir.combine({1: (2**256 - 1).to_bytes(33, "big")}) == b"\xff" * 32
+    assert not shamir.is_share(shamir.PRIME.to_bytes(33, "big")) and shamir.is_share(bytes(33))
+
+
 def test_fewer_shares_fit_every_secret() -> None:
     """Of three shares that open, two fit one polynomial for each secret there is, so that they tell nothing of it."""
     points, hidden = [1, 2, 3], SECRETS[2]

@@ -111,6 +111,19 @@ def test_below_the_threshold_nothing_is_put_together(
     assert not opened and (not asked or where == "unmask")
 
 
+def test_a_party_that_all_its_neighbours_leave_stops_the_sum_before_a_share_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No more drop out than may: it is their places in the graph that the bound says are improbable."""
+    monkeypatch.delattr(client, "unmask")
+    many = Parties(context(60, 30, 1, complete=10))
+    alone = many.names[5]
+    near = Roster(many.context, many.names).neighbours(alone)
+    assert len(near) == many.context.dropouts
+    with pytest.raises(Abandoned, match=f"1 parties that hold shares of {alone} are left, and 2 are needed"):
+        many.run({"mask": near})
+
+
 def test_a_masked_vector_is_uniform_whatever_it_hides() -> None:
     many = Parties(context(5, 1, 1, length=20_000))
     names = many.names

@@ -54,7 +54,6 @@ def test_a_party_that_is_killed_helps_to_open_no_other_sum(tmp_path: Path) -> No
     assert len(path.read_text().splitlines()) == 3  # for whom it masked, its vector, the survivors
     many, again = Parties(context(6, 2, 1)), Answers(path)
     assert code(again, many, ALL, ALL) == code(again, many, ALL, [*ALL[:4], ALL[5]]) == "answered"
-    assert code(again, many, ALL[:5], ALL[:5]) == "answered"  # the vector was masked for six
     assert code(again, many, ALL, ALL[4::-1]) == ""  # the same ones, in another order
     assert code(again, Parties(context(6, 2, 0)), ALL, ALL[:5]) == "answered"  # another sum at this place of the run
     assert code(again, Parties(context(6, 2, 1, call=2)), ALL, ALL) == ""
@@ -88,6 +87,14 @@ def test_a_party_masks_one_vector_for_one_set_of_parties(tmp_path: Path) -> None
         assert caught.value.code == "answered"
     # fewer parties begin anew where the sum was abandoned: all masks are others
     assert masked(ALL[:5], ALL[:5], ALL[0]) != first
+
+
+def test_a_party_counts_those_as_left_whom_it_masked_for() -> None:
+    many, answers = Parties(context(6, 2, 1)), Answers()
+    adverts = {name: client.advertise(member) for name, member in many.members.items()}
+    client.mask(many.members[ALL[0]], ALL, adverts, ALL, many.vectors[ALL[0]], answers)
+    assert code(answers, many, ALL[:5], ALL[:5]) == "answered"  # the sixth has shared its keys, it had been told
+    assert code(answers, many, ALL, ALL[:5]) == ""
 
 
 def test_who_signs_survivors_gives_shares_for_no_others() -> None:
