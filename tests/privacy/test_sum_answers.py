@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -69,6 +70,18 @@ def test_a_line_that_was_torn_by_a_kill_bound_nobody(tmp_path: Path) -> None:
     assert path.read_bytes() == b"".join(lines[:-1])
     assert code(again, many, ALL, ALL[:5]) == ""
     assert code(again, many, ALL, ALL) == code(Answers(path), many, ALL, ALL) == "answered"
+
+
+def test_the_file_and_its_name_are_on_the_disk_before_the_first_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    answers = Answers(tmp_path / "answers.jsonl")
+    answers.record(context(6, 2, 1), "survivors", b"digest")
+    assert flushed == [str(tmp_path / "answers.jsonl"), str(tmp_path)]
+    answers.record(context(6, 2, 1, call=2), "survivors", b"digest")
+    assert flushed[2:] == [str(tmp_path / "answers.jsonl")]
 
 
 def test_a_party_masks_one_vector_for_one_set_of_parties(tmp_path: Path) -> None:

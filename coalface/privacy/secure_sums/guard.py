@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from coalface.core.disk import writing
+from coalface.core.disk import flush_folder, writing
 from coalface.privacy.secure_sums.context import SecureSumError, SumContext
 
 
@@ -42,6 +42,8 @@ class Answers:
                     file.write(json.dumps(entry) + "\n")
                     file.flush()
                     os.fsync(file.fileno())
+                if not self._seen:
+                    flush_folder(self.path.parent)  # without it a power cut may take the new file away
             self._seen[key] = digest.hex()
         elif self._seen[key] != digest.hex():
             raise SecureSumError(
