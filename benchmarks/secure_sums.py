@@ -162,7 +162,6 @@ def show(parties: int, entries: int, complete: int, rounds: dict[bool, tuple[dic
     print(f"  party, s: {seconds}  all {sum(party['seconds'].values()):.4g}")
     up = sum(party["up"])
     print(f"  party, bytes up: {party['up']} = {up:,} = {up / data:.4f} times the data; down: {party['down']:,}")
-    print(f"  of 16-bit entries: up {up / (2 * entries):.4f}, up and down {(up + party['down']) / (2 * entries):.4f}")
     added, drawn = one_mask(entries)
     for leaving, (spent, survivors, pairs) in rounds.items():
         vectors = survivors * added + (survivors + pairs) * drawn
@@ -187,7 +186,7 @@ def main() -> None:
             print(f"{options.whole} parties, 1 MB, {leave} left: {survivors} + {pairs} masks; server, s: {spent}")
     elif options.published:
         for complete in (100, 1024):
-            show(1024, 1 << 20, complete, {})
+            show(1024, 1 << 20, complete, {})  # they count 2 bytes an entry: twice the times of float32
     else:
         for parties in options.parties:
             rounds = {
