@@ -187,6 +187,7 @@ LIAR = "silo-0004"
     ("stage", "answer", "code"),
     [
         ("advertise", lambda advert: advert[:95], "message"),
+        ("advertise", lambda advert: advert + bytes(513), "message"),
         ("advertise", lambda advert: bytes(32) + advert[32:], "keys"),
         ("advertise", lambda advert: advert[:32] + advert[:32] + advert[64:], "keys"),
         ("share", lambda shares: {name: data[:-1] for name, data in shares.items()}, "message"),
@@ -341,8 +342,9 @@ def test_the_server_takes_no_answer_twice_late_or_from_a_stranger() -> None:
     assert code(gathering.shared, many.names[1], {}) == "stage"
     gathering.share_requests()
     assert code(gathering.advertised, many.names[0], adverts[many.names[0]]) == "unknown"
-    with pytest.raises(RuntimeError, match="the stage is shared"):
-        gathering.survivors()
+    for begin in (gathering.survivors, gathering.unmask_requests, gathering.result):
+        with pytest.raises(RuntimeError, match="the stage is shared"):
+            begin()
 
 
 @pytest.mark.parametrize(("asked", "dropouts", "corrupt"), [(3, 1, 1), (1, 0, 0), (10, 9, 0), (10, -1, 2)])

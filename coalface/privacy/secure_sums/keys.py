@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from coalface.privacy.secure_sums.context import SecureSumError, SumContext, joined
 
-ADVERT = 96
-"""Bytes of what a party advertises, before its signature: two public keys and what its seed is checked by."""
+ADVERT, SIGNATURE = 96, 512
+"""Bytes of what a party advertises, two public keys and what its seed is checked by; and of a signature, at most."""
 SHARES, SEALED = 66, 82
 """Bytes of a share of either kind, one after the other, and encrypted."""
 
@@ -90,8 +90,8 @@ class Advert:
 
 
 def read_advert(context: SumContext, name: str, data: bytes) -> Advert:
-    """An advert by its fields. Raises SecureSumError (`message`) where it is too short."""
-    if len(data) < ADVERT:
+    """An advert by its fields. Raises SecureSumError (`message`) where it is too short or too long."""
+    if not ADVERT <= len(data) <= ADVERT + SIGNATURE:
         raise SecureSumError("message", f"advertised {len(data)} bytes of keys; {ADVERT} are needed", name)
     return Advert(data[:32], data[32:64], data[64:ADVERT], data[ADVERT:], signed_advert(context, name, data[:ADVERT]))
 

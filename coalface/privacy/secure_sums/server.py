@@ -146,6 +146,7 @@ class SecureSum:
             self._check_holders(self._opened, self._answered)
             self._open_for(self._answered)
         else:
+            self._expect_stage("confirmed already")
             self._stage = "unmasked"
         requests = {}
         for name in sorted(self._may):
@@ -233,10 +234,13 @@ class SecureSum:
         if stage != self._stage or party in self._answered:
             raise SecureSumError("stage", f"answered a stage that is over, or twice: {stage}", party)
 
-    def _close(self, stage: str, following: str) -> None:
-        """End a stage. Raises Abandoned where fewer answered it than a sum may be over."""
+    def _expect_stage(self, stage: str) -> None:
         if stage != self._stage:
             raise RuntimeError(f"the stage is {self._stage}, and not {stage}")
+
+    def _close(self, stage: str, following: str) -> None:
+        """End a stage. Raises Abandoned where fewer answered it than a sum may be over."""
+        self._expect_stage(stage)
         if (count := len(self._answered)) < self.context.least:
             self._stage = "over"
             raise Abandoned(f"{count} of {self.context.asked} parties {stage}, and {self.context.least} are needed")
