@@ -34,6 +34,7 @@ RULES = {
         "models.pretrained": "core models.branched models.folder",
         "evaluation.metrics": "core data",
         "privacy": "core",
+        "privacy.secure_sums": "core",
         "training.losses": "core",
         "training.distributed": "core training.losses",
         "training": "core data evaluation.metrics models training.distributed training.losses",

@@ -38,6 +38,7 @@ ELSEWHERE = {
     "index.md": "experiments/test_demo.py",
     "python.md": "experiments/test_python_page.py",
     "spec/recipes-and-runs.md": "experiments/test_experiment.py",
+    "secure-sums.md": "privacy/test_secure_sums_page.py",
     "tutorials/photos.md": "test_photos_page.py",
     "use.md": "experiments/test_gallery.py",
     "writing-a-method.md": "experiments/test_check_method.py",

@@ -64,6 +64,15 @@ def beside(path: Path) -> Iterator[Path]:
             partial.unlink()
 
 
+def flush_folder(path: Path) -> None:
+    """Flush a folder to the disk: which files it has, by which names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def check_free(path: Path) -> None:
     """Raise FileExistsError where something is at a path, be it not an empty folder."""
     if os.path.lexists(path) and not (path.is_dir() and not any(path.iterdir())):

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core import codec
-from coalface.core.disk import writing
+from coalface.core.disk import flush_folder, writing
 from coalface.core.errors import RunError
-from coalface.engine.party.commits import flush_folder
 
 _DIGEST = b',"digest":"'
 """In `checkpoint.json`, before the SHA-256 of all that precedes it; a version wrote none."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from coalface.core.disk import flush_folder
 from coalface.engine.party import permissions
-from coalface.engine.party.commits import Commit, DamagedCommit, flush_folder
+from coalface.engine.party.commits import Commit, DamagedCommit
 from coalface.privacy import ledger
 from coalface.privacy.ledger import Head
 

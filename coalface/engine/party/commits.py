@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coalface.core.codec import Hashing
-from coalface.core.disk import writing
+from coalface.core.disk import flush_folder, writing
 from coalface.privacy import ledger
 
 if TYPE_CHECKING:  # cryptography, which it needs, comes with Flower alone
@@ -309,12 +309,3 @@ def _write(descriptor: int, pieces: Iterable[bytes | bytearray | memoryview]) ->
             written_bytes = 0
             while written_bytes < len(view):
                 written_bytes += os.write(descriptor, view[written_bytes:])
-
-
-def flush_folder(path: Path) -> None:
-    """Flush a folder to the disk: which files it has, by which names."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from coalface.core import codec, compression
 from coalface.core.compression import Updates
+from coalface.core.disk import flush_folder
 from coalface.core.method import Method, Party, Tensors
 from coalface.core.steps import plays
 from coalface.engine.party.commit_folder import CommitFolder
-from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, flush_folder, write_commit
+from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, write_commit
 from coalface.engine.party.data_identity import data_identity, difference
 from coalface.privacy import ledger
 from coalface.training.distributed.shards import ShardLost, Shards
