@@ -18,6 +18,7 @@ from coalface.core.text import several, size
 from coalface.data.faceset import FaceSet
 from coalface.data.stores import telling_passed_over
 from coalface.experiments import plan as planning
+from coalface.experiments import privacy_budget
 from coalface.experiments.callbacks.registry import trackers_of
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
@@ -70,7 +71,11 @@ def planned(parts: Parts) -> Plan:
     for party in [] if parts.method.pools else [*faults.corrupt, *(name for name in faults.slow if name != "*")]:
         nearest(party, parts.data.data, "faults: the party")
     machine.check_shards(parts)
-    return planning.plan(parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.update_dtype)
+    plan_ = planning.plan(
+        parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.update_dtype, recipe.dp
+    )
+    privacy_budget.check(recipe, plan_)
+    return plan_
 
 
 def plan(recipe: Recipe) -> Plan:
@@ -87,7 +92,7 @@ def plan(recipe: Recipe) -> Plan:
             roles[role] = [*roles.get(role, ()), name]
     else:
         roles["trainer"] = [f"party-{place:05d}" for place in range(_party_count(parts))]
-    return planning.plan(parts.method, roles, parts.backbone, parts.public, recipe.engine.update_dtype)
+    return planning.plan(parts.method, roles, parts.backbone, parts.public, recipe.engine.update_dtype, recipe.dp)
 
 
 def _party_count(parts: Parts) -> int:
@@ -136,6 +141,7 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
         "stays": messages.stays,
         "bytes": {way: messages.in_all(way) for way in ("down", "up")},
         "client_batch": parts.client_batch,
+        **({"privacy": privacy_budget.as_dict(recipe.dp, messages)} if recipe.dp is not None else {}),
     }
 
 
@@ -160,6 +166,7 @@ def describe(recipe: Recipe) -> str:
         messages_text(recipe, messages, [(len(faces), len(faces.names)) for faces in parties.values()]),
         "",
         *_traffic(messages),
+        *([privacy_budget.sentence(recipe, messages)] if recipe.dp is not None else []),
         f"{several(engine.workers, 'process', 'processes')} of "
         f"{'as many threads as pay' if engine.threads == 'auto' else several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",

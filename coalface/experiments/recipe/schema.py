@@ -33,8 +33,9 @@ from coalface.experiments.recipe.scenarios import (
     Tested,
     Testing,
 )
-from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Name, PartyName, Validator
+from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Name, PartyName, Privacy, Validator
 from coalface.methods import METHODS
+from coalface.privacy.dp import PartyPrivacy
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import CosineLoss
 from coalface.training.losses.margins import CosFace
@@ -117,6 +118,8 @@ class Recipe(Section):
     other half alone, each with its threshold chosen on all nine others. A fair figure is the mean of both runs."""
     engine: Engine = Engine()
     """How the run is carried out on this machine."""
+    privacy: Privacy | None = None
+    """What protects the parties from who gets the model. None: nothing is added."""
     faults: Annotated[SimulatedFaults, Settings("faults", SimulatedFaults, short=True)] = SimulatedFaults()
     """Simulated faults, for tests and studies."""
     pretrain: Annotated[Pretraining | None, WithJsonSchema({})] = None
@@ -206,6 +209,11 @@ class Recipe(Section):
     def test(self) -> Testing | None:
         """Which images of those who are trained on are kept to test them."""
         return self.data.test if isinstance(self.data, Tested) else None
+
+    @property
+    def dp(self) -> PartyPrivacy | None:
+        """Differential privacy by party, if the recipe asks for it."""
+        return None if self.privacy is None else self.privacy.dp
 
     @property
     def party_augment(self) -> dict[str, Augmentation]:

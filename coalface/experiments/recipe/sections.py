@@ -17,6 +17,7 @@ from coalface.experiments.recipe.objects import Settings
 from coalface.models import BACKBONES
 from coalface.models.pretrained.input import IMAGENET, InputConvention
 from coalface.models.speed import Arithmetic
+from coalface.privacy.dp import PartyPrivacy
 
 Name = Annotated[str, AfterValidator(check_name)]
 """What becomes a file's or a folder's name."""
@@ -308,3 +309,10 @@ class Engine(Section):
         """How steps compute; what is still to be measured is as by default."""
         usual = {key: Engine.model_fields[key].default for key in self.to_measure}
         return Arithmetic(**({key: getattr(self, key) for key in Arithmetic.__annotations__} | usual))
+
+
+class Privacy(Section):
+    """What protects the parties from who gets the model."""
+
+    dp: Annotated[PartyPrivacy, Settings("privacy.dp", PartyPrivacy)] | None = None
+    """Differential privacy by party: each update is clipped, and the server adds noise to their sum. None: neither."""
