@@ -14,6 +14,9 @@ from coalface.core.errors import RecipeError
 
 EXTRA = "pip install 'coalface[privacy]'"
 
+_ORDERS = (1.25, 1.5, 1.75, *range(2, 33), 40, 48, 64, 96, 128)
+"""α of the Rényi bound, which holds for any: those that are best where ε is from 0.1 to 100."""
+
 Drawing = Literal["fixed", "poisson"]
 """`fixed`: so many of the parties without replacement; `poisson`: each with the same probability, by itself."""
 
@@ -85,7 +88,7 @@ def _epsilon(mechanisms: frozenset[tuple[Mechanism, int]], delta: float) -> floa
 def _replaced(mechanisms: list[tuple[Mechanism, int]], delta: float) -> float:
     """The Rényi bound, where one party's replies are replaced by others."""
     package, rdp = _package("dp_accounting"), _package("dp_accounting.rdp")
-    accountant = rdp.RdpAccountant(neighboring_relation=package.NeighboringRelation.REPLACE_ONE)
+    accountant = rdp.RdpAccountant(_ORDERS, package.NeighboringRelation.REPLACE_ONE)
     for m, count in mechanisms:
         gaussian = package.GaussianDpEvent(m.noise_multiplier / 2)
         drawn = m.drawn

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -75,29 +76,32 @@ class PrivateSums:
         coming = [entry | {"round": number} for entry in before]
         self._check_target([e for e in coming if (stage, number, e["call"]) not in self.opened.entries])
 
-    def clip(self, before: tuple[str, int, int] | None = None) -> float:
-        """C of the sum of a call (stage, round, call), or of the next one."""
+    def clip(self, lines: Iterable[Mapping[str, Any]]) -> float:
+        """C of the sum that follows those of some lines."""
         adaptive = self.settings.clip
         if not isinstance(adaptive, AdaptiveClip):
             return float(adaptive)
-        clip = adaptive.initial
-        for key, entry in self.opened.entries.items():
-            if key == before:
-                break
-            clip = adaptive.following(clip, entry["within"])
-        return clip
+        return functools.reduce(lambda clip, line: adaptive.following(clip, line["within"]), lines, adaptive.initial)
 
-    def epsilon(self, stage: str | None = None, number: int = 0) -> float:
-        """ε of all sums so far, or of those up to the end of a round of a stage."""
-        place = math.inf if stage is None else self._stages[stage]
-        lines = [e for e in self._lines() if (self._stages[e["stage"]], e["round"]) <= (place, number)]
-        return self._epsilon(lines)
+    def before(self, call: Call) -> list[dict[str, Any]]:
+        """The lines before that of a call; all, where it has none yet."""
+        keys = list(self.opened.entries)
+        key = (call.stage, call.round, call.call)
+        return self._lines()[: keys.index(key) if key in self.opened.entries else None]
+
+    def epsilon(self) -> float:
+        """ε of all sums so far."""
+        return self._epsilon(self._lines())
 
     def metrics(self, stage: str, number: int) -> dict[str, Any]:
-        """What a round's line of the metrics says."""
-        spent = self.epsilon(stage, number)
+        """What a round's line of the metrics says: ε, and C where it follows a quantile, after the round.
+
+        A round that a resumed run repeats does not look at the lines of those that came after it.
+        """
+        until = (self._stages[stage], number)
+        lines = [line for line in self._lines() if (self._stages[line["stage"]], line["round"]) <= until]
         adaptive = isinstance(self.settings.clip, AdaptiveClip)
-        return {"epsilon": _number(spent)} | ({"clip": self.clip()} if adaptive else {})
+        return {"epsilon": _number(self._epsilon(lines))} | ({"clip": self.clip(lines)} if adaptive else {})
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says."""
@@ -105,7 +109,7 @@ class PrivateSums:
             "epsilon": _number(self.epsilon()),
             "delta": self.settings.delta,
             "noise_multiplier": self.settings.noise_multiplier,
-            "clip": self.clip(),
+            "clip": self.clip(self._lines()),
             "target_epsilon": self.settings.target_epsilon,
             "sampling": self.settings.sampling,
             "sums": len(self.opened.entries),
@@ -130,7 +134,7 @@ class PrivateSums:
     def _lines(self) -> list[dict[str, Any]]:
         return list(self.opened.entries.values())
 
-    def _epsilon(self, lines: Iterable[Mapping[str, Any]]) -> float:
+    def _epsilon(self, lines: Sequence[Mapping[str, Any]]) -> float:
         """ε of lines; sums over the parties of one draw are one mechanism, √k times as loud."""
         sums = Counter((e["stage"], e["round"], tuple(e["drawn"])) if e["drawn"] else (i,) for i, e in enumerate(lines))
         z = self.settings.noise_multiplier
@@ -166,7 +170,7 @@ class ClippedSums:
         self._private, self._call, self._asked_for, self._like, self._line = private, call, means, like, line
         self._asked = {"arrived": line["drawn"][2] if line["drawn"] else len(call.to), "all": everyone}
         self.means = summed(means, lambda field: like[field].start is not None)
-        self.clip = private.clip((call.stage, call.round, call.call))
+        self.clip = private.clip(private.before(call))
         self._within = 0.0
         """Σ (b_p − ½), where b_p says whether the norm of p's update is up to C."""
 
