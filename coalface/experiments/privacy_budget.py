@@ -52,7 +52,9 @@ def sentence(recipe: Recipe, planned: Plan) -> str:
     privacy = recipe.dp
     assert privacy is not None
     about = as_dict(privacy, planned)
-    value = "without noise ε has no bound" if about["epsilon"] is None else f"ε = {about['epsilon']:.4g}"
+    value = f"ε = {about['epsilon']:.4g}" if about["epsilon"] is not None else "ε has no bound"
+    if about["epsilon"] is None and privacy.noise_multiplier:
+        value += " (draws of nobody take more than δ: draw more parties)"
     after = several(about["rounds"], "round")
     if about["rounds"] < planned.rounds:
         after += f", where target_epsilon={privacy.target_epsilon:g} ends the {planned.rounds:,} of the recipe"

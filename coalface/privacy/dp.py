@@ -59,8 +59,8 @@ class AdaptiveClip(TypedSettings):
         A party changes the count, of b − ½, by up to ½: so 1 / z² = 1 / z_Δ² + 1 / (2 σ_b)².
 
         Examples:
-            >>> AdaptiveClip().multipliers(1.0, 100)
-            (1.0050378152592121, 5.0)
+            >>> AdaptiveClip(count_noise=5 / 8).multipliers(1.0, 100)  # 1 / 1² = (3/5)² + (4/5)²
+            (1.666..., 0.625)
         """
         if noise_multiplier == 0:
             return 0.0, 0.0

@@ -90,13 +90,18 @@ def test_a_dry_run_tells_epsilon_and_how_many_rounds_fit() -> None:
     assert "not protected from the server" in preflight.describe(recipe)
 
 
+def sampled(sampling: str) -> dict[str, Any]:
+    return {"noise_multiplier": 2.0, "sampling": sampling, "delta": 0.4}
+
+
 def test_a_dry_run_counts_draws_as_the_recipe_makes_them() -> None:
     settings = {"method": "fedavg", "methods": {"fedavg": {"sample": 1}}, "rounds": 4}
     for sampling in ("fixed", "poisson"):
-        said = preflight.as_dict(private({"noise_multiplier": 2.0, "sampling": sampling, "delta": 0.4}, **settings))
+        said = preflight.as_dict(private(sampled(sampling), **settings))
         delta = 0.4 - (4 * 0.5 * 0.5 if sampling == "poisson" else 0.0)  # both parties are passed over in a quarter
         expected = epsilon({Mechanism(2.0, Drawn(sampling, 1, 2)): 4}, delta) if delta > 0 else None  # type: ignore[arg-type]
         assert said["privacy"]["epsilon"] == expected
+        assert ("draws of nobody" in preflight.describe(private(sampled(sampling), **settings))) == (expected is None)
 
 
 def test_parties_with_their_own_images_are_bounded_by_the_clip_alone() -> None:

@@ -32,9 +32,8 @@ class PrivateSums:
     """The noised sums of a run, which `opened.jsonl` lists: C, and ε, follow from its lines alone.
 
     `secret` is what the noise is drawn from; in a simulation it is None, and `seed` takes its place. `stages` are the
-    method's stages in their order. A sum that a resumed run
-    repeats is the same sum with the same noise, and counts once; where it would be another one the round is abandoned,
-    as by `coalface.engine.sum_guard`.
+    method's stages in their order. A sum that a resumed run repeats is the same sum with the same noise, and counts
+    once; where it would be another one the round is abandoned, as by `coalface.engine.sum_guard`.
     """
 
     def __init__(
