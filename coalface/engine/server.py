@@ -249,7 +249,7 @@ class Server(ServerFederation):
         record["rules"], record["cohorts"] = self._row_policy, self._client_batches.size
         record["receipts"] = vars(self._receipts.head)
         if self.private is not None:
-            record["noised"] = self.private.record()
+            record["noised"] = self.private.record() | {"ended": self.ended}
         packed = bytes(codec.pack(state).data)
         current = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
         os.sync()  # the parties' commits of these rounds before the checkpoint that names them
@@ -322,6 +322,7 @@ class Server(ServerFederation):
         for why in last.passed_over:
             self._write_line("events.jsonl", {"event": "passed over", "why": why, "time": time.time()})
         check_same(last.record, self.numerics, self.round_policy.seed)
+        self.ended = last.record.get("noised", {}).get("ended", "")
         self.at.ordinal, self.at.stage, self.at.round = last.ordinal, last.stage, last.round
         self.at.restore(last.record, last.posted, self.method, self.round_policy.keep_checkpoints)
         if last.record.get("rules") != self._row_policy:  # other rules: a row of abandoned rounds begins anew

@@ -60,7 +60,7 @@ class AdaptiveClip(TypedSettings):
 
         Examples:
             >>> AdaptiveClip(count_noise=5 / 8).multipliers(1.0, 100)  # 1 / 1² = (3/5)² + (4/5)²
-            (1.666..., 0.625)
+            (1.6666666666666667, 0.625)
         """
         if noise_multiplier == 0:
             return 0.0, 0.0

@@ -234,6 +234,17 @@ def test_the_run_ends_before_the_round_that_would_pass_the_target(tmp_path: Path
     assert again.bytes() == ran.bytes() and again.server.ended == ran.server.ended
 
 
+def test_a_stage_without_sums_still_follows_one_that_ended(tmp_path: Path) -> None:
+    """Fine-tuning at the parties, whose models stay there. Killed in its midst, the run knows why it has few rounds."""
+    method, build = worlds.recipe("finetune", rounds=5)
+    privacy = PartyPrivacy(noise_multiplier=2.0, target_epsilon=epsilon({Mechanism(2.0): 2}, 1e-5))
+    whole = run(method, tmp_path / "whole", build, privacy=privacy)
+    stages = [line["stage"] for line in metrics(tmp_path / "whole")]
+    assert len(set(stages)) == 2 and stages.count(stages[0]) == 2 and len(opened(tmp_path / "whole")) == 2
+    resumed = stopped_and_resumed(method, tmp_path / "resumed", 3 * (len(stages) - 1) + 1, build, privacy=privacy)
+    assert resumed.bytes() == whole.bytes() and resumed.server.ended == whole.server.ended != ""
+
+
 def test_a_first_round_beyond_the_target_sends_nothing(tmp_path: Path) -> None:
     ran = run(Moves(rounds=3), tmp_path, privacy=PartyPrivacy(noise_multiplier=2.0, target_epsilon=0.1))
     assert ran.server.ended.startswith("after round 0 of 3") and metrics(tmp_path) == []
