@@ -52,6 +52,7 @@ LEFT_OUT = {
     "methods/pfm.md": "hours, on real faces",
     "methods/uda.md": "many minutes: a pre-training of 3,000 steps",
     "models.md": "insightface's code",
+    "privacy.md": "many minutes: two pre-trainings, and a thousand devices",
     "results/": "hours, most of them on real faces",
 }
 """Page, or folder of pages -> what its commands need."""

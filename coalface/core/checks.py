@@ -74,6 +74,7 @@ ALLOWED = {
     "tuple_type": "a list",
     "dict_type": "keys with values",
     "mapping_type": "keys with values",
+    "dataclass_type": "keys with values",
     "greater_than_equal": "{ge} or more",
     "less_than_equal": "{le} or less",
     "greater_than": "a number above {gt}",
@@ -126,8 +127,9 @@ def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[
     for key, value in settings.items():
         if key not in fields:
             raise UnknownKey(f"{where}.{key}", [n for n in fields if n not in (given or {})])
-        if dataclasses.is_dataclass(types[key]) and isinstance(value, Mapping):
-            values[key] = build(typing.cast(type[Any], types[key]), value, f"{where}.{key}")
+        section = next(filter(dataclasses.is_dataclass, (types[key], *typing.get_args(types[key]))), None)
+        if section is not None and isinstance(value, Mapping):
+            values[key] = build(typing.cast(type[Any], section), value, f"{where}.{key}")
             continue
         try:
             values[key] = _adapter(types[key]).validate_python(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
@@ -16,6 +17,7 @@ from torch import Tensor
 from coalface.core import codec
 from coalface.core.calls import check_aggregate, check_call
 from coalface.core.disk import writing
+from coalface.core.errors import RecipeError
 from coalface.core.method import Abandoned, Answer, Backbone, Federation, Mean, Method, Ticket, generator, plays
 from coalface.core.parsing import strict_json
 from coalface.engine.client_batch import CLIENT_BATCHES, Apart, ClientBatch, ClientBatchLedger, can_batch
@@ -25,9 +27,12 @@ from coalface.engine.replies import Lost, ReplyAggregator, reply_size
 from coalface.engine.rounds import Round, RoundPolicy
 from coalface.engine.run_state import Call, Numerics, PartyStats, RunState
 from coalface.engine.running_sums import heaviest
+from coalface.engine.sum_guard import FILE as OPENED
 from coalface.engine.sum_guard import Opened
+from coalface.engine.sums.private import PrivateSums
 from coalface.engine.transport import Reply, Transport
 from coalface.engine.update_bounds import FEW, LARGE
+from coalface.privacy.dp import BATCHED, POSTED, PartyPrivacy, check_tensors
 from coalface.training.public_images import PublicImages
 
 BELIEVED = 4.0
@@ -48,7 +53,15 @@ class ServerFederation(Federation):
         backbone: Backbone,
         public: Any = None,
         classifier: Tensor | None = None,
+        privacy: PartyPrivacy | None = None,
+        secret: bytes | None = None,
     ) -> None:
+        """`secret` is what the noise of `privacy` is drawn from; None in a simulation, where it is the run's seed."""
+        if privacy is not None:
+            if numerics.client_batch:
+                raise RecipeError(BATCHED, where="engine.client_batch")
+            # by these a party's reply would change whether, and how much, another's counts
+            round_policy = dataclasses.replace(round_policy, max_update_norm=0.0, max_share=None)
         self.method, self.round_policy, self.numerics = method, round_policy, numerics
         self.transport, self.folder = transport, folder
         self.initial, self.policy = backbone.shared(), backbone.policy
@@ -59,7 +72,13 @@ class ServerFederation(Federation):
         self._stages = method.stages()
         self._now = Round()
         folder.mkdir(parents=True, exist_ok=True)
-        self._opened = Opened(folder / "opened.jsonl")
+        self._opened = Opened(folder / OPENED)
+        self.private: PrivateSums | None = None
+        if privacy is not None:
+            check_tensors(self.parameters, self.initial)
+            seed, names = round_policy.seed, [stage.name for stage in self._stages]
+            self.private = PrivateSums(privacy, self._opened, names, secret=secret, seed=seed)
+        self._seed = round_policy.seed if self.private is None else self.private.seed
         self._client_batches = ClientBatchLedger(folder / f"{CLIENT_BATCHES}.jsonl")
         self._receipts = Receipts(folder / FILE)
         self._left_out: dict[str, str] = {}
@@ -83,7 +102,11 @@ class ServerFederation(Federation):
         return {party: min(float(self.images(party)), most) for party in parties}
 
     def stream(self, *names: str | int) -> np.random.Generator:
-        return generator(self.round_policy.seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
+        return generator(self._seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
+
+    def sample(self, role: str, n: int | None) -> tuple[str, ...]:
+        fixed = functools.partial(super().sample, role, n)
+        return fixed() if self.private is None else self.private.draws.sample(fixed, self.parties(role), n, self.rng)
 
     def log(self, **metrics: float) -> None:
         self._now.metrics |= metrics
@@ -125,6 +148,8 @@ class ServerFederation(Federation):
         common: Any = None,
         each: Mapping[str, Any] | None = None,
     ) -> Ticket:
+        if self.private is not None:
+            raise RecipeError(POSTED, where="privacy.dp")
         call = self._call(step, to, common, each, ())
         ticket = Ticket(call.stage, call.round, call.call)
         self.at.posted[ticket] = call
@@ -225,7 +250,7 @@ class ServerFederation(Federation):
         if len(aggregator.arrived) < need:  # before any sum is opened
             reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
             raise Abandoned(f"{len(aggregator.arrived)} of {len(call.to)} replies count, {need} are needed ({reasons})")
-        if aggregator.arrived and any(mean.once for mean in aggregator.means):
+        if self.private is None and aggregator.arrived and any(mean.once for mean in aggregator.means):
             self._opened.record(call, aggregator.means, aggregator.arrived)
         try:
             aggregated = aggregator.aggregated() if aggregator.arrived else {}
@@ -329,6 +354,9 @@ class ServerFederation(Federation):
         self, call: Call, aggregate: Sequence[Mean], failed: dict[str, str], heaviest: float | None = None, **again: Any
     ) -> ReplyAggregator:
         declaration, images = self.method.steps[call.step][1], {party: self._most(party) for party in call.to}
+        everyone = self.parties(declaration.role)
+        if self.private is not None:
+            again["clipped"] = self.private.clipped(call, declaration, aggregate, everyone)
         return ReplyAggregator(
             call,
             declaration,
@@ -337,7 +365,7 @@ class ServerFederation(Federation):
             self.round_policy,
             self.numerics,
             self.at.party_stats,
-            everyone=self.parties(declaration.role),
+            everyone=everyone,
             images=images,
             heaviest=self._heaviest([*images.values()]) if heaviest is None else heaviest,
             lengths=self._lengths(call.to),

@@ -16,6 +16,7 @@ from coalface.engine.robust.mean import RobustMean
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Call, Numerics, PartyStats
 from coalface.engine.running_sums import RunningMean
+from coalface.engine.sums.private import ClippedSums
 from coalface.engine.transport import Reply, RunFailed
 from coalface.engine.update_bounds import Limits, Norms, UpdateBounds
 
@@ -28,8 +29,8 @@ class ReplyAggregator:
     """What has come back from a call so far; a reply that is refused leaves no trace in a sum.
 
     `failed` may hold parties that were not reached already; `everyone` are all parties of the step's role, and
-    `images` says how many images each can have. `heaviest` is the most that a number of images may weigh. The other
-    arguments are those of `UpdateBounds`.
+    `images` says how many images each can have. `heaviest` is the most that a number of images may weigh. With
+    `clipped` the sums are noised. The other arguments are those of `UpdateBounds`.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ReplyAggregator:
         running_statistics: frozenset[str],
         first: Norms | None = None,
         limits: Limits | None = None,
+        clipped: ClippedSums | None = None,
     ) -> None:
         self.call, self.failed, self.means, self.images, self.heaviest = call, failed, aggregate, images, heaviest
         self._policy, self._numerics, self._party_stats = policy, numerics, party_stats
@@ -68,7 +70,9 @@ class ReplyAggregator:
         common = call.common.message(declaration.common) if call.common and declaration.common else None
         self._alike = codec.forms(reply, [common])
         self._places = {party: place for place, party in enumerate(call.to)}
-        self._sums = [self._begun(mean, everyone, running_statistics) for mean in aggregate]
+        self._clipped = clipped
+        means = aggregate if clipped is None else clipped.means
+        self._sums = [self._begun(mean, everyone, running_statistics) for mean in means]
         self._weights = dict.fromkeys(["images", *(mean.by for mean in aggregate if isinstance(mean.by, str))])
         aggregated = {mean.field for mean in aggregate}
         self.each: dict[str, dict[str, Any]] = {name: {} for name in codec.hints(reply) if name not in aggregated}
@@ -121,9 +125,10 @@ class ReplyAggregator:
             return error
         self.failed.pop(party, None)  # of a try before
         self.sizes[party] = size or 0
+        weight = None if self._clipped is None else self._clipped.weight(message)
         for running_mean in self._sums:
             name = running_mean.mean.field
-            running_mean.add(party, self._places[party], getattr(message, name), like[name].start, message)
+            running_mean.add(party, self._places[party], getattr(message, name), like[name].start, message, weight)
         self._keep(party, message)
         self.accepted[party] = request.id
         return None
@@ -192,6 +197,8 @@ class ReplyAggregator:
 
     def aggregated(self) -> dict[str, Any]:
         """Every mean by its name. Raises ValueError where the weights add up to nothing."""
+        if self._clipped is not None:
+            return self._clipped.noised([s for s in self._sums if isinstance(s, RunningMean)], self.arrived)
         return {running_mean.mean.key: running_mean.result() for running_mean in self._sums}
 
 

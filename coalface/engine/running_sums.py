@@ -157,14 +157,23 @@ class RunningMean:
             self._total.add_(self._partial)
         self._partial.zero_()
 
-    def result(self) -> Tensor | Tensors:
-        """The mean, in the dtype of the replies. Raises ValueError where the weights add up to nothing."""
+    def total(self) -> Tensor:
+        """The sums, float64, one after the other: what is added to them here is added to the mean."""
         self._close()
-        if not self._weight > 0:
+        return torch.zeros(0, dtype=torch.float64) if self._total is None else self._total
+
+    def result(self, weight: float | None = None) -> Tensor | Tensors:
+        """The mean, in the dtype of the replies; with `weight` it is divided by that in place of the weights' sum.
+
+        Raises ValueError where the weights add up to nothing.
+        """
+        self._close()
+        weight = self._weight if weight is None else weight
+        if not weight > 0:
             raise ValueError(
-                f"Mean({self.mean.field!r}) has a total weight of {self._weight}: give a party that answers a weight."
+                f"Mean({self.mean.field!r}) has a total weight of {weight}: give a party that answers a weight."
             )
-        return self._field.value(None if self._total is None else self._total / self._weight)
+        return self._field.value(None if self._total is None else self._total / weight)
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:

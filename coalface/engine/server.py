@@ -23,7 +23,9 @@ from coalface.engine.federation import ServerFederation
 from coalface.engine.receipts import Countersigns
 from coalface.engine.rounds import Round, RoundPolicy
 from coalface.engine.run_state import Numerics, PartyStats, check_same
+from coalface.engine.sums.private import TargetReached
 from coalface.engine.transport import RunFailed, Transport
+from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.ledger import Head
 
 READ = 200
@@ -48,10 +50,13 @@ class Server(ServerFederation):
         backbone: Backbone,
         public: Any = None,
         classifier: Tensor | None = None,
+        privacy: PartyPrivacy | None = None,
+        secret: bytes | None = None,
         observers: Sequence[Observer] = (),
         report: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
         initial: dict[str, Any] = {"backbone": backbone, "public": public, "classifier": classifier}
+        initial |= {"privacy": privacy, "secret": secret}
         super().__init__(method, round_policy, numerics, transport, folder, **initial)
         self.observers, self.report = observers, report
         self._countersigns: Countersigns | None = None
@@ -63,13 +68,16 @@ class Server(ServerFederation):
         """Accepted commits that were found whole at their parties."""
         self._first_faults: dict[str, str] = {}
         """What was wrong at parties by the last checkpoint; a look by an earlier one drops commits that are damaged."""
+        self.ended = ""
+        """Why the run ended before all of its rounds, if it did."""
         self._late: dict[str, int] = {}
         """What the transport has counted by the last line of the events."""
 
     def run(self) -> tuple[Any, Models]:
         """Run all stages, from the last checkpoint if there is one; returns the last state and what the run leaves.
 
-        Raises RunFailed after `max_abandoned_rounds` in a row, or at a failed step if `on_error` is `stop`.
+        A stage ends before the round whose sums would pass `target_epsilon`. Raises RunFailed after
+        `max_abandoned_rounds` in a row, or at a failed step if `on_error` is `stop`.
         """
         state = self._restore()
         for index in range(self.at.stage, len(self._stages)):
@@ -78,7 +86,13 @@ class Server(ServerFederation):
                 state = self._begin(state)
             while self.at.round < self._stage.rounds:
                 self.at.round += 1
-                state = self._one_round(state, last=self.at.round == self._stage.rounds)
+                try:
+                    if self.private is not None:
+                        self.private.check_round(self._stage.name, self.at.round)
+                    state = self._one_round(state, last=self.at.round == self._stage.rounds)
+                except TargetReached as error:
+                    self._end(state, str(error))
+                    break
             active = [party for party, stats in self.at.party_stats.items() if stats != PartyStats()]
             self.transport.finalize({party: self.at.accepted.get(party) for party in active}, self.at.ordinal)
         return state, self.method.models(self, state)
@@ -118,6 +132,14 @@ class Server(ServerFederation):
         """The checkpoints' share of the time of all rounds so far."""
         return self.at.seconds["checkpoint"] / max(1e-9, sum(self.at.seconds.values()))
 
+    def _end(self, state: Any, why: str) -> None:
+        """End a stage before the round that was about to begin, or had just."""
+        self.at.round -= 1
+        self.ended = f"after round {self.at.round} of {self._stage.rounds}: {why}"
+        if self._advanced:
+            self._checkpoint(state, keep=1)
+        self._write_line("events.jsonl", {"event": "ended", "why": self.ended, "time": time.time()})
+
     @property
     def _stage(self) -> Stage:
         return self._stages[self.at.stage]
@@ -125,7 +147,9 @@ class Server(ServerFederation):
     def _start(self) -> None:
         self.at.ordinal += 1
         self._now = Round()
-        self.rng = generator(self.round_policy.seed, "server", self._stage.name, self.at.round)
+        if self.private is not None:
+            self.private.begin_round()
+        self.rng = generator(self._seed, "server", self._stage.name, self.at.round)
 
     def _accept(self, state: Any, *, beginning: bool = False) -> Any:
         """Take up a state and the replies that it came of. Raises Abandoned where nobody could train from it."""
@@ -157,7 +181,7 @@ class Server(ServerFederation):
         self._start()
         try:
             state = self._accept(self._stage.begin(self, before), beginning=True)
-        except Abandoned as error:
+        except (Abandoned, TargetReached) as error:
             raise RunFailed(f"stage {self._stage.name} could not begin: {error}") from error
         if not self._stage.rounds:
             self._drain(list(self.at.posted))
@@ -181,6 +205,8 @@ class Server(ServerFederation):
         for party in self._now.arrived:
             self.at.party_stats[party].rounds += abandoned is None
         self._count()
+        if self.private is not None:
+            self._now.metrics |= self.private.metrics(self._stage.name, self.at.round)
         record = self._now.record(self._stage.name, self.at.round, abandoned)
         if self.round_policy.evaluate_every and (self.at.round % self.round_policy.evaluate_every == 0 or last):
             models = self.method.models(self, state)
@@ -238,6 +264,8 @@ class Server(ServerFederation):
         record["metrics_sha256"] = self._metrics.hexdigest()
         record["rules"], record["cohorts"] = self._row_policy, self._client_batches.size
         record["receipts"] = vars(self._receipts.head)
+        if self.private is not None:
+            record["noised"] = self.private.record() | {"ended": self.ended}
         packed = bytes(codec.pack(state).data)
         current = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
         os.sync()  # the parties' commits of these rounds before the checkpoint that names them
@@ -301,6 +329,8 @@ class Server(ServerFederation):
             self._receipts.restore(None if last is None else last.record.get("receipts"))
             if self.round_policy.countersign:
                 self._countersigns = Countersigns(self.folder, self.transport.countersign)
+            if self.private is not None and last is not None:
+                self.private.check(last.record.get("noised"))
         except ValueError as error:
             raise RunFailed(str(error)) from error
         if last is None:
@@ -310,6 +340,7 @@ class Server(ServerFederation):
         for why in last.passed_over:
             self._write_line("events.jsonl", {"event": "passed over", "why": why, "time": time.time()})
         check_same(last.record, self.numerics, self.round_policy.seed)
+        self.ended = last.record.get("noised", {}).get("ended", "")
         self.at.ordinal, self.at.stage, self.at.round = last.ordinal, last.stage, last.round
         self.at.restore(last.record, last.posted, self.method, self.round_policy.keep_checkpoints)
         if last.record.get("rules") != self._row_policy:  # other rules: a row of abandoned rounds begins anew

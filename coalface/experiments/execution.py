@@ -17,12 +17,15 @@ from coalface.core.parsing import strict_json
 from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.server import Server
+from coalface.engine.sum_guard import FILE as OPENED
+from coalface.engine.sum_guard import Opened
 from coalface.engine.transport import RunFailed, Transport
 from coalface.evaluation import membership
 from coalface.experiments import model_folder, plan, provenance, status, summary
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.prepare import PreparedRun
 from coalface.experiments.report import runs
+from coalface.privacy import noise
 
 
 class Carrier(Protocol):
@@ -52,13 +55,15 @@ def execute(
     with open_transport(run, out, carrier) as transport:
         readable = _begin(run, out, transport, callback, adjusted, carrier)
         evaluated = {k: v for e in run.evaluators for k, v in e.evaluate_start(run.first_model).items()}
-        server = _server(run, out, transport, callback)
+        server = _server(run, out, transport, callback, simulated=carrier is None)
         _start(server, callback, run.recipe.name)
         if carrier is None and run.recipe.engine.workers > 1:
             callback.doing(f"starting {run.recipe.engine.workers} worker processes, then training")
         entered = time.perf_counter()
         _, models = server.run()
         stopped = time.perf_counter()
+        if server.ended:
+            _note(callback, run.recipe.name, f"ended {server.ended}")
         callback.doing("evaluating the model that the run leaves, and checking the ledgers")
         evaluated |= _evaluate(run, server, models, callback)
         faults = server.check_ledgers()
@@ -129,7 +134,11 @@ def finish(out: Path, whole: dict[str, Any], callback: Callback, *, report: bool
         callback.warn(f"{whole['name']}: {worse}")
 
 
-def _server(run: PreparedRun, out: Path, transport: Transport, callback: Callback) -> Server:
+def _server(run: PreparedRun, out: Path, transport: Transport, callback: Callback, *, simulated: bool) -> Server:
+    """With differential privacy, noise of a secret, but in a simulation of the seed: it is run to be repeated."""
+    privacy, secret = run.recipe.dp, None
+    if privacy is not None and not simulated:
+        secret = noise.keep_secret(out, begun=bool(Opened(out / OPENED).entries))
     return Server(
         run.method,
         run.policy,
@@ -139,6 +148,8 @@ def _server(run: PreparedRun, out: Path, transport: Transport, callback: Callbac
         backbone=run.data.backbone,
         public=run.data.public,
         classifier=run.classifier,
+        privacy=privacy,
+        secret=secret,
         observers=[evaluator.evaluate_round for evaluator in run.evaluators],
         report=callback.round,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,10 +18,14 @@ from coalface.core import codec, compression
 from coalface.core.calls import check_call, check_models, check_state
 from coalface.core.compression import Updates
 from coalface.core.declarations import CONTENTS, Tensors, contents, counterparts, kind_of, without_none
+from coalface.core.errors import RecipeError
 from coalface.core.method import Answer, Backbone, Federation, HasSteps, Mean, Method, Ticket, generator
 from coalface.core.steps import plays
 from coalface.core.text import several
 from coalface.data.faceset import FaceSet
+from coalface.privacy.accountant import Drawn, Mechanism
+from coalface.privacy.dp import POSTED, UNSHARED, Draws, PartyPrivacy, check_tensors
+from coalface.privacy.dp import check_call as check_private
 from coalface.training.local_work import LocalTraining
 from coalface.training.public_images import PublicImages
 
@@ -75,6 +80,8 @@ class Plan:
     """Whether the server comes to have class embeddings of the parties' people."""
     means: tuple[tuple[str, str], ...] = ()
     """(field, name of the mean) of every mean that the server asks for."""
+    noised: tuple[tuple[Mechanism, ...], ...] = ()
+    """The mechanisms of differential privacy in a round of each stage, if there are any."""
 
     @property
     def parties(self) -> dict[str, int]:
@@ -106,29 +113,34 @@ def plan(
     backbone: Backbone,
     public: FaceSet | None = None,
     updates: Updates | None = None,
+    privacy: PartyPrivacy | None = None,
 ) -> Plan:
     """Follow the first two rounds of each stage of a method over `parties` (role -> names), and what it would leave.
 
     What differs between the two, such as a field that is None at first, is planned as in the second.
 
     `public` are the images that all of them hold, `updates` the type that updates are sent in. Raises DeclarationError,
-    TypeError or ValueError where the method says what no engine could carry out.
+    TypeError or ValueError where the method says what no engine could carry out, or `privacy` could not protect.
     """
-    fed = _Paper(method, parties, backbone, public, updates)
-    stages, state = [], None
+    fed = _Paper(method, parties, backbone, public, updates, privacy)
+    stages, noised, state = [], [], None
     for stage in method.stages():
         state = check_state(method, stage, stage.begin(fed, state), beginning=True)
         for fed.round in range(1, max(1, min(2, stage.rounds)) + 1):
+            fed.begin_round()
             state = check_state(method, stage, stage.round(fed, state))
         stages.append(PlannedStage(stage.name, stage.rounds, fed.asked))
+        noised.append(tuple(fed.noised(privacy)) if privacy is not None else ())
         fed.asked = {}
     sent = tuple(_averaged(sent, method, {field for field, _ in fed.means}) for sent in fed.sent.values())
     models = method.models(fed, state)
     check_models(method, models, fed.parties)
     knows_class_embeddings = models.class_embeddings is not None
-    return Plan(
-        sent, what_stays(method), tuple(stages), models.shared is not None, knows_class_embeddings, tuple(fed.means)
-    )
+    if privacy is not None and not any(noised):
+        raise RecipeError(UNSHARED, where="privacy.dp")
+    leaves_shared = models.shared is not None
+    means = tuple(fed.means)
+    return Plan(sent, what_stays(method), tuple(stages), leaves_shared, knows_class_embeddings, means, tuple(noised))
 
 
 def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:
@@ -197,12 +209,16 @@ class _Paper(Federation):
         backbone: Backbone,
         public: FaceSet | None,
         updates: Updates | None,
+        privacy: PartyPrivacy | None,
     ) -> None:
         self.method, self.initial, self.policy = method, backbone.shared(), backbone.policy
         self.extra_data = None if public is None else PublicImages(public)
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.embedding_size = backbone.embedding_size
-        self.updates = updates
+        self.updates, self.privacy = updates, privacy
+        if privacy is not None:
+            check_tensors(self.parameters, self.initial)
+        self.begin_round()
         self.rng = generator(0, "plan")
         self.sent: dict[tuple[str, str, str], Sent] = {}
         self.asked: dict[str, int] = {}
@@ -215,13 +231,27 @@ class _Paper(Federation):
         return tuple(sorted(name for kind, names in self._parties.items() if plays(kind, role) for name in names))
 
     def images(self, party: str) -> int:
-        return IMAGES
+        """With `privacy` another number for each party, so that weights by images show."""
+        return IMAGES if self.privacy is None else IMAGES + self.parties("trainer").index(party)
 
     def weights(self, role: str) -> dict[str, float]:
         return {party: float(self.images(party)) for party in self.parties(role)}
 
     def stream(self, *names: str | int) -> np.random.Generator:
         return generator(0, "plan", *names)
+
+    def begin_round(self) -> None:
+        """Forget the draws of the round before, and what was asked for of them."""
+        self.draws, self._sums = Draws("fixed"), Counter[tuple[int, Drawn] | None]()
+
+    def sample(self, role: str, n: int | None) -> tuple[str, ...]:
+        return self.draws.sample(lambda: Federation.sample(self, role, n), self.parties(role), n, self.rng)
+
+    def noised(self, privacy: PartyPrivacy) -> Iterator[Mechanism]:
+        """The mechanisms of the round; sums over the parties of one draw are one."""
+        for draw, count in self._sums.items():
+            drawn = None if draw is None else replace(draw[1], drawing=privacy.sampling)
+            yield Mechanism(privacy.noise_multiplier / math.sqrt(count), drawn)
 
     def log(self, **metrics: float) -> None:
         """Numbers of a plan mean nothing."""
@@ -242,6 +272,9 @@ class _Paper(Federation):
         name, declaration, names = check_call(
             self.method, step, self.parties, to=to, common=common, each=each, aggregate=aggregate
         )
+        if self.privacy is not None:
+            check_private(name, declaration, aggregate, self.parties(declaration.role))
+            self._sums.update([self.draws.of(names)] if aggregate else [])
         own_message = each[names[0]] if each is not None else None
         self.asked[name] = len(names)
         kinds = {kind for kind, members in self._parties.items() if not set(members).isdisjoint(names)}
@@ -268,6 +301,8 @@ class _Paper(Federation):
         common: Any = None,
         each: Mapping[str, Any] | None = None,
     ) -> Ticket:
+        if self.privacy is not None:
+            raise RecipeError(POSTED, where="privacy.dp")
         ticket = Ticket("plan", self.round, next(self._tickets))
         self._posted[ticket] = lambda aggregate: self.ask(step, to=to, common=common, each=each, aggregate=aggregate)
         self._posted[ticket](())

@@ -19,6 +19,7 @@ from coalface.data.faceset import FaceSet
 from coalface.data.stores import telling_passed_over
 from coalface.engine.robust.aggregators import Aggregator
 from coalface.experiments import plan as planning
+from coalface.experiments import privacy_budget
 from coalface.experiments.callbacks.registry import trackers_of
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
@@ -75,20 +76,23 @@ def planned(parts: Parts) -> Plan:
     if recipe.privacy.countersign:
         countersign.check_installed()
     messages = planning.plan(
-        parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.update_dtype
+        parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.update_dtype, recipe.dp
     )
+    privacy_budget.check(recipe, messages)
     if recipe.engine.aggregator is not None:
-        _check_aggregator(recipe.method, parts.method, messages, recipe.engine.aggregator)
+        _check_aggregator(recipe, parts.method, messages, recipe.engine.aggregator)
     return messages
 
 
-def _check_aggregator(name: str, method: Method, messages: Plan, aggregator: Aggregator) -> None:
+def _check_aggregator(recipe: Recipe, method: Method, messages: Plan, aggregator: Aggregator) -> None:
     """Raise RecipeError where a robust mean has nothing to do, would undo what the method does, or has too few parties.
 
     A call whose parties depend on the round is checked with those of the second one.
     """
-    where, why = "engine.aggregator", ""
-    if any(isinstance(part, FederatedValidation) for part in vars(method).values()):
+    where, why, name = "engine.aggregator", "", recipe.method
+    if recipe.dp is not None:
+        why = "privacy.dp adds noise for what a party can change of a sum, and a robust mean is none"
+    elif any(isinstance(part, FederatedValidation) for part in vars(method).values()):
         why = f"{name} finds a weight for each party, and a robust mean counts all the same"
     elif not messages.means:
         why = f"{name} asks for no mean over parties"
@@ -115,7 +119,7 @@ def plan(recipe: Recipe) -> Plan:
             roles[role] = [*roles.get(role, ()), name]
     else:
         roles["trainer"] = [f"party-{place:05d}" for place in range(_party_count(parts))]
-    return planning.plan(parts.method, roles, parts.backbone, parts.public, recipe.engine.update_dtype)
+    return planning.plan(parts.method, roles, parts.backbone, parts.public, recipe.engine.update_dtype, recipe.dp)
 
 
 def _party_count(parts: Parts) -> int:
@@ -164,6 +168,7 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
         "stays": messages.stays,
         "bytes": {way: messages.in_all(way) for way in ("down", "up")},
         "client_batch": parts.client_batch,
+        **({"privacy": privacy_budget.as_dict(recipe.dp, messages)} if recipe.dp is not None else {}),
     }
 
 
@@ -188,6 +193,7 @@ def describe(recipe: Recipe) -> str:
         messages_text(recipe, messages, [(len(faces), len(faces.names)) for faces in parties.values()]),
         "",
         *_traffic(messages),
+        *([privacy_budget.sentence(recipe, messages)] if recipe.dp is not None else []),
         f"{several(engine.workers, 'process', 'processes')} of "
         f"{'as many threads as pay' if engine.threads == 'auto' else several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",

@@ -24,7 +24,7 @@ from coalface.engine.run_state import Numerics
 from coalface.evaluation import membership
 from coalface.evaluation.base import Evaluator
 from coalface.evaluation.membership import Members
-from coalface.experiments import model_folder, preflight, provenance
+from coalface.experiments import model_folder, preflight, privacy_budget, provenance
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
@@ -106,6 +106,9 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         notes.append(wrong)
     if recipe.test is not None and parts.split.test is None:
         notes.append("data.test: the test images are the parties' own, so nobody is verified on them")
+    planned = preflight.planned(parts)
+    if recipe.dp is not None:
+        notes.append(privacy_budget.sentence(recipe, planned))
     return PreparedRun(
         recipe=recipe,
         method=method,
@@ -113,7 +116,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         make_data=functools.partial(make_data, recipe, start, played, parts.source_classifier),
         numerics=numerics,
         policy=round_policy(recipe),
-        plan=preflight.planned(parts),
+        plan=planned,
         evaluators=evaluators,
         classifier=classifier if parts.public is not None else None,
         find_members=functools.partial(parts.members, before),
@@ -127,7 +130,7 @@ def round_policy(recipe: Recipe) -> RoundPolicy:
     engine = recipe.engine
     bounds: dict[str, Any] = {"retries": RETRIES}
     bounds |= {key: value for key in POLICY if (value := getattr(engine, key)) is not None}
-    if recipe.own is not None:
+    if recipe.own is not None and recipe.dp is None:  # whose clip bounds every party alike
         bounds.setdefault("max_share", MAX_SHARE)
         bounds.setdefault("max_update_norm", MAX_UPDATE_NORM)
     return RoundPolicy(

@@ -42,6 +42,8 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
         "stays": list(run.plan.stays),
         "environment": environment(recipe),
     }
+    if server.private is not None:
+        about["privacy"] = server.private.summary() | ({"ended": server.ended} if server.ended else {})
     if run.weights_steps:
         about["weights"] = {"sha256": recipe.model.sha256, "steps": list(run.weights_steps)}
     if models.class_embeddings:

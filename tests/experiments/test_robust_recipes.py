@@ -50,6 +50,7 @@ def test_settings_that_a_rule_does_not_have_are_refused(settings: dict[str, Any]
         ({"method": "fedavg-fv", **VALIDATED}, "fedavg-fv finds a weight for each party"),
         ({"method": "solo"}, "solo asks for no mean over parties"),
         ({"method": "centralized"}, "centralized asks for no mean over parties"),
+        ({"privacy": {"dp": {"noise_multiplier": 1.0}}}, "privacy.dp adds noise"),
         ({"engine": {"aggregator": {"name": "krum", "byzantine": 2}}}, "step train: 2 replies are too few"),
     ],
 )

@@ -31,6 +31,7 @@ from coalface.engine.server import Server
 from coalface.engine.transport import Reply
 from coalface.experiments.setup.domains import unlabelled
 from coalface.models.groups import Backbone, BatchNormPolicy
+from coalface.privacy.dp import PartyPrivacy
 from coalface.training.compute import Compute
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
@@ -215,6 +216,8 @@ def run(
     report: Callable[[dict[str, Any]], None] = lambda record: None,
     numerics: Numerics = NUMERICS,
     save_replies: bool = True,
+    privacy: PartyPrivacy | None = None,
+    secret: bytes | None = None,
     **rules: Any,
 ) -> Ran:
     """Run, or resume, a method over a tiny world to its end."""
@@ -231,6 +234,8 @@ def run(
             folder,
             backbone=build().backbone,
             public=world.public,
+            privacy=privacy,
+            secret=secret,
             observers=tuple(observers),
             report=report,
         )

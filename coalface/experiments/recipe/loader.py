@@ -145,6 +145,7 @@ def _pretraining(recipe: Recipe, changes: Any) -> Pretraining:
         return changes
     if not isinstance(changes, Mapping):
         raise needs_section("pretrain", changes, list(Recipe.model_fields))
+    validate.check_public_start(recipe)
     whole = recipe.model_dump(mode="json")
     tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": made_plain(f"{recipe.name}-pretrain")}
     tree["evaluation"] = {"pairs": whole["evaluation"]["pairs"]}  # a run stops where it would train on their people

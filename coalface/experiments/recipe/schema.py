@@ -35,6 +35,7 @@ from coalface.experiments.recipe.scenarios import (
 )
 from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Name, PartyName, Privacy, Validator
 from coalface.methods import METHODS
+from coalface.privacy.dp import PartyPrivacy
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import CosineLoss
 from coalface.training.losses.margins import CosFace
@@ -208,6 +209,11 @@ class Recipe(Section):
     def test(self) -> Testing | None:
         """Which images of those who are trained on are kept to test them."""
         return self.data.test if isinstance(self.data, Tested) else None
+
+    @property
+    def dp(self) -> PartyPrivacy | None:
+        """Differential privacy by party, if the recipe asks for it."""
+        return self.privacy.dp
 
     @property
     def party_augment(self) -> dict[str, Augmentation]:

@@ -18,6 +18,7 @@ from coalface.experiments.recipe.objects import Named, Settings
 from coalface.models import BACKBONES
 from coalface.models.pretrained.input import IMAGENET, InputConvention
 from coalface.models.speed import Arithmetic
+from coalface.privacy.dp import PartyPrivacy
 
 Name = Annotated[str, AfterValidator(check_name)]
 """What becomes a file's or a folder's name."""
@@ -236,6 +237,8 @@ class Model(Section):
 class Privacy(Section):
     """What protects the parties, and proves what was sent."""
 
+    dp: Annotated[PartyPrivacy, Settings("privacy.dp", PartyPrivacy)] | None = None
+    """Differential privacy by party: each update is clipped, and the server adds noise to their sum. None: neither."""
     countersign: Literal[True] | None = None
     """After each round the server signs which replies it has accepted, and one of their parties signs that: nobody can
     then write ledgers and receipts anew without both keys. `coalface ledger verify` checks it."""

@@ -12,6 +12,7 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import DRAWN, WITH_IMAGES, Pairs, Validator
 from coalface.methods import METHODS
 from coalface.models import BACKBONES
+from coalface.privacy.dp import BATCHED
 
 _DEFAULTS = dict(Validator())
 
@@ -46,6 +47,32 @@ def check(recipe: Recipe) -> None:
             where="data.scenario",
         )
     _check_validators(recipe)
+    if recipe.dp is not None:
+        _check_private(recipe)
+
+
+def _check_private(recipe: Recipe) -> None:
+    """Raise RecipeError where a setting of the engine goes against differential privacy by party."""
+    engine = recipe.engine
+    if engine.client_batch:
+        raise RecipeError(BATCHED, where="engine.client_batch")
+    for key in ("max_update_norm", "max_share", "oversized"):
+        if getattr(engine, key):
+            raise RecipeError(
+                "by it a party's reply would change what another's counts, and privacy.dp promises that none does: its "
+                "clip bounds every update, and each party counts the same. Remove this key",
+                where=f"engine.{key}",
+            )
+
+
+def check_public_start(recipe: Recipe) -> None:
+    """Raise RecipeError where a pre-training would tell of the parties' people what noise hides afterwards."""
+    if recipe.dp is not None and recipe.private is None and recipe.own is None:
+        raise RecipeError(
+            "it would train on the parties' own people without noise, and privacy.dp would promise too much. Use "
+            "data.scenario=private-public, whose pre-training is on public people, or model.weights from elsewhere",
+            where="pretrain",
+        )
 
 
 def _check_held_out(recipe: Recipe, data: Assigned) -> None:

@@ -193,6 +193,10 @@ def _tiles(run: Run, evaluated: Sequence[str]) -> list[Tile]:
     for key in evaluated[:2]:
         start = _start(run, key) if key in run.untrained else ""
         tiles.append(Tile(figure_name(key), figure_text(run.figures, key, sign=True), start))
+    if privacy := mapping(run.summary.get("privacy")):
+        spent, delta, z = (number(privacy.get(k)) for k in ("epsilon", "delta", "noise_multiplier"))
+        bound = "none" if spent is None else f"{spent:.2f}"
+        tiles.append(Tile("ε, each party", bound, f"δ = {delta or 0:g}, noise {z or 0:g}; not towards the server"))
     if (up := number(run.bytes.get("up"))) is not None:
         down = number(run.bytes.get("down"))
         tiles.append(Tile("sent by the parties", size(up), f"{size(down)} sent to them" if down is not None else ""))

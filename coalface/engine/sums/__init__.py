@@ -1,0 +1,1 @@
+"""Sums of replies that are more than running means."""

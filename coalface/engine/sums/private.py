@@ -1,0 +1,239 @@
+"""Differential privacy by party at the server: clipped sums, their noise, and what they add up to."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coalface.core import codec
+from coalface.core.method import Mean, Tensors
+from coalface.core.steps import StepDeclaration
+from coalface.engine.run_state import Call
+from coalface.engine.running_sums import RunningMean
+from coalface.engine.sum_guard import Opened
+from coalface.privacy import noise
+from coalface.privacy.accountant import Drawn, Mechanism, epsilon, unseen_draws
+from coalface.privacy.dp import AdaptiveClip, Draws, PartyPrivacy, check_call, summed
+
+
+class TargetReached(Exception):
+    """The next sum would pass `target_epsilon`: the run ends before it."""
+
+
+class PrivateSums:
+    """The noised sums of a run, which `opened.jsonl` lists: C, and ε, follow from its lines alone.
+
+    `secret` is what the noise is drawn from; in a simulation it is None, and `seed` takes its place. `stages` are the
+    method's stages in their order. A sum that a resumed run repeats is the same sum with the same noise, and counts
+    once; where it would be another one the round is abandoned, as by `coalface.engine.sum_guard`.
+    """
+
+    def __init__(
+        self, settings: PartyPrivacy, opened: Opened, stages: Sequence[str], *, secret: bytes | None, seed: int
+    ) -> None:
+        self.settings, self.opened = settings, opened
+        self.secret = noise.seeded_secret(seed) if secret is None else secret
+        self.seed = seed if secret is None else int.from_bytes(secret, "little")
+        """Of the server's other streams: who is drawn may not be known either."""
+        self.draws = Draws(settings.sampling)
+        self._simulated = secret is None
+        self._stages = {name: place for place, name in enumerate(stages)}
+
+    def begin_round(self) -> None:
+        """Forget the draws of the round before."""
+        self.draws = Draws(self.settings.sampling)
+
+    def clipped(
+        self, call: Call, declaration: StepDeclaration, means: Sequence[Mean], everyone: Sequence[str]
+    ) -> ClippedSums | None:
+        """The sums of a call that is about to be made, if it asks for means.
+
+        Raises RecipeError where noise on its means does not protect the replies, and TargetReached.
+        """
+        check_call(call.step, declaration, means, everyone)
+        if not means:
+            return None
+        reply: Any = declaration.reply
+        common = call.common.message(declaration.common) if call.common and declaration.common else None
+        draw = self.draws.of(call.to)
+        line = {"stage": call.stage, "round": call.round, "call": call.call, "drawn": _as_line(draw)}
+        if (call.stage, call.round, call.call) not in self.opened.entries:
+            self._check_target([line])
+        return ClippedSums(self, call, means, len(everyone), codec.forms(reply, [common]), line)
+
+    def check_round(self, stage: str, number: int) -> None:
+        """Raise TargetReached where a round that asks for as many sums as the one before it would pass the target."""
+        before = [entry for entry in self._lines() if (entry["stage"], entry["round"]) == (stage, number - 1)]
+        coming = [entry | {"round": number} for entry in before]
+        self._check_target([e for e in coming if (stage, number, e["call"]) not in self.opened.entries])
+
+    def clip(self, lines: Iterable[Mapping[str, Any]]) -> float:
+        """C of the sum that follows those of some lines."""
+        adaptive = self.settings.clip
+        if not isinstance(adaptive, AdaptiveClip):
+            return float(adaptive)
+        return functools.reduce(lambda clip, line: adaptive.following(clip, line["within"]), lines, adaptive.initial)
+
+    def before(self, call: Call) -> list[dict[str, Any]]:
+        """The lines before that of a call; all, where it has none yet."""
+        keys = list(self.opened.entries)
+        key = (call.stage, call.round, call.call)
+        return self._lines()[: keys.index(key) if key in self.opened.entries else None]
+
+    def epsilon(self) -> float:
+        """ε of all sums so far."""
+        return self._epsilon(self._lines())
+
+    def metrics(self, stage: str, number: int) -> dict[str, Any]:
+        """What a round's line of the metrics says: ε, and C where it follows a quantile, after the round.
+
+        A round that a resumed run repeats does not look at the lines of those that came after it.
+        """
+        until = (self._stages[stage], number)
+        lines = [line for line in self._lines() if (self._stages[line["stage"]], line["round"]) <= until]
+        adaptive = isinstance(self.settings.clip, AdaptiveClip)
+        return {"epsilon": _number(self._epsilon(lines))} | ({"clip": self.clip(lines)} if adaptive else {})
+
+    def summary(self) -> dict[str, Any]:
+        """What `summary.json` says."""
+        return {
+            "epsilon": _number(self.epsilon()),
+            "delta": self.settings.delta,
+            "noise_multiplier": self.settings.noise_multiplier,
+            "clip": self.clip(self._lines()),
+            "target_epsilon": self.settings.target_epsilon,
+            "sampling": self.settings.sampling,
+            "sums": len(self.opened.entries),
+            "noise": "seed" if self._simulated else "secret",
+        }
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        return {"lines": len(self.opened.entries), "sha256": self._hash(len(self.opened.entries))}
+
+    def check(self, record: Mapping[str, Any] | None) -> None:
+        """Raise ValueError where lines that a checkpoint knows of were removed or changed."""
+        if record is None or self._hash(record["lines"]) != record["sha256"]:
+            raise ValueError(
+                f"{self.opened.path} is not as it was written, and what was spent of the protection is counted by it. "
+                "Restore it, or start a new run."
+            )
+
+    def _hash(self, lines: int) -> str:
+        return hashlib.sha256(json.dumps(list(self.opened.entries.values())[:lines]).encode()).hexdigest()
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return list(self.opened.entries.values())
+
+    def _epsilon(self, lines: Sequence[Mapping[str, Any]]) -> float:
+        """ε of lines; sums over the parties of one draw are one mechanism, √k times as loud."""
+        sums = Counter((e["stage"], e["round"], tuple(e["drawn"])) if e["drawn"] else (i,) for i, e in enumerate(lines))
+        z = self.settings.noise_multiplier
+        mechanisms: Counter[Mechanism] = Counter()
+        for key, count in sums.items():
+            drawn = Drawn(*key[2][1:]) if len(key) == 3 else None
+            mechanisms[Mechanism(z / math.sqrt(count), drawn)] += 1
+        return epsilon(mechanisms, self.settings.delta - unseen_draws(mechanisms))
+
+    def _check_target(self, coming: Sequence[Mapping[str, Any]]) -> None:
+        target = self.settings.target_epsilon
+        if target is None or not coming:
+            return
+        if (spent := self._epsilon([*self._lines(), *coming])) > target:
+            raise TargetReached(
+                f"ε is {self.epsilon():.4g} at δ = {self.settings.delta:g}; the next round would make it {spent:.4g}, "
+                f"which is above privacy.dp.target_epsilon ({target:g})"
+            )
+
+
+class ClippedSums:
+    """The sums of one call: every reply is brought within C, and counts as one of the `asked`."""
+
+    def __init__(
+        self,
+        private: PrivateSums,
+        call: Call,
+        means: Sequence[Mean],
+        everyone: int,
+        like: codec.Forms,
+        line: dict[str, Any],
+    ) -> None:
+        self._private, self._call, self._asked_for, self._like, self._line = private, call, means, like, line
+        self._asked = {"arrived": line["drawn"][2] if line["drawn"] else len(call.to), "all": everyone}
+        self.means = summed(means, lambda field: like[field].start is not None)
+        self.clip = private.clip(private.before(call))
+        self._within = 0.0
+        """Σ (b_p − ½), where b_p says whether the norm of p's update is up to C."""
+
+    def weight(self, message: Any) -> float:
+        """min(1, C / ‖Δ‖), by which a reply counts."""
+        norm = _norm(_changes(message, self._like, self.means))
+        self._within += 0.5 if norm <= self.clip else -0.5
+        return min(1.0, self.clip / norm) if norm else 1.0
+
+    def noised(self, sums: Sequence[RunningMean], arrived: Sequence[str]) -> dict[str, Any]:
+        """Every mean by its name. The noise is drawn by the sums themselves: of other ones it would be another.
+
+        Raises Abandoned where this call was noised before, over other replies.
+        """
+        private, call, asked = self._private, self._call, self._asked["arrived"]
+        totals = [running_sum.total() for running_sum in sums]
+        place = f"{call.stage}/{call.round}/{call.call}"
+        content = noise.digest(private.secret, place, repr(self.clip), *(t.numpy().data for t in totals if len(t)))
+        sigma, count_sigma = private.settings.noise(asked)
+        drawn = noise.normals(private.secret, f"{place}/{content}", 1 + sum(len(total) for total in totals))
+        within = 0.5 + (self._within + count_sigma * float(drawn[0])) / asked
+        adaptive = isinstance(private.settings.clip, AdaptiveClip)
+        private.opened.record(
+            call,
+            self._asked_for,
+            arrived,
+            content,
+            drawn=self._line["drawn"],
+            **({"within": within} if adaptive else {}),
+        )
+        _add(totals, torch.from_numpy(drawn[1:]), sigma * self.clip)
+        by_field = {running_sum.mean.field: running_sum for running_sum in sums}
+        return {mean.key: self._mean(mean, by_field[mean.field]) for mean in self._asked_for}
+
+    def _mean(self, mean: Mean, running_sum: RunningMean) -> Tensor | Tensors:
+        change = running_sum.result(self._asked[mean.over])
+        if mean.of == "differences" or (start := self._like[mean.field].start) is None:
+            return change
+        if isinstance(change, Tensor):
+            return (start.double() + change.double()).to(change.dtype)
+        return {name: (start[name].double() + moved.double()).to(moved.dtype) for name, moved in change.items()}
+
+
+def _changes(message: Any, like: codec.Forms, means: Sequence[Mean]) -> Iterator[Tensor]:
+    for mean in means:
+        start = codec.by_path(mean.field, like[mean.field].start)
+        for path, tensor in codec.by_path(mean.field, getattr(message, mean.field)).items():
+            if tensor.is_floating_point():
+                yield tensor.double() - start[path].double() if path in start else tensor.double()
+
+
+def _norm(changes: Iterable[Tensor]) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(change)) for change in changes))
+
+
+def _add(totals: Sequence[Tensor], drawn: Tensor, scale: float) -> None:
+    for total, part in zip(totals, drawn.split([len(total) for total in totals]), strict=True):
+        total.add_(part, alpha=scale)
+
+
+def _as_line(draw: tuple[int, Drawn] | None) -> list[Any] | None:
+    return None if draw is None else [draw[0], draw[1].drawing, draw[1].asked, draw[1].of]
+
+
+def _number(value: float) -> float | None:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,68 @@
+"""What differential privacy by party costs: ε of a planned run, and how many of its rounds a target allows."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+from coalface.core.errors import RecipeError
+from coalface.core.text import several
+from coalface.experiments.plan import Plan
+from coalface.experiments.recipe.schema import Recipe
+from coalface.privacy.accountant import Mechanism, epsilon, most, unseen_draws
+from coalface.privacy.dp import PartyPrivacy
+
+
+def spent(privacy: PartyPrivacy, planned: Plan, rounds: int) -> float:
+    """ε after so many rounds of a plan, its stages one after the other."""
+    mechanisms: Counter[Mechanism] = Counter()
+    for stage, noised in zip(planned.stages, planned.noised, strict=True):
+        mechanisms.update({m: count * min(rounds, stage.rounds) for m, count in Counter(noised).items()})
+        rounds -= min(rounds, stage.rounds)
+    return epsilon(mechanisms, privacy.delta - unseen_draws(mechanisms))
+
+
+def rounds_within(privacy: PartyPrivacy, planned: Plan) -> int:
+    """How many rounds of a plan stay within `target_epsilon`; all of them where there is none."""
+    target = privacy.target_epsilon
+    return planned.rounds if target is None else most(lambda n: spent(privacy, planned, n) <= target, planned.rounds)
+
+
+def check(recipe: Recipe, planned: Plan) -> None:
+    """Raise RecipeError where not one round stays within `target_epsilon`."""
+    if recipe.dp is not None and recipe.dp.target_epsilon is not None and not rounds_within(recipe.dp, planned):
+        first = spent(recipe.dp, planned, 1)
+        raise RecipeError(
+            f"the first round alone makes ε = {first:.4g} at δ = {recipe.dp.delta:g}, which is above it; raise "
+            "noise_multiplier, or the target",
+            where="privacy.dp.target_epsilon",
+        )
+
+
+def as_dict(privacy: PartyPrivacy, planned: Plan) -> dict[str, Any]:
+    """ε of the planned run, None where it has no bound, and its rounds."""
+    rounds = rounds_within(privacy, planned)
+    value = spent(privacy, planned, rounds)
+    return {"epsilon": value if math.isfinite(value) else None, "delta": privacy.delta, "rounds": rounds}
+
+
+def sentence(recipe: Recipe, planned: Plan) -> str:
+    """What is promised to a party, and what is not."""
+    privacy = recipe.dp
+    assert privacy is not None
+    about = as_dict(privacy, planned)
+    value = f"ε = {about['epsilon']:.4g}" if about["epsilon"] is not None else "ε has no bound"
+    if about["epsilon"] is None and privacy.noise_multiplier:
+        value += " (draws of nobody take more than δ: draw more parties)"
+    after = several(about["rounds"], "round")
+    if about["rounds"] < planned.rounds:
+        after += f", where target_epsilon={privacy.target_epsilon:g} ends the {planned.rounds:,} of the recipe"
+    asked = max(planned.parties.values())
+    wide = ""
+    if privacy.delta * asked >= 1:
+        wide = f" δ is not below one in {asked:,} parties: choose a smaller one."
+    return (
+        f"privacy by party: {value} at δ = {privacy.delta:g} after {after}; the model is protected, and what leaves a "
+        f"party is not protected from the server.{wide}"
+    )

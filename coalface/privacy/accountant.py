@@ -1,0 +1,135 @@
+"""The privacy accountant: what ε the noised sums of a run add up to, by `dp-accounting`."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from coalface.core.errors import RecipeError
+
+EXTRA = "pip install 'coalface[privacy]'"
+
+_ORDERS = (1.25, 1.5, 1.75, *range(2, 33), 40, 48, 64, 96, 128)
+"""α of the Rényi bound, which holds for any: those that are best where ε is from 0.1 to 100."""
+
+Drawing = Literal["fixed", "poisson"]
+"""`fixed`: so many of the parties without replacement; `poisson`: each with the same probability, by itself."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """How the parties of a sum were drawn: `asked` of `of`; with `poisson` so many are expected."""
+
+    drawing: Drawing
+    asked: int
+    of: int
+
+    @property
+    def rate(self) -> float:
+        """q, the probability that a party is drawn."""
+        return self.asked / self.of
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A Gaussian mechanism: σ over the most that one party can change, and how its parties were drawn (None: all).
+
+    Where several sums are over the parties of one draw, they are one mechanism of σ / √k.
+    """
+
+    noise_multiplier: float
+    drawn: Drawn | None = None
+
+
+def epsilon(mechanisms: Mapping[Mechanism, int], delta: float) -> float:
+    """ε of so many of each mechanism, one after the other, at δ = `delta`; two runs are neighbours where one party's
+    replies are zero in one of them.
+
+    Without draws all is one Gaussian mechanism of σ = (Σ 1/σ_t²)^(−1/2), whose ε is known exactly (Balle & Wang, ICML
+    2018, Theorem 8). Poisson draws are composed as privacy loss distributions (Koskela et al., AISTATS 2020; Doroshenko
+    et al., PoPETs 2022), rounded upwards to 1e-4. Draws of a fixed size have no such distribution: the smaller of two
+    bounds is taken, that of the run without draws, and the Rényi bound of Wang et al. (AISTATS 2019, Theorem 27). It is
+    for the neighbours where one party's replies are *replaced* by others, which change a sum by up to twice the clip:
+    so its σ is σ / 2. It holds for a reply of zero in their place too.
+
+    Raises RecipeError where the package is not installed.
+
+    Examples:
+        >>> round(epsilon({Mechanism(4.0): 50}, 1e-5), 4)
+        8.5959
+    """
+    return _epsilon(frozenset((m, count) for m, count in mechanisms.items() if count), delta)
+
+
+@functools.lru_cache(256)
+def _epsilon(mechanisms: frozenset[tuple[Mechanism, int]], delta: float) -> float:
+    if not mechanisms:
+        return 0.0
+    if delta <= 0 or any(m.noise_multiplier == 0 for m, _ in mechanisms):
+        return math.inf
+    poisson = [(m, count) for m, count in mechanisms if m.drawn is not None and m.drawn.drawing == "poisson"]
+    others = [(m, count) for m, count in mechanisms if (m, count) not in poisson]
+    sigma = sum(count / m.noise_multiplier**2 for m, count in others) ** -0.5 if others else None
+    if sigma is not None and not poisson:
+        whole = float(_package("dp_accounting").get_epsilon_gaussian(sigma, delta))
+        fixed = any(m.drawn is not None for m, _ in others)
+        return min(whole, _replaced(others, delta)) if fixed else whole
+    distributions = [_sampled(m).self_compose(count) for m, count in sorted(poisson, key=repr)]
+    if sigma is not None:
+        distributions.append(_distribution(sigma))
+    return float(functools.reduce(lambda a, b: a.compose(b), distributions).get_epsilon_for_delta(delta))
+
+
+def _replaced(mechanisms: list[tuple[Mechanism, int]], delta: float) -> float:
+    """The Rényi bound, where one party's replies are replaced by others."""
+    package, rdp = _package("dp_accounting"), _package("dp_accounting.rdp")
+    accountant = rdp.RdpAccountant(_ORDERS, package.NeighboringRelation.REPLACE_ONE)
+    for m, count in mechanisms:
+        gaussian = package.GaussianDpEvent(m.noise_multiplier / 2)
+        drawn = m.drawn
+        event = package.SampledWithoutReplacementDpEvent(drawn.of, drawn.asked, gaussian) if drawn else gaussian
+        accountant.compose(event, count)
+    return float(accountant.get_epsilon(delta))
+
+
+@functools.lru_cache(16)
+def _sampled(mechanism: Mechanism) -> Any:
+    assert mechanism.drawn is not None
+    return _distribution(mechanism.noise_multiplier, sampling_prob=mechanism.drawn.rate)
+
+
+def _distribution(sigma: float, **settings: float) -> Any:
+    loss = _package("dp_accounting.pld.privacy_loss_distribution")
+    return loss.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4, **settings)
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise RecipeError(f"it needs the package dp-accounting; run {EXTRA}", where="privacy.dp") from error
+
+
+def most(fits: Callable[[int], bool], upto: int) -> int:
+    """The largest number from 0 to `upto` that fits, where each fits that is below one that does."""
+    low, high = 0, upto
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def unseen_draws(mechanisms: Counter[Mechanism]) -> float:
+    """Σ q (1 − q)^(N − 1): what of δ goes to Poisson draws of nobody, whose rounds are abandoned, not noise alone.
+
+    Between neighbours such a round differs only if the one party is drawn and no other is.
+    """
+    draws = [
+        (m.drawn, count) for m, count in mechanisms.items() if m.drawn is not None and m.drawn.drawing == "poisson"
+    ]
+    return sum(count * drawn.rate * (1 - drawn.rate) ** (drawn.of - 1) for drawn, count in draws)

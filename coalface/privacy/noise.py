@@ -1,0 +1,90 @@
+"""Gaussian noise from a secret: the same secret and name give the same numbers, and nobody else can tell them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coalface.core.disk import writing
+from coalface.core.errors import RecipeError, RunError
+from coalface.privacy.accountant import EXTRA
+
+FILE = "noise.key"
+"""In a run's folder, the secret of its noise."""
+_SIZE = 32
+_BLOCK = 1 << 16
+
+
+def keep_secret(folder: Path, *, begun: bool) -> bytes:
+    """The secret of a run's noise, made at the first call and read back later.
+
+    Raises RunError where noise was drawn with it already (`begun`) and it is gone: with another one the same sum would
+    be noised a second time, and the mean of both tells more than either.
+    """
+    path = folder / FILE
+    if not path.exists():
+        if begun:
+            raise RunError(
+                f"{path} is gone, and sums of this run were noised with it. Restore it, or start a new run: noise that "
+                "is drawn a second time for the same sum protects less."
+            )
+        fresh = folder / f".{FILE}"
+        with writing(path):
+            fresh.unlink(missing_ok=True)
+            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(_SIZE))
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(fresh, path)
+    secret = path.read_bytes()
+    if len(secret) != _SIZE:
+        raise RunError(f"{path} has {len(secret)} bytes, and had {_SIZE}. Restore it, or start a new run.")
+    return secret
+
+
+def seeded_secret(seed: int) -> bytes:
+    """The secret of a simulation: whoever has the seed has the noise."""
+    return hashlib.sha256(f"noise/{seed}".encode()).digest()
+
+
+def digest(secret: bytes, *parts: bytes | str | memoryview) -> str:
+    """A keyed hash (HMAC-SHA256), which tells nothing of the parts to who has not the secret."""
+    code = hmac.new(secret, digestmod=hashlib.sha256)
+    for part in parts:
+        data = memoryview(part.encode() if isinstance(part, str) else part).cast("B")
+        code.update(len(data).to_bytes(8, "little"))
+        code.update(data)
+    return code.hexdigest()
+
+
+def normals(secret: bytes, name: str, count: int) -> NDArray[np.float64]:
+    """(count,) standard normal numbers, of the stream that a secret and a name make: ChaCha20 and Box & Muller.
+
+    From 53 bits each u, v in (0, 1): √(−2 ln u) cos 2πv and √(−2 ln u) sin 2πv. Raises RecipeError where the package
+    `cryptography` is not installed.
+    """
+    key = bytes.fromhex(digest(secret, "normals", name))
+    try:
+        ciphers: Any = importlib.import_module("cryptography.hazmat.primitives.ciphers")
+    except ImportError as error:
+        raise RecipeError(f"its noise needs the package cryptography; run {EXTRA}", where="privacy.dp") from error
+    stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    pairs = -(-count // 2)
+    drawn = np.empty((pairs, 2))
+    for first in range(0, pairs, _BLOCK):  # what is computed at a time stays in a cache
+        size = min(_BLOCK, pairs - first)
+        bits = np.frombuffer(stream.update(bytes(16 * size)), dtype="<u8").reshape(size, 2)
+        uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
+        radius, angle = np.sqrt(-2 * np.log(uniform[:, 0])), 2 * np.pi * uniform[:, 1]
+        drawn[first : first + size, 0] = radius * np.cos(angle)
+        drawn[first : first + size, 1] = radius * np.sin(angle)
+    return drawn.reshape(-1)[:count]

@@ -1,0 +1,139 @@
+"""Recipes with differential privacy by party: what is refused, what a run and its dry run say, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinyruns
+from tinyruns import Silent
+
+from coalface.core.errors import RecipeError, RunError
+from coalface.experiments import execution, preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.prepare import prepare, round_policy
+from coalface.experiments.recipe import loader
+from coalface.privacy import noise
+from coalface.privacy.accountant import Drawn, Mechanism, epsilon
+from coalface.privacy.dp import AdaptiveClip, PartyPrivacy
+
+DP = {"noise_multiplier": 2.0}
+
+
+def private(dp: Any = DP, **changes: Any) -> Any:
+    return tinyruns.tiny(privacy={"dp": dp}, **changes)
+
+
+def test_a_recipe_says_how_parties_are_protected() -> None:
+    assert tinyruns.tiny().dp is None and tinyruns.tiny(privacy={}).dp is None
+    assert private().dp == PartyPrivacy(noise_multiplier=2.0)
+    assert private({"clip": {"quantile": 0.3}}).dp == PartyPrivacy(clip=AdaptiveClip(quantile=0.3))
+    for recipe in (private(), private({"clip": {"quantile": 0.3}})):
+        assert loader.parse(recipe.resolved()) == recipe
+
+
+def test_without_it_the_digest_is_as_it_was() -> None:
+    assert loader.parse({"method": "fedavg"}).digest() == "34fc69168906b6ce"  # before there was a section `privacy`
+    assert tinyruns.tiny(privacy={"dp": None}).digest() == tinyruns.tiny().digest() != private().digest()
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"privacy": {"dp": {"noise": 1.0}}}, "privacy.dp.noise"),
+        ({"privacy": {"dp": {"clip": {"quantil": 0.5}}}}, "privacy.dp.clip.quantil"),
+        ({"privacy": {"dp": {"clip": {"quantile": 2.0}}}}, "privacy.dp.clip.quantile"),
+        ({"privacy": {"dp": {"clip": "much"}}}, "privacy.dp.clip"),
+        ({"privacy": {"dp": {"delta": 2.0}}}, "privacy.dp.delta"),
+        ({"engine": {"client_batch": "auto"}}, "engine.client_batch"),
+        ({"engine": {"max_update_norm": 5.0}}, "engine.max_update_norm"),
+        ({"engine": {"max_share": 0.5}}, "engine.max_share"),
+        ({"engine": {"oversized": "clip"}}, "engine.oversized"),
+        ({"pretrain": {"method": "centralized", "rounds": 1}}, "pretrain"),
+    ],
+)
+def test_what_cannot_be_promised_is_refused(changes: Any, where: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        tinyruns.tiny(**loader.merged({"privacy": {"dp": DP}}, changes))
+    assert caught.value.where == where
+
+
+def test_a_pre_training_on_public_people_is_accepted() -> None:
+    assert tinyruns.public_images(privacy={"dp": DP}).pretrain is not None
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"method": "solo"}, "privacy.dp"),
+        ({"method": "centralized"}, "privacy.dp"),
+        ({"model": {"name": "mobilefacenet"}}, "privacy.dp"),
+        ({"privacy": {"dp": {"noise_multiplier": 0.1, "target_epsilon": 1.0}}}, "privacy.dp.target_epsilon"),
+    ],
+)
+def test_a_run_is_refused_before_it_begins(changes: Any, where: str) -> None:
+    recipe = tinyruns.tiny(**loader.merged({"privacy": {"dp": DP}}, changes))
+    for begin in (preflight.check, lambda r: prepare(r, Silent(), experiment.run, elsewhere=False)):
+        with pytest.raises(RecipeError) as caught:
+            begin(recipe)
+        assert caught.value.where == where
+
+
+def test_a_dry_run_tells_epsilon_and_how_many_rounds_fit() -> None:
+    target = epsilon({Mechanism(2.0): 5}, 1e-5) + 1e-6
+    recipe = private(DP | {"target_epsilon": target}, rounds=9)
+    said = preflight.as_dict(recipe)["privacy"]
+    assert said == {"epsilon": epsilon({Mechanism(2.0): 5}, 1e-5), "delta": 1e-5, "rounds": 5}
+    assert "after 5 rounds, where target_epsilon=" in preflight.describe(recipe)
+    assert "not protected from the server" in preflight.describe(recipe)
+
+
+def sampled(sampling: str) -> dict[str, Any]:
+    return {"noise_multiplier": 2.0, "sampling": sampling, "delta": 0.4}
+
+
+def test_a_dry_run_counts_draws_as_the_recipe_makes_them() -> None:
+    settings = {"method": "fedavg", "methods": {"fedavg": {"sample": 1}}, "rounds": 4}
+    for sampling in ("fixed", "poisson"):
+        said = preflight.as_dict(private(sampled(sampling), **settings))
+        delta = 0.4 - (4 * 0.5 * 0.5 if sampling == "poisson" else 0.0)  # both parties are passed over in a quarter
+        expected = epsilon({Mechanism(2.0, Drawn(sampling, 1, 2)): 4}, delta) if delta > 0 else None  # type: ignore[arg-type]
+        assert said["privacy"]["epsilon"] == expected
+        assert ("draws of nobody" in preflight.describe(private(sampled(sampling), **settings))) == (expected is None)
+
+
+def test_parties_with_their_own_images_are_bounded_by_the_clip_alone() -> None:
+    policy = round_policy(private())
+    assert policy.max_share is None
+
+
+def test_a_run_tells_what_it_spent_in_its_summary_and_on_its_page(tmp_path: Path) -> None:
+    target = epsilon({Mechanism(2.0): 2}, 1e-5) + 1e-6
+    out = tmp_path / "run"
+    experiment.run(private(DP | {"target_epsilon": target}, rounds=4), out, Silent())
+    summary = json.loads((out / "summary.json").read_text())["privacy"]
+    assert summary["epsilon"] == epsilon({Mechanism(2.0): 2}, 1e-5) and summary["noise"] == "seed"
+    assert summary["ended"].startswith("after round 2 of 4")
+    assert f"{summary['epsilon']:.2f}" in (out / "report.html").read_text() and not (out / noise.FILE).exists()
+    page = (out / "report.html").read_text()
+    assert "ε, each party" in page and "not towards the server" in page
+
+
+def test_a_federation_draws_its_noise_from_a_secret_that_the_seed_does_not_tell(tmp_path: Path) -> None:
+    prepared = prepare(private(), Silent(), experiment.run, elsewhere=False)
+
+    def server(out: Path) -> Any:
+        out.mkdir(exist_ok=True)
+        with execution.open_transport(prepared, out, None) as transport:
+            return execution._server(prepared, out, transport, Silent(), simulated=False)
+
+    first, second = server(tmp_path / "a"), server(tmp_path / "b")
+    assert first.private.summary()["noise"] == "secret" and first.private.secret != second.private.secret
+    assert server(tmp_path / "a").private.secret == first.private.secret == (tmp_path / "a" / noise.FILE).read_bytes()
+    assert first.stream("any").random() != second.stream("any").random()  # nor who is drawn
+    first.run()
+    (tmp_path / "a" / noise.FILE).unlink()
+    with pytest.raises(RunError, match="is gone"):
+        server(tmp_path / "a")
