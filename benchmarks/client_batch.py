@@ -197,13 +197,19 @@ def measure_steps(
     return float(ratio), float(medians[0]), float(medians[1]), float(1e3 * beyond / parties)
 
 
+def begins(case: str) -> None:
+    """Say on stderr what is measured now: a case takes minutes on a busy machine."""
+    print(f"measuring {case} …", file=sys.stderr, flush=True)
+
+
 def compare_steps(options: argparse.Namespace) -> None:
     print(f"{'case':70} {'ratio':>6} {'round s':>8} {'bare s':>8} {'own ms':>7}")
     for name in options.networks:
         for steps in options.steps:
-            for client_batch in (*options.client_batches, 0):
+            for client_batch in options.client_batches:
                 how = f"client batches of {client_batch}" if client_batch else "client by client"
                 title = f"{name}: {options.parties:,} × {options.images} images, {several(steps, 'step')}, {how}"
+                begins(title)
                 ratio, *seconds = measure_steps(name, options.parties, options.images, steps, client_batch,
                                                 threads=options.threads[0], workers=options.workers,
                                                 rounds=options.rounds, clock=options.clock)  # fmt: skip
@@ -279,7 +285,11 @@ def main() -> int:
     parser.add_argument("--parties", type=int, help="default 1,000, and 200 with --steps")
     parser.add_argument("--steps", type=int, nargs="+", help="local steps of a client of FedAvg")
     parser.add_argument(
-        "--client-batches", type=int, nargs="+", default=[256, 50], help="with --steps (default 256 50)"
+        "--client-batches",
+        type=int,
+        nargs="+",
+        default=[256, 50, 0],
+        help="images of a client batch, with --steps; 0 is client by client (default 256 50 0)",
     )
     parser.add_argument("--workers", type=int, default=1, help="processes that compute clients, with --steps")
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
@@ -313,6 +323,7 @@ def main() -> int:
             for client_batch in (options.client_batch, 0):
                 how = f"client batches of {client_batch}" if client_batch else "client by client"
                 title = f"{name}: {options.parties:,} × {options.images} images, {how}, {threads} thread"
+                begins(title)
                 figures = measure(name, options.parties, options.images, client_batch, device=options.device,
                                 threads=threads, count=options.rounds)  # fmt: skip
                 print(f"{title:58} {figures}", flush=True)

@@ -2,11 +2,13 @@
 
     python benchmarks/overhead.py                    # 200 clients of 5 images, cnn-small, one thread: three cases
     python benchmarks/overhead.py --clock wall       # by the clock, for a quiet machine
+    python benchmarks/overhead.py --client-batch 256 # the same clients in client batches of 256 images
     python benchmarks/overhead.py --floor            # one plain pass over a client's data for each thing done with it
 
 Without `--clock wall` it is the processor time of the engine's thread, which others on the machine move less; hashes
 that another thread makes meanwhile are in `whole process` alone. Medians of the rounds after the second: the first
 write files that later ones write over. A stage is what its functions take themselves, without those that they call.
+Client batches send no single replies, so their third case is not measured.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import hashlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,8 @@ import torch
 from engine import LOSS, make_world, network
 
 from coalface.core import codec
-from coalface.core.method import Party, step
-from coalface.engine import federation
+from coalface.core.method import Party, batched, step
+from coalface.engine import client_batch, federation, local
 from coalface.engine.local import InProcess
 from coalface.engine.party import executor
 from coalface.engine.party.commit_folder import CommitFolder
@@ -43,7 +45,7 @@ from coalface.methods import fedavg
 from coalface.methods.fedavg import FedAvg, Global, Update
 from coalface.models import Backbone
 from coalface.privacy import ledger
-from coalface.training import local_training
+from coalface.training import local_training, stacked_training
 from coalface.training.classifier import DenseClassifier
 from coalface.training.compute import Compute
 from coalface.training.local_work import LocalTraining
@@ -54,33 +56,43 @@ STAGES: list[tuple[Any, str, str]] = [
     (Compute, "embed", TRAINING),
     (DenseClassifier, "gradients", TRAINING),
     (SGD, "step", TRAINING),
+    (stacked_training, "head_gradients", TRAINING),
+    (torch.autograd, "grad", TRAINING),
     (executor.Request, "id", "request"),
     (CommitFolder, "begin", "commits looked through"),
     (CommitFolder, "look", "commits looked through"),
     (executor.PartyExecutor, "arguments", "private state read"),
+    (executor.PartyExecutor, "base_of", "private state read"),
     (executor.PartyExecutor, "_parts", "private state encoded"),
     (executor, "data_identity", "whose images"),
     (executor.PartyExecutor, "begin", "executor, the rest"),
     (executor.PartyExecutor, "_run", "executor, the rest"),
+    (executor.PartyExecutor, "keep", "executor, the rest"),
+    (local, "run_batch", "executor, the rest"),
     (Backbone, "load", "weights in"),
     (Backbone, "shared", "weights out"),
     (Backbone, "kept", "weights out"),
     (LocalTraining, "batches", "images"),
     (Compute, "batch", "images"),
+    (Compute, "many", "images"),
     (SGD, "start", "momentum of zeros"),
     (local_training, "fresh_head", "class embeddings drawn"),
     (local_training, "learn", "local training, the rest"),
     (fedavg, "learn", "local training, the rest"),
+    (fedavg, "learn_together", "local training, the rest"),
     (codec, "encode", "encoding"),
+    (codec, "size", "sizes"),
     (codec.Encoded, "sums", "hashes"),
     (ledger, "lines_for", "ledger"),
     (ledger, "append", "ledger"),
+    (client_batch.ClientBatchLedger, "write", "ledger"),
     (executor, "write_commit", "commit"),
     (ReplyAggregator, "_read", "decoding"),
     (codec, "validate", "validation"),
     (UpdateBounds, "admit", "bounds"),
     (RunningMean, "add", "sums"),
     (ReplyAggregator, "take", "server, the rest"),
+    (ReplyAggregator, "take_batch", "server, the rest"),
     (federation, "receipt", "server, the rest"),
     (Server, "_one_round", "server, the rest"),
     (Server, "_checkpoint", "checkpoint"),
@@ -95,6 +107,11 @@ class Stateless(FedAvg):
     def train(self, party: Party, common: Global) -> Update:
         loss, _ = local_training.learn(party, common.backbone, None, self.local, self.loss, momentum=self.momentum)
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss)
+
+    @batched("train")
+    def train_batched(self, parties: Sequence[Party], common: Global) -> list[Update]:
+        replies = super().train_batched(parties, [None] * len(parties), common)
+        return [reply for reply, _ in replies]
 
 
 class Stopwatch:
@@ -135,7 +152,9 @@ class Stopwatch:
         setattr(owner, name, replaced)
 
 
-def measure(watch: Stopwatch, clients: int, images: int, rounds: int, *, save: bool, private: bool) -> dict[str, float]:
+def measure(
+    watch: Stopwatch, clients: int, images: int, rounds: int, client_batch: int, *, save: bool, private: bool
+) -> dict[str, float]:
     """Microseconds a client by stage, with those of the whole process and of the round."""
     world = make_world("cnn-small", clients, 1, images)
     method = (FedAvg if private else Stateless)(
@@ -153,7 +172,8 @@ def measure(watch: Stopwatch, clients: int, images: int, rounds: int, *, save: b
         watch.spent.clear()
 
     with tempfile.TemporaryDirectory() as place:
-        setup = Setup(method, lambda: world, Numerics(threads=1), 0, Path(place), save_replies=save)
+        setup = Setup(method, lambda: world, Numerics(threads=1, client_batch=client_batch), 0, Path(place),
+                      save_replies=save)  # fmt: skip
         policy = RoundPolicy(run="benchmark", checkpoint_every=5)
         Server(method, policy, setup.numerics, InProcess(setup, world), Path(place), backbone=world.backbone,
                report=report).run()  # fmt: skip
@@ -195,6 +215,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--clock", choices=("thread", "wall"), default="thread")
+    parser.add_argument(
+        "--client-batch", type=int, default=0, help="images of a client batch (default: client by client)"
+    )
     parser.add_argument("--floor", action="store_true")
     options = parser.parse_args()
     if options.floor:
@@ -208,7 +231,9 @@ def main() -> None:
         "private state kept": (False, True),
         "and replies saved": (True, True),
     }
-    run = functools.partial(measure, watch, options.clients, options.images, options.rounds)
+    if options.client_batch:
+        del cases["and replies saved"]
+    run = functools.partial(measure, watch, options.clients, options.images, options.rounds, options.client_batch)
     columns = {title: run(save=save, private=private) for title, (save, private) in cases.items()}
     print(f"{'µs a client':26}" + "".join(f"{title:>24}" for title in columns))
     overhead = [s for s in dict.fromkeys(stage for _, _, stage in STAGES) if s != TRAINING]

@@ -157,7 +157,8 @@ def measure_resume(folder: Path, packages: dict[str, Path], turns: int, parties:
     pack.write_pack(Noise(2 * parties, 2), folder / "many", size=32, grey=True)
     out, recipe_file = folder / "resumed", folder / "many.yaml"
     recipe_file.write_text("method: fedavg\nmodel: {name: cnn-small, embedding_size: 8}\nlocal: {epochs: 1}\n")
-    words = ["run", str(recipe_file), *recipe(folder / "many", parties, save_replies="false"), "--out", str(out)]
+    words = ["run", str(recipe_file), "--quiet", "--out", str(out)]
+    words += recipe(folder / "many", parties, save_replies="false")
     process = subprocess.Popen([sys.executable, "-c", COMMAND, *words], stderr=subprocess.DEVNULL)
     while not (out / "checkpoints").exists() or not list((out / "checkpoints").glob("[0-9]*")):
         time.sleep(0.1)
