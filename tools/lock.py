@@ -43,7 +43,8 @@ for CUDA brings packages of NVIDIA, under NVIDIA's own licence. The wheels hold 
 WHY = {
     "click": "the errors of the command line",
     "cloudpickle": "what only a program has, such as a method in a notebook, for its worker processes",
-    "cryptography": "certificates, node keys, private state encrypted at rest",
+    "cryptography": "certificates, node keys, private state encrypted at rest; secure sums, countersignatures",
+    "dp-accounting": "ε of differential privacy",
     "filelock": "locks that end with their process",
     "finch-clust": "an oracle for our clustering",
     "flwr": "federations over many machines",
