@@ -141,7 +141,8 @@ def test_a_party_that_sends_something_else_when_asked_again_does_not_count(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("factor", "bound", "named"), [(3.0, 30.0, False), (10.0, 30.0, True), (10.0, 0.0, True), (10.0, 5.0, False)]
+    ("factor", "bound", "named"),
+    [(8.0, 30.0, False), (20.0, 30.0, True), (20.0, 0.0, True), (20.0, 5.0, False), (8.0, 5.0, False)],
 )
 def test_a_large_reply_that_counts_is_named_in_the_metrics(
     tmp_path: Path, factor: float, bound: float, named: bool
