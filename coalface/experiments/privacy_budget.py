@@ -12,6 +12,7 @@ from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
 from coalface.privacy.accountant import Mechanism, epsilon, most, unseen_draws
 from coalface.privacy.dp import PartyPrivacy
+from coalface.privacy.noise import load_ciphers
 
 
 def spent(privacy: PartyPrivacy, planned: Plan, rounds: int) -> float:
@@ -30,8 +31,11 @@ def rounds_within(privacy: PartyPrivacy, planned: Plan) -> int:
 
 
 def check(recipe: Recipe, planned: Plan) -> None:
-    """Raise RecipeError where not one round stays within `target_epsilon`."""
-    if recipe.dp is not None and recipe.dp.target_epsilon is not None and not rounds_within(recipe.dp, planned):
+    """Raise RecipeError where not one round stays within `target_epsilon`, or a package is not installed."""
+    if recipe.dp is None:
+        return
+    load_ciphers()
+    if recipe.dp.target_epsilon is not None and not rounds_within(recipe.dp, planned):
         first = spent(recipe.dp, planned, 1)
         raise RecipeError(
             f"the first round alone makes ε = {first:.4g} at δ = {recipe.dp.delta:g}, which is above it; raise "

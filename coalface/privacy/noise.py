@@ -66,17 +66,22 @@ def digest(secret: bytes, *parts: bytes | str | memoryview) -> str:
     return code.hexdigest()
 
 
+def load_ciphers() -> Any:
+    """The ciphers of `cryptography`. Raises RecipeError where it is not installed."""
+    try:
+        return importlib.import_module("cryptography.hazmat.primitives.ciphers")
+    except ImportError as error:
+        raise RecipeError(f"its noise needs the package cryptography; run {EXTRA}", where="privacy.dp") from error
+
+
 def normals(secret: bytes, name: str, count: int) -> NDArray[np.float64]:
     """(count,) standard normal numbers, of the stream that a secret and a name make: ChaCha20 and Box & Muller.
 
-    From 53 bits each u, v in (0, 1): √(−2 ln u) cos 2πv and √(−2 ln u) sin 2πv. Raises RecipeError where the package
-    `cryptography` is not installed.
+    From 53 bits each u, v in (0, 1): √(−2 ln u) cos 2πv and √(−2 ln u) sin 2πv.
+
+    Raises RecipeError as `load_ciphers` does.
     """
-    key = bytes.fromhex(digest(secret, "normals", name))
-    try:
-        ciphers: Any = importlib.import_module("cryptography.hazmat.primitives.ciphers")
-    except ImportError as error:
-        raise RecipeError(f"its noise needs the package cryptography; run {EXTRA}", where="privacy.dp") from error
+    key, ciphers = bytes.fromhex(digest(secret, "normals", name)), load_ciphers()
     stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
     pairs = -(-count // 2)
     drawn = np.empty((pairs, 2))

@@ -112,6 +112,8 @@ def test_the_noise_hangs_on_the_seed_or_on_the_secret_and_not_on_both(tmp_path: 
     cosines = np.corrcoef(drawn)
     assert abs(cosines[np.triu_indices(3, 1)]).max() < 0.08
     np.testing.assert_array_equal(drawn[1], drawn[3])
+    other_sum = drawn_noise(tmp_path / "other", secret=secret, clip=0.4)  # the same noise would cancel between the two
+    assert abs(np.corrcoef(drawn[1], other_sum)[0, 1]) < 0.08
 
 
 def test_rounds_have_noise_of_their_own(tmp_path: Path) -> None:

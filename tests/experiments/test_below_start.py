@@ -30,6 +30,15 @@ def test_it_is_told_beyond_two_standard_errors(
         assert ("fell from 60.0 ± 1.2" in text and "55.9 ± 1.6" in text and "local.lr" in text) is is_below
 
 
+def test_of_a_noised_run_it_is_the_noise() -> None:
+    figures = {
+        "untrained": {"unseen": {"accuracy": 90.0, "accuracy_se": 1.0}},
+        "figures": {"unseen": {"accuracy": 50.0}},
+    }
+    assert "noise of privacy.dp" in below_start(figures | {"privacy": {"noise_multiplier": 1.0}})
+    assert "local.lr" in below_start(figures | {"privacy": {"noise_multiplier": 0.0}})
+
+
 def test_without_an_accuracy_or_its_error_nothing_is_told() -> None:
     for figures in ({}, {"eer": 40.0}, {"accuracy": 90.0}):
         assert not below_start({"untrained": {"unseen": figures}, "figures": {"unseen": {"accuracy": 50.0}}})

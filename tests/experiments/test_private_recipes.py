@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,13 @@ def test_a_run_is_refused_before_it_begins(changes: Any, where: str) -> None:
         with pytest.raises(RecipeError) as caught:
             begin(recipe)
         assert caught.value.where == where
+
+
+@pytest.mark.parametrize("package", ["dp_accounting", "cryptography.hazmat.primitives.ciphers"])
+def test_what_is_not_installed_is_told_before_a_run(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(RecipeError, match=r"pip install 'coalface\[privacy\]'"):
+        preflight.describe(private({"noise_multiplier": 2.345}))
 
 
 def test_a_dry_run_tells_epsilon_and_how_many_rounds_fit() -> None:

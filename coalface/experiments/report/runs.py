@@ -197,7 +197,9 @@ def below_start(summary: Mapping[str, Any]) -> str:
     for key in (key for key in end if key.endswith("/accuracy") and {key, f"{key}_se"} <= start.keys()):
         if start[key] - end[key] > 2 * math.hypot(start[f"{key}_se"], end.get(f"{key}_se", 0.0)):
             fallen = f"{figure_name(key)} fell from {figure_text(start, key)} before the first round to"
-            return f"{fallen} {figure_text(end, key)}; most often local.lr or loss.scale is too high"
+            noised = number(mapping(summary.get("privacy")).get("noise_multiplier"))
+            cause = "the noise of privacy.dp" if noised else "most often local.lr or loss.scale is too high"
+            return f"{fallen} {figure_text(end, key)}; {cause}"
     return ""
 
 
