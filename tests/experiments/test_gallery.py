@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -183,6 +184,15 @@ def test_images_are_embedded_into_a_file(model: FaceModel, faces: Path, tmp_path
         assert [Path(file).name for file in stored["files"]] == [f"{i}.png" for i in range(3, 20, 4)]
 
 
+def test_images_of_which_none_can_be_embedded_leave_no_file(
+    model: FaceModel, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    words = (tmp_path / "broken.png", "--model", model.folder, "--out", tmp_path / "e.npz")
+    assert "broken.png" in refused(capsys, monkeypatch, "embed", *words, status=1)
+    assert not (tmp_path / "e.npz").exists()
+
+
 def test_the_commands_enroll_identify_and_remove(model: FaceModel, faces: Path, tmp_path: Path) -> None:
     place, other = tmp_path / "g", tmp_path / "o"
     said("gallery", "create", place, "--model", model.folder, "--threshold", "-1")
@@ -258,9 +268,10 @@ def test_a_rate_of_strangers_needs_the_gallery_of_a_client(model: FaceModel, tmp
     gallery = Gallery.create(tmp_path / "g", model, far=0.1)
     with pytest.raises(DataError, match="it has none for FPIR: .*export-client"):
         gallery.threshold(fpir=0.1)
-    with pytest.raises(RecipeError) as error:
-        gallery.threshold(far=0.1, threshold=0.5)
-    assert error.value.where == "--threshold"
+    for rules in (functools.partial(Gallery.create, tmp_path / "h", model), gallery.threshold):
+        with pytest.raises(RecipeError) as error:
+            rules(far=0.1, threshold=0.5)
+        assert error.value.where == "--threshold"
 
 
 def test_faiss_finds_whom_the_product_finds(faces: Path, model: FaceModel, tmp_path: Path) -> None:

@@ -18,11 +18,6 @@ from coalface.data.photographs import REASONS
 from coalface.data.synthetic.photographs import write_photographs
 
 
-@pytest.fixture
-def model(fedavg_run: Path) -> cf.FaceModel:
-    return cf.FaceModel.from_run(fedavg_run)
-
-
 def test_people_are_enrolled_and_identified_by_photographs(model: cf.FaceModel, tmp_path: Path) -> None:
     detector = KnownFaces({})
     pictures = {"Ann/1.png": 0, "Ann/2.png": 1, "Bob/1.png": 2, "new/1.png": 3}

@@ -66,6 +66,7 @@ def embed(
     import numpy as np
 
     from coalface.core.disk import beside, check_free, put_in_place
+    from coalface.core.errors import DataError
     from coalface.data.tools.progress_bar import counting
     from coalface.experiments.gallery.images import embed_images, find_images
 
@@ -75,6 +76,11 @@ def embed(
     batches = list(embed_images(network, find_images(images), show, finder))
     files = [image.file for batch in batches for image in batch.images]
     refused = [refusal for batch in batches for refusal in batch.refused]
+    if not files:
+        raise DataError(
+            f"{several(len(refused), 'image')}, of which none can be embedded: {refused[0].reason}",
+            where=refused[0].file,
+        )
     with beside(out) as partial:
         with open(partial, "wb") as file:
             embeddings = np.concatenate([batch.embeddings for batch in batches])
@@ -133,16 +139,18 @@ def create(
     model: Model,
     party: Party = None,
     convention: Input = None,
-    far: Annotated[float, typer.Option(help="Decide by the model's threshold at this false accept rate.")] = 0.001,
+    far: Far = None,
     threshold: Cosine = None,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a gallery without people, for one model. With --key, names and embeddings are encrypted."""
+    """Create a gallery without people, for one model. With --key, names and embeddings are encrypted.
+
+    The threshold is the model's at a false accept rate, 0.001 unless --far names another.
+    """
     from coalface.experiments.gallery.gallery import Gallery
 
-    network = open_model(model, party, convention)
-    created = Gallery.create(place, network, key=key, far=far, threshold=threshold)
+    created = Gallery.create(place, open_model(model, party, convention), key=key, far=far, threshold=threshold)
     if as_json:
         print_json(
             {"out": place, "model": created.file.about["model"], "encrypted": key is not None, **_decides(created)}
