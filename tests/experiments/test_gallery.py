@@ -16,7 +16,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from commands import outputs, refused, said
+from commands import invoked, outputs, refused, said
 from onnx_graphs import linear_graph
 from typer.testing import CliRunner
 from unit_rows import unit
@@ -191,6 +191,32 @@ def test_images_of_which_none_can_be_embedded_leave_no_file(
     words = (tmp_path / "broken.png", "--model", model.folder, "--out", tmp_path / "e.npz")
     assert "broken.png" in refused(capsys, monkeypatch, "embed", *words, status=1)
     assert not (tmp_path / "e.npz").exists()
+
+
+def test_commands_of_which_every_image_is_refused_exit_with_1(model: FaceModel, faces: Path, tmp_path: Path) -> None:
+    said("gallery", "create", tmp_path / "g", "--model", model.folder, "--threshold", "-1")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    for images, status in ((tmp_path / "broken.png", 1), (faces / "known", 0), (faces / "known", 0)):
+        assert invoked("gallery", "enroll", tmp_path / "g", images).exit_code == status
+    for words, status in (((tmp_path / "broken.png",), 1), ((tmp_path / "broken.png", faces / "new"), 0)):
+        assert invoked("gallery", "identify", tmp_path / "g", *words).exit_code == status
+        assert invoked("gallery", "identify", tmp_path / "g", *words, "--json").exit_code == status
+    error = invoked("gallery", "enroll", tmp_path / "g", faces / "known", "--name", "").exception
+    assert isinstance(error, RecipeError) and error.where == "--name"
+
+
+def test_what_is_no_image_and_who_has_no_folder_is_noted(model: FaceModel, faces: Path, tmp_path: Path) -> None:
+    said("gallery", "create", tmp_path / "g", "--model", model.folder, "--threshold", "-1")
+    folder = Path(shutil.copytree(faces / "known", tmp_path / "people"))
+    for name in ("Person 1/a.heic", "Person 1/list.txt", "b.gif"):
+        (folder / name).write_bytes(b"")
+    shutil.copy(faces / "new" / "Person 0" / "3.png", folder)
+    enrolled = outputs("gallery", "enroll", tmp_path / "g", folder)[1]
+    assert all(word in enrolled for word in ("3 files", "a.heic", "list.txt", "b.gif", "1 image in no person's folder"))
+    identified = outputs("gallery", "identify", tmp_path / "g", folder)[1]
+    assert "3 files" in identified and "no person's folder" not in identified
+    assert "3 files" in outputs("embed", folder, "--model", model.folder, "--out", tmp_path / "e.npz")[1]
+    assert outputs("gallery", "enroll", tmp_path / "g", folder / "Person 2")[1] == ""
 
 
 def test_the_commands_enroll_identify_and_remove(model: FaceModel, faces: Path, tmp_path: Path) -> None:
