@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from coalface.data.source import decode_pixels
 REASONS = {
     "not an image": "a file of a kind that is not read: make a JPEG, PNG, WebP, BMP or PNM of it if it is a photograph",
     "damaged": "an image that is empty, cut short, too large or cannot be read",
-    "no landmarks": "an image that the list of landmarks does not name",
+    "no landmarks": "the list of landmarks does not name the image, or places them beside it",
     "no face": "a photograph in which the detector finds no face, at any turn",
     "two faces": "a second face is nearly as large and central, so it is open whose photograph it is",
     "too small": "the square around the face has too few pixels in the photograph",
@@ -124,7 +125,7 @@ def cut_faces(
     left_out: list[LeftOut] = [] if ranked else [LeftOut("no face")]
     if not all_faces and len(ranked) > 1:
         first, second = (prominence(face, image.shape) for face in ranked[:2])
-        if second >= limits.rival * first:
+        if 0 < limits.rival * first <= second:
             left_out.append(LeftOut("two faces", f"{second / first:.2f} as prominent", _corners(ranked[0])))
         ranked = [] if left_out else ranked[:1]
     taken = []
@@ -152,7 +153,7 @@ def _problem(image: NDArray[np.uint8], face: Face, limits: Limits) -> LeftOut | 
     """Which limit a face does not keep."""
     corners = _corners(face)
     if (side := square_side(face)) < limits.side:
-        return LeftOut("too small", f"{side:.0f} pixels", corners)
+        return LeftOut("too small", f"{math.floor(10 * side) / 10:g} pixels", corners)
     height, width = image.shape[:2]
     frame = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
     inside = cv2.intersectConvexConvex(np.array(corners, np.float32) + np.float32(0.5), frame)[0] / side**2

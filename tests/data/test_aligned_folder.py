@@ -78,6 +78,20 @@ def test_links_to_files_are_followed_and_links_to_folders_are_named(tmp_path: Pa
     assert not (tmp_path / "out" / "Ann" / "0.png").is_symlink()
 
 
+def test_the_table_says_what_to_do_and_holds_no_formula(tmp_path: Path) -> None:
+    picture, face = photograph(0)
+    (tmp_path / "in").mkdir()
+    scale = 39.96 / square_side(face)
+    for name in ("=1+1.png", "small.png"):
+        (tmp_path / "in" / name).write_bytes(encoded(picture))
+    (tmp_path / "in" / "a.gif").write_bytes(b"GIF89a")
+    detector = KnownFaces({picture.shape[:2]: [Face((face.points - 120) * scale + 120)]})
+    write_faces(tmp_path / "in", tmp_path / "out", detector)
+    rows = {row["file"]: row["detail"] for row in csv.DictReader((tmp_path / "out" / "left-out.csv").open())}
+    assert rows.keys() == {"./=1+1.png", "small.png", "a.gif"}
+    assert rows["small.png"] == "39.9 pixels" and "make a JPEG" in rows["a.gif"]
+
+
 def test_whatever_gives_no_face_is_left_out_with_the_reason(tmp_path: Path) -> None:
     source, detector = tmp_path / "photos", album(tmp_path / "photos", 4)
     picture, face = photograph(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -15,7 +16,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from commands import outputs, refused, said
+from commands import invoked, outputs, refused, said
 from onnx_graphs import linear_graph
 from typer.testing import CliRunner
 from unit_rows import unit
@@ -183,6 +184,41 @@ def test_images_are_embedded_into_a_file(model: FaceModel, faces: Path, tmp_path
         assert [Path(file).name for file in stored["files"]] == [f"{i}.png" for i in range(3, 20, 4)]
 
 
+def test_images_of_which_none_can_be_embedded_leave_no_file(
+    model: FaceModel, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    words = (tmp_path / "broken.png", "--model", model.folder, "--out", tmp_path / "e.npz")
+    assert "broken.png" in refused(capsys, monkeypatch, "embed", *words, status=1)
+    assert not (tmp_path / "e.npz").exists()
+
+
+def test_commands_of_which_every_image_is_refused_exit_with_1(model: FaceModel, faces: Path, tmp_path: Path) -> None:
+    said("gallery", "create", tmp_path / "g", "--model", model.folder, "--threshold", "-1")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    for images, status in ((tmp_path / "broken.png", 1), (faces / "known", 0), (faces / "known", 0)):
+        assert invoked("gallery", "enroll", tmp_path / "g", images).exit_code == status
+    for words, status in (((tmp_path / "broken.png",), 1), ((tmp_path / "broken.png", faces / "new"), 0)):
+        assert invoked("gallery", "identify", tmp_path / "g", *words).exit_code == status
+        assert invoked("gallery", "identify", tmp_path / "g", *words, "--json").exit_code == status
+    error = invoked("gallery", "enroll", tmp_path / "g", faces / "known", "--name", "").exception
+    assert isinstance(error, RecipeError) and error.where == "--name"
+
+
+def test_what_is_no_image_and_who_has_no_folder_is_noted(model: FaceModel, faces: Path, tmp_path: Path) -> None:
+    said("gallery", "create", tmp_path / "g", "--model", model.folder, "--threshold", "-1")
+    folder = Path(shutil.copytree(faces / "known", tmp_path / "people"))
+    for name in ("Person 1/a.heic", "Person 1/list.txt", "b.gif"):
+        (folder / name).write_bytes(b"")
+    shutil.copy(faces / "new" / "Person 0" / "3.png", folder)
+    enrolled = outputs("gallery", "enroll", tmp_path / "g", folder)[1]
+    assert all(word in enrolled for word in ("3 files", "a.heic", "list.txt", "b.gif", "1 image in no person's folder"))
+    identified = outputs("gallery", "identify", tmp_path / "g", folder)[1]
+    assert "3 files" in identified and "no person's folder" not in identified
+    assert "3 files" in outputs("embed", folder, "--model", model.folder, "--out", tmp_path / "e.npz")[1]
+    assert outputs("gallery", "enroll", tmp_path / "g", folder / "Person 2")[1] == ""
+
+
 def test_the_commands_enroll_identify_and_remove(model: FaceModel, faces: Path, tmp_path: Path) -> None:
     place, other = tmp_path / "g", tmp_path / "o"
     said("gallery", "create", place, "--model", model.folder, "--threshold", "-1")
@@ -258,9 +294,10 @@ def test_a_rate_of_strangers_needs_the_gallery_of_a_client(model: FaceModel, tmp
     gallery = Gallery.create(tmp_path / "g", model, far=0.1)
     with pytest.raises(DataError, match="it has none for FPIR: .*export-client"):
         gallery.threshold(fpir=0.1)
-    with pytest.raises(RecipeError) as error:
-        gallery.threshold(far=0.1, threshold=0.5)
-    assert error.value.where == "--threshold"
+    for rules in (functools.partial(Gallery.create, tmp_path / "h", model), gallery.threshold):
+        with pytest.raises(RecipeError) as error:
+            rules(far=0.1, threshold=0.5)
+        assert error.value.where == "--threshold"
 
 
 def test_faiss_finds_whom_the_product_finds(faces: Path, model: FaceModel, tmp_path: Path) -> None:

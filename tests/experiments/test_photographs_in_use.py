@@ -18,11 +18,6 @@ from coalface.data.photographs import REASONS
 from coalface.data.synthetic.photographs import write_photographs
 
 
-@pytest.fixture
-def model(fedavg_run: Path) -> cf.FaceModel:
-    return cf.FaceModel.from_run(fedavg_run)
-
-
 def test_people_are_enrolled_and_identified_by_photographs(model: cf.FaceModel, tmp_path: Path) -> None:
     detector = KnownFaces({})
     pictures = {"Ann/1.png": 0, "Ann/2.png": 1, "Bob/1.png": 2, "new/1.png": 3}
@@ -60,6 +55,33 @@ def test_people_are_enrolled_and_identified_by_photographs(model: cf.FaceModel, 
     with pytest.raises(DataError, match="no face") as error:
         _ = cf.align(bad / "321.png", detector=detector).face
     assert error.value.where == str(bad / "321.png")
+
+
+def test_what_align_leaves_out_is_refused_in_use_for_the_same_reason(
+    model: cf.FaceModel, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    picture, face = photograph(0)
+    detector = KnownFaces({picture.shape[:2]: [face]})
+    album = tmp_path / "album"
+    album.mkdir()
+    (album / "whole.jpg").write_bytes(jpeg := encoded(picture, ".jpg"))
+    (album / "holed.jpg").write_bytes(jpeg[:-900] + jpeg[-2:])  # cut off, and then ended
+    above = picture[round(face.points[:, 1].mean()) + 3 :]  # cut below the eyes: the landmarks' middle lies outside
+    detector.faces[above.shape[:2]] = [cf.Face(face.points - [0, picture.shape[0] - above.shape[0]])]
+    (album / "cut.png").write_bytes(encoded(np.ascontiguousarray(above)))
+    folder = cf.align_folder(album, tmp_path / "aligned", detector=detector)
+    reasons = {photograph.file: photograph.left_out[0].reason for photograph in folder.left_out}
+    assert reasons == {"holed.jpg": "damaged", "cut.png": "cut off"}
+    assert all(one.left_out[0].corners for one in folder.left_out if one.file == "cut.png")
+    gallery = cf.Gallery.create(tmp_path / "g", model, threshold=-1.0)
+    enrolment = gallery.enroll(album, detector=detector)
+    refusals = {Path(refusal.file).name: refusal.reason for refusal in enrolment.refused}
+    assert enrolment.images == 1 and refusals.keys() == reasons.keys()
+    assert "damaged in the middle" in refusals["holed.jpg"] and refusals["cut.png"].startswith("cut off")
+    with pytest.raises(DataError, match="damaged in the middle") as error:
+        cf.align(album / "holed.jpg", detector=detector)
+    assert error.value.where == str(album / "holed.jpg")
+    assert capfd.readouterr().err == ""  # the decoder's complaint names no file
 
 
 def test_the_commands_take_photographs(

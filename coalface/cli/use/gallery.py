@@ -23,7 +23,7 @@ from coalface.cli.use.options import (
 from coalface.core.text import several, shown
 
 if TYPE_CHECKING:
-    from coalface.experiments.gallery.gallery import Gallery
+    from coalface.experiments.gallery.gallery import Gallery, Identified
     from coalface.experiments.gallery.images import Refusal
 
 Model = Annotated[Path, typer.Option(help=MODEL)]
@@ -66,15 +66,22 @@ def embed(
     import numpy as np
 
     from coalface.core.disk import beside, check_free, put_in_place
+    from coalface.core.errors import DataError
     from coalface.data.tools.progress_bar import counting
     from coalface.experiments.gallery.images import embed_images, find_images
 
     check_free(out)
+    _print_notes(images)
     network, finder = open_model(model, party, convention), detector_of(photographs, detector, upright)
     show = functools.partial(counting, quiet=quiet or as_json)
     batches = list(embed_images(network, find_images(images), show, finder))
     files = [image.file for batch in batches for image in batch.images]
     refused = [refusal for batch in batches for refusal in batch.refused]
+    if not files:
+        raise DataError(
+            f"{several(len(refused), 'image')}, of which none can be embedded: {refused[0].reason}",
+            where=refused[0].file,
+        )
     with beside(out) as partial:
         with open(partial, "wb") as file:
             embeddings = np.concatenate([batch.embeddings for batch in batches])
@@ -133,16 +140,18 @@ def create(
     model: Model,
     party: Party = None,
     convention: Input = None,
-    far: Annotated[float, typer.Option(help="Decide by the model's threshold at this false accept rate.")] = 0.001,
+    far: Far = None,
     threshold: Cosine = None,
     key: Key = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a gallery without people, for one model. With --key, names and embeddings are encrypted."""
+    """Create a gallery without people, for one model. With --key, names and embeddings are encrypted.
+
+    The threshold is the model's at a false accept rate, 0.001 unless --far names another.
+    """
     from coalface.experiments.gallery.gallery import Gallery
 
-    network = open_model(model, party, convention)
-    created = Gallery.create(place, network, key=key, far=far, threshold=threshold)
+    created = Gallery.create(place, open_model(model, party, convention), key=key, far=far, threshold=threshold)
     if as_json:
         print_json(
             {"out": place, "model": created.file.about["model"], "encrypted": key is not None, **_decides(created)}
@@ -167,19 +176,28 @@ def enroll(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Enroll people by images. The images are not kept; what is enrolled already is passed over."""
+    """Enroll people by images. The images are not kept; what is enrolled already is passed over.
+
+    Exits with 1 where every image is refused.
+    """
+    from coalface.core.errors import RecipeError
     from coalface.data.tools.progress_bar import counting
 
     show = functools.partial(counting, quiet=quiet or as_json)
     finder = detector_of(photographs, detector, upright)
+    if name == "":
+        raise RecipeError("it is empty; name whom the images show, or leave it out", where="--name")
     enrolment = _open(place, model, party, key).enroll(images, name, detector=finder, show=show)
+    _print_notes(images, named_by_folder=name is None)
     if as_json:
         print_json({**vars(enrolment), "refused": _rows(enrolment.refused)})
-        return
-    _print_refused(enrolment.refused)
-    already = f", {several(enrolment.already, 'image')} before" if enrolment.already else ""
-    people = several(len(enrolment.people), "person", "people")
-    typer.echo(f"{place}: enrolled {several(enrolment.images, 'image')} of {people}{already}")
+    else:
+        _print_refused(enrolment.refused)
+        already = f", {several(enrolment.already, 'image')} before" if enrolment.already else ""
+        people = several(len(enrolment.people), "person", "people")
+        typer.echo(f"{place}: enrolled {several(enrolment.images, 'image')} of {people}{already}")
+    if not enrolment.images + enrolment.already:
+        raise typer.Exit(1)
 
 
 @gallery.command()
@@ -243,29 +261,36 @@ def identify(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Identify people, and strangers, in images."""
+    """Identify people, and strangers, in images. Exits with 1 where every image is refused."""
     from coalface.data.tools.progress_bar import counting
 
     opened, show = _open(place, model, party, key, faiss), functools.partial(counting, quiet=quiet or as_json)
     finder = detector_of(photographs, detector, upright)
     identified = opened.identify(images, far=far, fpir=fpir, threshold=threshold, top=top, detector=finder, show=show)
-    decided_by = identified.threshold
+    _print_notes(images)
     if as_json:
         matches = _rows(identified.matches)
-        print_json({"threshold": vars(decided_by), "matches": matches, "refused": _rows(identified.refused)})
-        return
-    _print_refused(identified.refused)
-    if identified.matches:
-        rows = [
-            {
-                "file": shown(match.file),
-                "person": shown(match.person),
-                "similarity": f"{match.similarity:.4f}",
-                "accepted": "yes" if match.accepted else "no",
-            }
-            for match in identified.matches
-        ]
-        print_table(rows, numbers={"similarity"})
+        print_json({"threshold": vars(identified.threshold), "matches": matches, "refused": _rows(identified.refused)})
+    else:
+        _print_refused(identified.refused)
+    if not identified.matches:
+        raise typer.Exit(1)
+    if not as_json:
+        _print_matches(opened, identified)
+
+
+def _print_matches(opened: Gallery, identified: Identified) -> None:
+    decided_by = identified.threshold
+    rows = [
+        {
+            "file": shown(match.file),
+            "person": shown(match.person),
+            "similarity": f"{match.similarity:.4f}",
+            "accepted": "yes" if match.accepted else "no",
+        }
+        for match in identified.matches
+    ]
+    print_table(rows, numbers={"similarity"})
     typer.echo(str(decided_by))
     if decided_by.kind == "FAR" and decided_by.rate is not None:
         people = len(opened.people)
@@ -298,6 +323,13 @@ def _decides(opened: Gallery) -> dict[str, Any]:
 
 def _rows(items: Any) -> list[dict[str, Any]]:
     return [vars(item) for item in items]
+
+
+def _print_notes(images: list[Path], *, named_by_folder: bool = False) -> None:
+    from coalface.experiments.gallery.images import notes_on
+
+    for note in notes_on(images, named_by_folder=named_by_folder):
+        typer.echo(f"note: {note}", err=True)
 
 
 def _print_refused(refused: list[Refusal]) -> None:

@@ -246,7 +246,8 @@ def _photograph(
         return Aligned(*none, (LeftOut("not an image", "a link to a folder, which is not followed"),))
     if not path.name.lower().endswith(SUFFIXES):
         ending = Path(file).suffix
-        return Aligned(*none, (LeftOut("not an image", f"it ends in {ending}" if ending else "it has no ending"),))
+        what = f"it ends in {ending}: make a JPEG or PNG of it if it is a photograph" if ending else "it has no ending"
+        return Aligned(*none, (LeftOut("not an image", what),))
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             return Aligned(*none, (LeftOut("not an image", "a pipe or a device"),))
@@ -255,6 +256,10 @@ def _photograph(
             if file not in finder:
                 return Aligned(*none, (LeftOut("no landmarks"),))
             faces = [Face(np.asarray(finder[file], np.float64))]
+            x, y = np.nanmean(faces[0].points, axis=0)
+            if not (0 <= x < image.shape[1] and 0 <= y < image.shape[0]):
+                beside = f"they lie about ({x:.0f}, {y:.0f}), beside its {image.shape[1]} × {image.shape[0]} pixels"
+                return Aligned(*none, (LeftOut("no landmarks", beside),))
         else:
             faces = find_faces(image, finder)
     except FileNotFoundError:
@@ -262,10 +267,6 @@ def _photograph(
     except (OSError, DataError) as error:
         text = disk.explained(error).removeprefix(f"{shown(path)}: ")
         return Aligned(*none, (LeftOut("damaged", shown(text)),))
-    x, y = np.nanmean(faces[0].points, axis=0) if faces else (0, 0)
-    if not (0 <= x < image.shape[1] and 0 <= y < image.shape[0]):
-        beside = f"they lie about ({x:.0f}, {y:.0f}), beside its {image.shape[1]} × {image.shape[0]} pixels"
-        return Aligned(*none, (LeftOut("no landmarks", beside),))
     return cut_faces(image, faces, size=size, limits=limits, all_faces=all_faces)
 
 
@@ -364,6 +365,8 @@ def _table(folder: AlignedFolder) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["file", "faces", "reason", "detail"])
     for photograph in folder.photographs:
+        name = shown(photograph.file)
+        name = f"./{name}" if name.startswith(("=", "+", "-", "@")) else name  # to a spreadsheet it would be a formula
         for left_out in photograph.left_out:
-            table.writerow([shown(photograph.file), len(photograph.faces), left_out.reason, left_out.detail])
+            table.writerow([name, len(photograph.faces), left_out.reason, left_out.detail])
     return text.getvalue()

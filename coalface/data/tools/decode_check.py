@@ -76,7 +76,12 @@ class StderrCapture:
 
 def check_whole(encoded: bytes | memoryview, where: str, capture: StderrCapture) -> tuple[Header, NDArray[np.uint8]]:
     """Header and pixels of an encoded image that is decoded without a complaint; DataError, naming `where`, else."""
-    image, complaints = capture.run(lambda: check_image(encoded, where))
+    return decoded_whole(lambda: check_image(encoded, where), where, capture)
+
+
+def decoded_whole(decode: Callable[[], T], where: str, capture: StderrCapture) -> T:
+    """What `decode` makes of an image without a complaint of its decoder; DataError, naming `where`, else."""
+    image, complaints = capture.run(decode)
     if complaints:
         raise DataError(
             f"it is damaged in the middle (its decoder says: {complaints[0]}): replace it from the original, or delete "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -30,6 +31,7 @@ from coalface.data.photographs import (
 from coalface.data.readers.folders import SUFFIXES, read_file
 from coalface.data.readers.landmarks import landmark_lists, read_landmarks
 from coalface.data.tools.aligned_folder import AlignedFolder, Photograph, list_photographs, write_faces
+from coalface.data.tools.decode_check import StderrCapture, decoded_whole
 from coalface.experiments.report.photographs import Group, Thumbnail, write_page
 
 REPORT = "report.html"
@@ -81,11 +83,12 @@ def align(
     finder = _detector(detector)
     many = photographs if isinstance(photographs, list | tuple) else [photographs]
     aligned = []
-    for i, photograph in enumerate(many):
-        where = os.fspath(photograph) if isinstance(photograph, str | os.PathLike) else f"photograph {i}"
-        image = _image(photograph, where)
-        cut = cut_faces(image, find_faces(image, finder), size=size, limits=limits, all_faces=all_faces)
-        aligned.append(replace(cut, where=where))
+    with StderrCapture() as capture:
+        for i, photograph in enumerate(many):
+            where = os.fspath(photograph) if isinstance(photograph, str | os.PathLike) else f"photograph {i}"
+            image = decoded_whole(partial(_image, photograph, where), where, capture)
+            cut = cut_faces(image, find_faces(image, finder), size=size, limits=limits, all_faces=all_faces)
+            aligned.append(replace(cut, where=where))
     return aligned if many is photographs else aligned[0]
 
 

@@ -220,6 +220,9 @@ class GalleryFile:
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             text = f"another process is writing to it, and this one has waited {WAIT:g} s; try again when that is done"
             return DataError(text, where=self.path)
+        if code == sqlite3.SQLITE_NOTADB:
+            text = "no gallery, or its first bytes are damaged: `coalface gallery create` makes one"
+            return DataError(text, where=self.path)
         of_the_disk = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EACCES}
         of_the_disk[sqlite3.SQLITE_CANTOPEN] = errno.EACCES
         if number := of_the_disk.get(code):

@@ -104,15 +104,17 @@ class Gallery:
         model: FaceModel,
         *,
         key: str | os.PathLike[str] | None = None,
-        far: float = 0.001,
+        far: float | None = None,
         threshold: float | None = None,
     ) -> Gallery:
         """A new gallery without people, which decides by the model's threshold at `far`, or by a `threshold` of yours.
 
-        With `key`, the file of a secret of 32 random bytes or more, all names and embeddings are encrypted. Raises
-        DataError where the model has no threshold at this FAR.
+        With neither it is the threshold at 0.001. With `key`, the file of a secret of 32 random bytes or more, all
+        names and embeddings are encrypted. Raises DataError where the model has no threshold at this FAR, and
+        RecipeError where both are given.
         """
-        chosen = model.threshold(far) if threshold is None else given(threshold)
+        check_one_rule(far, threshold)
+        chosen = model.threshold(0.001 if far is None else far) if threshold is None else given(threshold)
         return cls.with_thresholds(
             path, model, [chosen, *(other for other in model.thresholds if other != chosen)], key
         )

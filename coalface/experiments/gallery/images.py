@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from coalface.core.disk import explained
 from coalface.core.errors import CoalfaceError, DataError
-from coalface.core.text import natural
+from coalface.core.text import natural, several, shown
 from coalface.data.detection import Detector
 from coalface.data.photographs import cut_faces, decode_photograph, find_faces
 from coalface.data.readers.folders import SUFFIXES, read_file
 from coalface.data.source import decode, in_order
 from coalface.data.stores import open_store
+from coalface.data.tools.decode_check import StderrCapture, check_whole
+from coalface.data.tools.ignored_files import passed_over
 from coalface.evaluation.feature_file import QUIET, Show
 from coalface.experiments.api.face_model import FaceModel
 
@@ -63,9 +65,8 @@ def find_images(paths: Sequence[Path]) -> list[ImageFile]:
     """
     images: list[ImageFile] = []
     for path in paths:
-        if path.is_dir() and not (path / "meta.json").exists() and not (path / "train.rec").exists():
-            below = sorted((p for p in path.rglob("*") if _is_image(p, path)), key=lambda p: natural(str(p)))
-            images += [ImageFile(str(p), p.parent.name, partial(read_file, p)) for p in below]
+        if _is_folder(path):
+            images += [ImageFile(str(p), p.parent.name, partial(read_file, p)) for p in _images_below(path)]
         elif path.is_dir() or path.suffix in (".rec", ".bin"):
             store = open_store(path, damaged="leave out")
             for i, label in enumerate(store.labels.tolist()):
@@ -80,6 +81,28 @@ def find_images(paths: Sequence[Path]) -> list[ImageFile]:
             f"no images there; give files that end in {', '.join(SUFFIXES)}, or folders of them", where=where
         )
     return images
+
+
+def notes_on(paths: Sequence[Path], *, named_by_folder: bool = False) -> list[str]:
+    """In sentences, what lies in folders and is no image, and images whose folder is named for no single person."""
+    notes = []
+    for path in filter(_is_folder, paths):
+        below = _images_below(path)
+        notes += [f"{shown(path)}: {sentence}" for sentence in passed_over(path, below)]
+        loose = [image.name for image in below if image.parent == path]
+        if named_by_folder and 0 < len(loose) < len(below):
+            name = shown(path.absolute().name)
+            notes.append(f"{shown(path)}: {several(len(loose), 'image')} in no person's folder, enrolled as {name!r}")
+    return notes
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether it is a folder of images, not one of records or a pack."""
+    return path.is_dir() and not (path / "meta.json").exists() and not (path / "train.rec").exists()
+
+
+def _images_below(root: Path) -> list[Path]:
+    return sorted((path for path in root.rglob("*") if _is_image(path, root)), key=lambda path: natural(str(path)))
 
 
 def _is_image(path: Path, root: Path) -> bool:
@@ -111,19 +134,32 @@ def embed_images(
         except (OSError, ValueError) as error:
             return Refusal(images[i].file, explained(error))
 
-    batch, faces = Embedded(), list[NDArray[np.uint8]]()
-    with show("embedding", len(images)) as count:
-        for done, face in enumerate(in_order(read, len(images)), start=1):
-            if isinstance(face, Refusal):
-                batch.refused.append(face)
-            else:
-                batch.images.append(images[done - 1])
-                batch.sha256.append(face[0])
-                faces.append(face[1])
-            if len(faces) == BATCH or done == len(images):
-                yield _embedded(model, batch, faces)
-                count(done)
-                batch, faces = Embedded(), []
+    with StderrCapture() as capture, show("embedding", len(images)) as count:
+        for start in range(0, len(images), BATCH):
+            batch, faces = Embedded(), list[NDArray[np.uint8]]()
+            part = range(start, min(start + BATCH, len(images)))
+            results, complaints = capture.run(lambda part=part: list(in_order(lambda k: read(part[k]), len(part))))  # type: ignore[misc]
+            for image, result in zip(images[part.start : part.stop], results, strict=True):
+                face = _whole(image, capture) or result if complaints else result
+                if isinstance(face, Refusal):
+                    batch.refused.append(face)
+                else:
+                    batch.images.append(image)
+                    batch.sha256.append(face[0])
+                    faces.append(face[1])
+            yield _embedded(model, batch, faces)
+            count(part.stop)
+
+
+def _whole(image: ImageFile, capture: StderrCapture) -> Refusal | None:
+    """Why an image is not taken of which the decoder complains, and fills what is missing with grey."""
+    try:
+        check_whole(image.read(), image.file, capture)
+    except CoalfaceError as error:
+        return Refusal(image.file, error.text)
+    except (OSError, ValueError) as error:
+        return Refusal(image.file, explained(error))
+    return None
 
 
 def _embedded(model: FaceModel, batch: Embedded, faces: Sequence[NDArray[np.uint8]]) -> Embedded:
