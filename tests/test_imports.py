@@ -48,7 +48,8 @@ RULES = {
         "evaluation": f"{BELOW} {ENGINE}",
         "experiments.recipe": f"{BELOW} {ENGINE} methods",
         "experiments.api": f"{BELOW} methods evaluation {EXPERIMENTS}",
-        "experiments.gallery": "core data data.readers models evaluation.feature_file experiments.api",
+        "experiments.gallery": "core data data.readers data.tools.decode_check data.tools.ignored_files models "
+        "evaluation.feature_file experiments.api",
         "experiments.export": f"{BELOW} {ENGINE} evaluation experiments experiments.api experiments.gallery "
         "experiments.recipe experiments.setup",
         "experiments.setup": f"{BELOW} {ENGINE} methods evaluation experiments.recipe",

@@ -355,7 +355,7 @@ def _draw_impostors(labels: NDArray[np.int64], count: int, rng: np.random.Genera
     n, available = len(labels), _capacity(labels)[1]
     if count > available:
         most = several(available, "impostor pair")
-        raise ValueError(f"the images make {most}, not {count:,}; ask for fewer")
+        raise ValueError(f"the images make {most}, not {count:,}; set `pairs` to {available:,} or fewer")
     if 2 * count > available:
         every = np.stack(np.triu_indices(n, 1), axis=1)
         every = every[labels[every[:, 0]] != labels[every[:, 1]]]
@@ -376,7 +376,7 @@ def _draw_both(
     available = _capacity(labels)[0]
     if count > available:
         most = several(available, "genuine pair")
-        raise ValueError(f"the images make {most}, not {count:,}; ask for fewer")
+        raise ValueError(f"the images make {most}, not {count:,}; set `pairs` to {available:,} or fewer")
     starts = np.flatnonzero(np.r_[True, labels[1:] != labels[:-1]])
     counts = np.diff(np.r_[starts, len(labels)])
     genuine = _genuine_pairs(starts, counts, rng.choice(available, count, replace=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -70,7 +71,7 @@ def read_model(
             raise DataError(f"the tensors of a model alone; name its folder, {place.parent}", where=place)
         raise DataError(
             "a run folder, a model folder or an ONNX file is needed; of weights alone, "
-            "`FaceModel.from_weights(…).save_pretrained(FOLDER)` makes a model folder",
+            f"`coalface export {shlex.quote(str(place))} --backbone NAME --to safetensors` makes a model folder",
             where=place,
         )
     if not place.exists():

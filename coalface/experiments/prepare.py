@@ -31,6 +31,7 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.domains import NAMED_SOURCE
 from coalface.experiments.setup.evaluators import make_evaluators
 from coalface.experiments.setup.parts import Parts, imported_weights, make_data
+from coalface.experiments.setup.sources import unseen
 from coalface.models.folder import read_about, read_tensors
 
 Make = Callable[[Recipe, Path, Callback], None]
@@ -83,6 +84,9 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
     """
     played: tuple[str, ...] | None = () if recipe.own is not None and elsewhere else None
     parts = Parts(recipe, callback.packing, played=played, teaching=callback.teaching)
+    if recipe.pretrain is not None or parts.method.taught:
+        early = Parts(recipe, unseen, played=played)  # what is wrong is said before the images are packed and embedded
+        _ = early.taught, early.pairs
     start, classifier, before = None, None, None
     steps: tuple[str, ...] = ()
     if recipe.pretrain is not None:
@@ -159,7 +163,7 @@ def _pretrained(
     class embeddings and the method needs them.
     """
     preflight.check_leaves_shared(inner)
-    before = Parts(inner, callback.packing)
+    before = Parts(inner, unseen)  # its people alone are asked for
     made_of = [inner.digest(), before.content, provenance.code_behind(inner)]
     key = hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:24]
     place = open_cache(default_cache()) / PRETRAINED / key

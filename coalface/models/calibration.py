@@ -83,5 +83,6 @@ def choose(thresholds: Iterable[Threshold], rate: float, kind: str = "FAR", *, w
     if fitting := [threshold for threshold in alike if threshold.rate == rate]:
         return max(fitting, key=lambda threshold: threshold.count)
     rates = ", ".join(f"{rate:g}" for rate in sorted({threshold.rate or 0 for threshold in alike}, reverse=True))
-    known = f"it has thresholds for {kind} {rates}" if rates else f"it has none for {kind}"
-    raise DataError(f"no threshold for {kind} {rate:g}; {known}: {remedy}", where=where)
+    option = f" (--{kind.lower()} {rates.rpartition(' ')[2]})"
+    known = f"; there are those for {kind} {rates}{option}" if rates else f" or any other {kind}"
+    raise DataError(f"no threshold for {kind} {rate:g}{known}: {remedy}", where=where)

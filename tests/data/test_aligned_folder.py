@@ -19,12 +19,12 @@ from coalface.cli import main
 from coalface.core.errors import DataError
 from coalface.data.align import TEMPLATE, align
 from coalface.data.detection import Face
-from coalface.data.photographs import LIMITS, Limits, sharpness
+from coalface.data.photographs import LIMITS, Limits, sharpness, square_side
 from coalface.data.readers.landmarks import read_landmarks
 from coalface.data.readers.layouts import read_lists, recognise
 from coalface.data.readers.pack import read_pack, write_pack
 from coalface.data.stores import open_store
-from coalface.data.tools.aligned_folder import AlignedFolder
+from coalface.data.tools.aligned_folder import AlignedFolder, write_faces
 
 RACES = ("African", "Indian")
 
@@ -87,7 +87,10 @@ def test_the_table_says_what_to_do_and_holds_no_formula(tmp_path: Path) -> None:
     (tmp_path / "in" / "a.gif").write_bytes(b"GIF89a")
     detector = KnownFaces({picture.shape[:2]: [Face((face.points - 120) * scale + 120)]})
     write_faces(tmp_path / "in", tmp_path / "out", detector)
-    rows = {row["file"]: row["detail"] for row in csv.DictReader((tmp_path / "out" / "left-out.csv").open())}
+    rows = {
+        row["file"]: row["detail"]
+        for row in csv.DictReader((tmp_path / "out" / "left-out.csv").read_text().splitlines())
+    }
     assert rows.keys() == {"./=1+1.png", "small.png", "a.gif"}
     assert rows["small.png"] == "39.9 pixels" and "make a JPEG" in rows["a.gif"]
 

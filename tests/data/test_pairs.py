@@ -94,7 +94,7 @@ def test_more_than_half_of_the_impostor_pairs_are_a_choice() -> None:
 
 def test_what_cannot_be_drawn_is_told() -> None:
     faces = faces_of(MANY)
-    with pytest.raises(ValueError, match="make 582 impostor pairs, not 583; ask for fewer"):
+    with pytest.raises(ValueError, match="make 582 impostor pairs, not 583; set `pairs` to 582 or fewer"):
         all_pairs(faces, impostors=583, per_identity=6, rng=rng())
     with pytest.raises(ValueError, match="1 of the 2 named identities are not in the face set, such as nobody: check"):
         all_pairs(faces, impostors=1, per_identity=6, rng=rng(), names={"B", "nobody"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 
 import cv2
@@ -168,3 +169,39 @@ def test_an_exported_model_is_evaluated_as_its_run(fedavg_run: Path, tmp_path: P
     model = FaceModel(path)
     assert model.thresholds == FaceModel.from_run(fedavg_run).thresholds != []
     np.testing.assert_allclose(model.embed(FACES), FaceModel.from_run(fedavg_run).embed(FACES), atol=1e-4)
+
+
+def test_the_card_of_imported_weights_says_what_is_known_of_them(fedavg_run: Path, tmp_path: Path) -> None:
+    export_model(fedavg_run, "torch", tmp_path / "torch")
+    file = Path(shutil.copy(tmp_path / "torch" / "model.pt", tmp_path / "theirs.pt"))
+    model = FaceModel.from_weights(file, "cnn-small", size=32, grey=True, note=lambda step: None)
+    with pytest.raises(
+        DataError, match="or any other FAR: `save_pretrained` writes a folder FOLDER of it, and .*evaluate FOLDER"
+    ):
+        model.threshold()
+    model.save_pretrained(tmp_path / "model")
+    faces = picture_folders(tmp_path / "faces", [f"P{i}" for i in range(8)])
+    figures = json.loads(said("evaluate", tmp_path / "model", "--on", faces, "--pairs", "20", "--calibrate", "--json"))
+    export_model(tmp_path / "model", "safetensors", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    for word in ("theirs.pt", hashlib.sha256(file.read_bytes()).hexdigest(), "training data not known"):
+        assert word in card
+    assert f"| faces | accuracy | {figures['accuracy']:.2f} % |" in card
+    assert "federated-learning" not in card and "not evaluated by itself" not in card
+    assert FaceModel(tmp_path / "out").measured["faces"]["eer"] == figures["eer"]
+    with pytest.raises(DataError, match=r"those for FAR 0.1 \(--far 0.1\): .*--threshold"):
+        FaceModel(tmp_path / "out").threshold(1e-5)
+
+
+def test_a_file_of_weights_becomes_a_models_folder(fedavg_run: Path, tmp_path: Path) -> None:
+    export_model(fedavg_run, "torch", tmp_path / "torch")
+    file = shutil.copy(tmp_path / "torch" / "model.pt", tmp_path / "theirs.pt")
+    with pytest.raises(DataError, match="coalface export .*theirs.pt --backbone NAME --to safetensors"):
+        FaceModel(file)
+    words = ["export", file, "--backbone", "cnn-small", "--size", "32", "--input", "{channels: 1, mean: 100}"]
+    said(*words, "--to", "safetensors", "--out", tmp_path / "out")
+    expected = FaceModel.from_weights(file, "cnn-small", size=32, grey=True, input={"channels": 1, "mean": 100})
+    np.testing.assert_array_equal(FaceModel(tmp_path / "out").embed(FACES), expected.embed(FACES))
+    with pytest.raises(RecipeError) as error:
+        export_model(fedavg_run, "safetensors", tmp_path / "again", backbone="cnn-small")
+    assert error.value.where == "--backbone"

@@ -292,7 +292,7 @@ def test_a_gallery_remembers_what_its_onnx_file_expects(
 
 def test_a_rate_of_strangers_needs_the_gallery_of_a_client(model: FaceModel, tmp_path: Path) -> None:
     gallery = Gallery.create(tmp_path / "g", model, far=0.1)
-    with pytest.raises(DataError, match="it has none for FPIR: .*export-client"):
+    with pytest.raises(DataError, match="or any other FPIR: .*export-client"):
         gallery.threshold(fpir=0.1)
     for rules in (functools.partial(Gallery.create, tmp_path / "h", model), gallery.threshold):
         with pytest.raises(RecipeError) as error:

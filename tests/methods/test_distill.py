@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from onnx_graphs import linear_graph
 from safetensors.torch import save_file
-from tinyruns import TINY, Silent, run, tiny
+from tinyruns import TINY, Silent, picture_folders, run, tiny
 from unit_rows import unit
 
 from coalface.core.errors import RecipeError
@@ -203,3 +203,38 @@ def test_a_teacher_that_cannot_teach_is_refused(tmp_path: Path, fedavg_run: Path
     with pytest.raises(RecipeError) as error:
         Parts(student).data  # noqa: B018
     assert error.value.where == "model.embedding_size" and "set model.embedding_size=128" in error.value.text
+
+
+class Watched(Silent):
+    """Knows whether images were packed or embedded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.worked = False
+
+    def packing(self, done: int, total: int) -> None:
+        self.worked = True
+
+    teaching = packing
+
+
+@pytest.mark.parametrize("as_pretraining", [False, True])
+def test_what_is_wrong_is_said_before_images_are_packed_and_embedded(
+    as_pretraining: bool, tmp_path: Path, fedavg_run: Path
+) -> None:
+    faces = {"kind": "folder", "path": str(picture_folders(tmp_path / "faces", [f"P{i}" for i in range(8)]))}
+    save_file({"a": torch.zeros(1)}, tmp_path / "weights.safetensors")
+    for teacher, pairs, where in (
+        (str(fedavg_run), 10_000, "evaluation.pairs.unseen"),
+        (str(tmp_path / "weights.safetensors"), 10, "methods.distill.teacher"),
+    ):
+        distill = {"method": "distill", "teacher": teacher}
+        data = {"hold_out": 2, "faces": faces}
+        evaluation = {"pairs": {"unseen": {"pairs": pairs}}}
+        recipe = tiny(data=data, evaluation=evaluation, **({"pretrain": distill} if as_pretraining else distill))
+        watched = Watched()
+        with pytest.raises(RecipeError) as error:
+            experiment.run(recipe, tmp_path / "run", watched)
+        assert error.value.where.endswith(where) and not watched.worked
+        Parts(recipe, watched.packing).split  # noqa: B018
+        assert watched.worked or where != "evaluation.pairs.unseen"  # packed at its first use

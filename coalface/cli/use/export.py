@@ -9,10 +9,11 @@ import typer
 
 from coalface.cli.console import print_json
 from coalface.cli.data import AsJson
+from coalface.cli.use.options import Input, read_input
 
 
 def export(
-    place: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or its model folder.")],
+    place: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, its model folder, or a file of weights.")],
     to: Annotated[
         Literal["onnx", "torch", "safetensors", "insightface"],
         typer.Option(help="The format. Only ir18 to ir100 on RGB 112×112 go to insightface."),
@@ -27,15 +28,31 @@ def export(
     licence: Annotated[
         str | None, typer.Option(help="The licence that the card names, such as cc-by-nc-4.0; unknown by default.")
     ] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="The network of a file of weights, such as mobilefacenet; they are checked.")
+    ] = None,
+    size: Annotated[int, typer.Option(min=1, help="The side in pixels of images that a file of weights takes.")] = 112,
+    convention: Input = None,
     as_json: AsJson = False,
 ) -> None:
     """Export a model for other programs, with a card: ONNX, torch, safetensors or insightface's backbone.
 
-    An ONNX file is compared with the model on 100 synthetic faces.
+    An ONNX file is compared with the model on 100 synthetic faces. A file of weights becomes a model's folder by
+    --to safetensors and --backbone.
     """
     from coalface.experiments.export.model import export_model
 
-    exported = export_model(place, to, out, party=party, uint8=uint8, licence=licence)
+    exported = export_model(
+        place,
+        to,
+        out,
+        party=party,
+        uint8=uint8,
+        licence=licence,
+        backbone=backbone,
+        size=size,
+        convention=read_input(convention),
+    )
     if as_json:
         print_json(vars(exported))
         return

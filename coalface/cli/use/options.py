@@ -20,7 +20,8 @@ Input = Annotated[
     typer.Option(
         "--input",
         metavar="CONVENTION",
-        help="What an ONNX file expects of pixels, as `model.input`: '{mean: 127, std: 128, order: bgr}', or imagenet.",
+        help="What an ONNX file or weights expect of pixels, as `model.input`: '{mean: 127, std: 128, order: bgr}', or "
+        "imagenet.",
     ),
 ]
 Photographs = Annotated[

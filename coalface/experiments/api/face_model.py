@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from coalface.core.disk import beside
+from coalface.core.disk import beside, write_json
 from coalface.core.errors import RecipeError
 from coalface.core.text import html_table
 from coalface.data.arrays import Images
@@ -36,6 +36,9 @@ from coalface.models.embedding import embed, unit_features
 from coalface.models.folder import save, write_about
 from coalface.models.pretrained.input import InputConvention
 from coalface.models.pretrained.onnx import read_onnx
+
+MEASURED = "figures.json"
+"""Beside `calibration.json`: the figures that the thresholds were measured with, by the model's fingerprint."""
 
 
 class FaceModel(nn.Module):
@@ -103,7 +106,9 @@ class FaceModel(nn.Module):
         for step in steps:
             note(step)
         model = cls.__new__(cls)
-        model._hold(Path(path), None, first_backbone(recipe, tensors), model_folder.built(recipe))
+        weights = {"file": Path(path).name, "sha256": recipe.model.sha256}
+        about = model_folder.built(recipe) | {"weights": weights}
+        model._hold(Path(path), None, first_backbone(recipe, tensors), about)
         return model
 
     @classmethod
@@ -136,6 +141,8 @@ class FaceModel(nn.Module):
                 shutil.copy(card, partial)
             write_about(partial, {key: value for key, value in self.about.items() if key != "sha256"})
             write_thresholds(partial, {self.fingerprint: self.thresholds})
+            if figures := self.measured:
+                write_json(partial / MEASURED, {self.fingerprint: figures})
             os.rename(partial, folder)
 
     @property
@@ -170,8 +177,12 @@ class FaceModel(nn.Module):
         if "file" in self.about:
             convention = {key: self.about["input"][key] for key in ("mean", "std", "order")}
             option = f" --input {shlex.quote(json.dumps(convention))}"
+        write = ""
+        if self.folder.is_file() and "file" not in self.about:  # weights, of which a command cannot tell the backbone
+            write, folder = "`save_pretrained` writes a folder FOLDER of it, and ", "FOLDER"
         remedy = (
-            f"`coalface evaluate {folder}{option} --on PAIRS --calibrate` adds what its pairs carry; or name a cosine"
+            f"{write}`coalface evaluate {folder}{option} --on PAIRS --calibrate` adds what its pairs carry; or decide "
+            "by a cosine, --threshold 0.42"
         )
         return choose(self.thresholds, far, where=str(self.folder), remedy=remedy)
 
@@ -181,15 +192,27 @@ class FaceModel(nn.Module):
         Those on people who were not trained on are taken where `evaluate` gives them apart.
         """
         chosen = []
+        measured: dict[str, dict[str, float]] = {}
         for name, of_list in figures.get("lists", {on: figures}).items():
             of_list = of_list["others"] if "eer" in of_list.get("others", ()) else of_list
+            measured[name] = {key: of_list[key] for key in _figures_of(of_list)}
             for key in of_list:
                 if key.startswith(THRESHOLD.name):
                     far = float(key.removeprefix(THRESHOLD.name))
                     chosen.append(Threshold(of_list[key], far, on=name, count=of_list["pairs"]))
         folder = self._thresholds_folder
         write_thresholds(folder, read_thresholds(folder) | {self.fingerprint: chosen})
+        write_json(folder / MEASURED, self._all_measured() | {self.fingerprint: measured})
         return chosen
+
+    @property
+    def measured(self) -> dict[str, dict[str, float]]:
+        """List -> the figures that `calibrate` kept; none for a model that was changed."""
+        return self._all_measured().get(self.fingerprint, {})
+
+    def _all_measured(self) -> dict[str, Any]:
+        path = self._thresholds_folder / MEASURED
+        return json.loads(path.read_bytes()) if path.exists() else {}
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, d) embeddings, not of unit length, of (n, channels, size, size) float images in [−1, 1]."""
@@ -308,10 +331,15 @@ class EvaluatedModel(dict[str, Any]):
         rows = []
         for name, figures in self.get("lists", {"": self}).items():
             values = {f"{name}/{key}".lstrip("/"): value for key, value in figures.items()}
-            keys = [key for key in values if figure_of(key).name in FIGURES or "@" in key]
             rows += [(f"{name} pairs".strip(), f"{figures['pairs']:,}")]
-            rows += [(figure_name(key), figure_text(values, key, sign=True)) for key in keys if not key.endswith("_se")]
+            rows += [(figure_name(key), figure_text(values, key, sign=True)) for key in _figures_of(values)]
         return rows
+
+
+def _figures_of(values: Mapping[str, Any]) -> list[str]:
+    """The keys of figures among what `evaluate` gives of a list."""
+    keys = [key for key in values if figure_of(key).name in FIGURES or "@" in key]
+    return [key for key in keys if not key.endswith("_se")]
 
 
 def _is_one_image(faces: Any) -> bool:

@@ -11,6 +11,7 @@ import yaml
 
 from coalface.evaluation.figures import figure_name, figure_of
 from coalface.evaluation.metrics.bootstrap import bootstrap_of
+from coalface.evaluation.metrics.verification import THRESHOLD
 from coalface.evaluation.verification import read_lists
 from coalface.experiments import compare
 from coalface.experiments.api.face_model import FaceModel
@@ -52,6 +53,13 @@ def write_card(
     run = place.parent if place.name == "model" else place
     summary = json.loads((run / "summary.json").read_text("utf-8")) if (run / "summary.json").exists() else {}
     figures = _figures(run, summary, model, party)
+    evaluated = {on for on, *_ in figures}
+    figures += [
+        (on, key, value, None)
+        for on, of_list in model.measured.items()
+        for key, value in of_list.items()
+        if on not in evaluated and not key.startswith(THRESHOLD.name)
+    ]
     name = summary.get("name", place.resolve().name) + (f", {party}" if party else "")
     channels = "grey" if model.grey else "RGB"
     side = f"{model.size}×{model.size}"
@@ -60,9 +68,18 @@ def write_card(
         if uint8
         else (f"float32 (n, {model.about['channels']}, {model.size}, {model.size}), (x − 127.5) / 127.5")
     )
-    lines = ["---", yaml.safe_dump(_front_matter(name, summary, figures, to, licence), sort_keys=False).strip(), "---"]
+    lines = [
+        "---",
+        yaml.safe_dump(_front_matter(name, model, summary, figures, to, licence), sort_keys=False).strip(),
+        "---",
+    ]
     lines += [f"# {name}", "", f"{model.about['backbone']}: {side} {channels} → {model.embedding_size} numbers.", ""]
     lines += _of_run(run, party)
+    if weights := model.about.get("weights"):
+        lines += [
+            f"- weights: of others, from `{weights['file']}`, SHA-256 {weights['sha256']}",
+            "- training data not known",
+        ]
     lines += [f"- input: aligned faces, {side}, {channels}; {form}", "- compare embeddings by cosine"]
     lines += [f"- fingerprint: {model.fingerprint}", ""]
     if licence is None:
@@ -78,7 +95,10 @@ def write_card(
             unit = figure_of(key).unit
             shown = [f"{number:.{unit.digits}f}{unit.sign}" for number in (value, *(interval or ()))]
             lines.append(f"| {on} | {figure_name(key)} | {shown[0]} | {' to '.join(shown[1:])} |")
-        lines += ["", "Intervals: bootstrap over identities."]
+        if any(interval for *_, interval in figures):
+            lines += ["", "Intervals: bootstrap over identities."]
+    elif model.thresholds:
+        lines += ["No figures are kept beside these thresholds: `coalface evaluate --calibrate` keeps them."]
     else:
         lines += ["This model was not evaluated by itself: no figure of it is known."]
     lines += ["", "## Thresholds", ""]
@@ -104,10 +124,11 @@ def write_card(
 
 
 def _front_matter(
-    name: str, summary: dict[str, Any], figures: list[Any], to: str, licence: str | None
+    name: str, model: FaceModel, summary: dict[str, Any], figures: list[Any], to: str, licence: str | None
 ) -> dict[str, Any]:
     """What the Hugging Face Hub reads."""
-    tags = ["face-recognition", "face-verification", "federated-learning", *filter(None, [summary.get("method")])]
+    tags = ["face-recognition", "face-verification"]
+    tags += [] if "weights" in model.about else ["federated-learning", *filter(None, [summary.get("method")])]
     matter: dict[str, Any] = {
         "license": licence or "unknown",
         "library_name": "onnx" if to == "onnx" else "coalface",

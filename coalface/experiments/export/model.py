@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from coalface.experiments.export.card import write_card
 from coalface.experiments.export.client import write_own_model
 from coalface.models.calibration import write_thresholds
 from coalface.models.iresnet import IResNet
+from coalface.models.pretrained.input import InputConvention
 
 Format = Literal["onnx", "torch", "safetensors", "insightface"]
 
@@ -42,19 +43,28 @@ def export_model(
     party: str | None = None,
     uint8: bool = False,
     licence: str | None = None,
+    backbone: str | None = None,
+    size: int = 112,
+    convention: InputConvention | None = None,
 ) -> Exported:
     """Write a model into a new folder: its file, thresholds and a card, README.md.
 
     `place` is a run or a model's folder. `party` is whose own model, where each party has one: of `model/parties`, or
-    the personalised one that the party's private state holds. With `uint8` an ONNX graph takes pixels.
+    the personalised one that the party's private state holds. With `uint8` an ONNX graph takes pixels. `place` may be a
+    file with the weights of a `backbone`, which takes images of this size and, where it is given, `convention`.
 
     Raises RecipeError where there is no such model, or the format cannot hold it.
     """
     if uint8 and to != "onnx":
         raise RecipeError("only an ONNX graph takes pixels: leave it out", where="--uint8")
+    if backbone is None and convention is not None:
+        raise RecipeError("it is for a file of weights: add --backbone, or leave it out", where="--input")
     check_free(out)
     with beside(out) as partial:
-        model = _find_model(place, party, partial / "own")
+        if backbone is None:
+            model = _find_model(place, party, partial / "own")
+        else:
+            model = _import(place, backbone, size, convention)
         model.save_pretrained(partial / "saved")
         saved, file, parity = partial / "saved", FILES[to], None
         if to == "onnx":
@@ -89,6 +99,14 @@ def _find_model(place: Path, party: str | None, folder: Path) -> FaceModel:
         return FaceModel.opened(place, party)
     write_own_model(place, party, folder)
     return FaceModel(folder)
+
+
+def _import(place: Path, backbone: str, size: int, convention: InputConvention | None) -> FaceModel:
+    if not place.is_file():
+        raise RecipeError(f"{place} is no file of weights: leave it out", where="--backbone")
+    input = None if convention is None else asdict(convention)
+    grey = convention is not None and convention.channels == 1
+    return FaceModel.from_weights(place, backbone, size=size, grey=grey, input=input, note=lambda step: None)
 
 
 def _write_insightface(model: FaceModel, path: Path) -> None:

@@ -274,9 +274,12 @@ class Gallery:
         if far is None and fpir is None and thresholds:
             return thresholds[0]
         kind, rate = ("FPIR", fpir) if fpir is not None else ("FAR", far)
-        remedy = "name a cosine, or calibrate its model on more pairs and make the gallery anew"
+        remedy = "decide by a cosine, --threshold 0.42, or calibrate its model on more pairs and make the gallery anew"
         if kind == "FPIR":
-            remedy = "name a cosine, or a FAR; galleries of `coalface export-client` alone have thresholds at FPIRs"
+            remedy = (
+                "decide by a cosine, --threshold 0.42, or by a FAR; galleries of `coalface export-client` alone "
+                "have thresholds at FPIRs"
+            )
         return choose(thresholds, rate or 0, kind, where=str(self.file.path), remedy=remedy)
 
     def _needed_model(self) -> FaceModel:

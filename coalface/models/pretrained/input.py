@@ -31,11 +31,14 @@ class InputConvention:
 
     def __str__(self) -> str:
         """As a person reads it: `RGB, (x − 127.5) / 127.5`, with one level for each channel where they differ."""
+        colour = "grey" if self.channels == 1 else self.order.upper()
+        if (self.mean, self.std) == (0, 1):
+            return f"{colour}, pixels 0 to 255"
         mean, std = (
             f"({', '.join(f'{part:.9g}' for part in level)})" if isinstance(level, tuple) else f"{level:.9g}"
             for level in (self.mean, self.std)
         )
-        return f"{'grey' if self.channels == 1 else self.order.upper()}, (x − {mean}) / {std}"
+        return f"{colour}, (x − {mean}) / {std}"
 
 
 IMAGENET = InputConvention(mean=(123.675, 116.28, 103.53), std=(58.395, 57.12, 57.375), channels=3)
