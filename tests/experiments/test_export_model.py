@@ -133,7 +133,7 @@ def test_a_partys_own_model_and_a_personalised_one_are_exported(solo_run: Path, 
     export_model(run, "onnx", tmp_path / "onnx", party="silo-00")
     expected = FaceModel(tmp_path / "client").embed(FACES)
     np.testing.assert_allclose(FaceModel(tmp_path / "onnx" / "model.onnx").embed(FACES), expected, atol=1e-4)
-    assert "was not evaluated by itself" in (tmp_path / "personal" / "README.md").read_text()
+    assert "No figure is known" in (tmp_path / "personal" / "README.md").read_text()
 
 
 def test_the_card_has_the_hubs_front_matter_and_the_runs_figures(fedavg_run: Path, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_card_of_imported_weights_says_what_is_known_of_them(fedavg_run: Pat
     for word in ("theirs.pt", hashlib.sha256(file.read_bytes()).hexdigest(), "training data not known"):
         assert word in card
     assert f"| faces | accuracy | {figures['accuracy']:.2f} % |" in card
-    assert "federated-learning" not in card and "not evaluated by itself" not in card
+    assert "federated-learning" not in card and "No figure is known" not in card
     assert FaceModel(tmp_path / "out").measured["faces"]["eer"] == figures["eer"]
     with pytest.raises(DataError, match=r"those for FAR 0.1 \(--far 0.1\): .*--threshold"):
         FaceModel(tmp_path / "out").threshold(1e-5)
@@ -202,6 +202,7 @@ def test_a_file_of_weights_becomes_a_models_folder(fedavg_run: Path, tmp_path: P
     said(*words, "--to", "safetensors", "--out", tmp_path / "out")
     expected = FaceModel.from_weights(file, "cnn-small", size=32, grey=True, input={"channels": 1, "mean": 100})
     np.testing.assert_array_equal(FaceModel(tmp_path / "out").embed(FACES), expected.embed(FACES))
+    assert "(n, 1, 32, 32), grey, (x − 100) / 127.5" in (tmp_path / "out" / "README.md").read_text("utf-8")
     with pytest.raises(RecipeError) as error:
         export_model(fedavg_run, "safetensors", tmp_path / "again", backbone="cnn-small")
     assert error.value.where == "--backbone"

@@ -15,6 +15,7 @@ from coalface.evaluation.metrics.verification import THRESHOLD
 from coalface.evaluation.verification import read_lists
 from coalface.experiments import compare
 from coalface.experiments.api.face_model import FaceModel
+from coalface.models.pretrained.input import convention_of
 
 _LOADED = {
     "onnx": """import onnxruntime
@@ -63,10 +64,12 @@ def write_card(
     name = summary.get("name", place.resolve().name) + (f", {party}" if party else "")
     channels = "grey" if model.grey else "RGB"
     side = f"{model.size}×{model.size}"
+    convention = None if to == "onnx" else convention_of(model.about)  # an ONNX graph has it within
+    takes = "(x − 127.5) / 127.5" if convention is None else str(convention)
     form = (
         f"bytes (n, {model.size}, {model.size}, {model.about['channels']})"
         if uint8
-        else (f"float32 (n, {model.about['channels']}, {model.size}, {model.size}), (x − 127.5) / 127.5")
+        else (f"float32 (n, {model.about['channels']}, {model.size}, {model.size}), {takes}")
     )
     lines = [
         "---",
@@ -100,7 +103,7 @@ def write_card(
     elif model.thresholds:
         lines += ["No figures are kept beside these thresholds: `coalface evaluate --calibrate` keeps them."]
     else:
-        lines += ["This model was not evaluated by itself: no figure of it is known."]
+        lines += ["No figure is known of this model by itself; `coalface evaluate --calibrate` measures some."]
     lines += ["", "## Thresholds", ""]
     if thresholds := model.thresholds:
         lines += ["| cosine | FAR | chosen on | pairs |", "|---:|---:|---|---:|"]
