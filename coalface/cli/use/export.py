@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,6 +53,7 @@ def export(
         backbone=backbone,
         size=size,
         convention=read_input(convention),
+        note=functools.partial(typer.echo, err=True),
     )
     if as_json:
         print_json(vars(exported))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -46,12 +47,14 @@ def export_model(
     backbone: str | None = None,
     size: int = 112,
     convention: InputConvention | None = None,
+    note: Callable[[str], None] = print,
 ) -> Exported:
     """Write a model into a new folder: its file, thresholds and a card, README.md.
 
     `place` is a run or a model's folder. `party` is whose own model, where each party has one: of `model/parties`, or
     the personalised one that the party's private state holds. With `uint8` an ONNX graph takes pixels. `place` may be a
-    file with the weights of a `backbone`, which takes images of this size and, where it is given, `convention`.
+    file with the weights of a `backbone`, which takes images of this size and, where it is given, `convention`; `note`
+    is told how each tensor was matched.
 
     Raises RecipeError where there is no such model, or the format cannot hold it.
     """
@@ -64,7 +67,7 @@ def export_model(
         if backbone is None:
             model = _find_model(place, party, partial / "own")
         else:
-            model = _import(place, backbone, size, convention)
+            model = _import(place, backbone, size, convention, note)
         model.save_pretrained(partial / "saved")
         saved, file, parity = partial / "saved", FILES[to], None
         if to == "onnx":
@@ -101,12 +104,14 @@ def _find_model(place: Path, party: str | None, folder: Path) -> FaceModel:
     return FaceModel(folder)
 
 
-def _import(place: Path, backbone: str, size: int, convention: InputConvention | None) -> FaceModel:
+def _import(
+    place: Path, backbone: str, size: int, convention: InputConvention | None, note: Callable[[str], None]
+) -> FaceModel:
     if not place.is_file():
         raise RecipeError(f"{place} is no file of weights: leave it out", where="--backbone")
     input = None if convention is None else asdict(convention)
     grey = convention is not None and convention.channels == 1
-    return FaceModel.from_weights(place, backbone, size=size, grey=grey, input=input, note=lambda step: None)
+    return FaceModel.from_weights(place, backbone, size=size, grey=grey, input=input, note=note)
 
 
 def _write_insightface(model: FaceModel, path: Path) -> None:
