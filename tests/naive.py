@@ -23,7 +23,7 @@ from coalface.core.method import Party, Tensors
 from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.commits import Commit
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.engine.party.setup import FederatedData
 from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run, setup
 from coalface.methods.fedavg import FedAvg

@@ -10,7 +10,7 @@ import hashlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -106,9 +106,13 @@ class Answer:
     """The parties whose reply does not count, with the reason."""
     arrived: tuple[str, ...]
     """The parties whose replies count, in party order."""
+    hidden: Mapping[tuple[str, str | None], float] = field(default_factory=dict)
+    """Where secure sums hide the replies: (number, weight) -> the mean that `mean` gives."""
 
     def mean(self, name: str, *, by: str | None = None) -> float:
         """The mean over parties of a number in the replies, Σ w_p x_p / Σ w_p."""
+        if (name, by) in self.hidden:
+            return self.hidden[name, by]
         weights = self.each[by] if by else dict.fromkeys(self.each[name], 1)
         return sum(self.each[name][p] * w for p, w in weights.items()) / sum(weights.values())
 

@@ -22,7 +22,7 @@ from coalface.core import codec
 from coalface.core.declarations import counterparts
 from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.privacy import ledger
 
 CLIENT_BATCHES = "cohorts"

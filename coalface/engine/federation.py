@@ -21,9 +21,9 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import Abandoned, Answer, Backbone, Federation, Mean, Method, Ticket, generator, plays
 from coalface.core.parsing import strict_json
 from coalface.engine.client_batch import CLIENT_BATCHES, Apart, ClientBatch, ClientBatchLedger, can_batch
-from coalface.engine.party.executor import Request, StepFailed, Unanswered
-from coalface.engine.receipts import FILE, Receipts, receipt
-from coalface.engine.replies import Lost, ReplyAggregator, reply_size
+from coalface.engine.party.request import Request, StepFailed, Unanswered
+from coalface.engine.receipts import FILE, Receipts
+from coalface.engine.replies import Lost, Replies, ReplyAggregator, reply_size
 from coalface.engine.rounds import Round, RoundPolicy
 from coalface.engine.run_state import Call, Numerics, PartyStats, RunState
 from coalface.engine.running_sums import heaviest
@@ -32,7 +32,9 @@ from coalface.engine.sum_guard import Opened
 from coalface.engine.sums.private import PrivateSums
 from coalface.engine.transport import Reply, Transport
 from coalface.engine.update_bounds import FEW, LARGE
+from coalface.privacy import secure as secure_settings
 from coalface.privacy.dp import BATCHED, POSTED, PartyPrivacy, check_tensors
+from coalface.privacy.secure import SecureSettings
 from coalface.training.public_images import PublicImages
 
 BELIEVED = 4.0
@@ -55,14 +57,18 @@ class ServerFederation(Federation):
         classifier: Tensor | None = None,
         privacy: PartyPrivacy | None = None,
         secret: bytes | None = None,
+        secure: SecureSettings | None = None,
     ) -> None:
-        """`secret` is what the noise of `privacy` is drawn from; None in a simulation, where it is the run's seed."""
-        if privacy is not None:
+        """`secret` is what the noise of `privacy` is drawn from; None in a simulation, where it is the run's seed.
+
+        With `secure` the server learns the sums of replies alone.
+        """
+        if privacy is not None or secure is not None:
             if numerics.client_batch:
-                raise RecipeError(BATCHED, where="engine.client_batch")
+                raise RecipeError(BATCHED if secure is None else secure_settings.BATCHED, where="engine.client_batch")
             # by these a party's reply would change whether, and how much, another's counts
             round_policy = dataclasses.replace(round_policy, max_update_norm=0.0, max_share=None)
-        self.method, self.round_policy, self.numerics = method, round_policy, numerics
+        self.method, self.round_policy, self.numerics, self.secure = method, round_policy, numerics, secure
         self.transport, self.folder = transport, folder
         self.initial, self.policy = backbone.shared(), backbone.policy
         self.extra_data = None if public is None else PublicImages(public, classifier)
@@ -94,7 +100,7 @@ class ServerFederation(Federation):
         return tuple(name for name in self.at.party_stats if plays(self.transport.members[name].role, role))
 
     def images(self, party: str) -> int:
-        return self.transport.members[party].images
+        return self.transport.members[party].images if self.secure is None else self.secure.most_images
 
     def weights(self, role: str) -> dict[str, float]:
         parties = self.parties(role)
@@ -127,6 +133,10 @@ class ServerFederation(Federation):
         call, failed = self._call(step, to, common, each, aggregate), dict[str, str]()
         requests = self._requests(call, failed)
         self._event("asks", call)
+        if self.secure is not None:
+            answer = self._ask_for_sums(self.secure, call, requests, aggregate, failed, at_least)
+            self._event("answered", call)
+            return answer
         aggregator = self._aggregator(call, aggregate, failed)
         if (
             self.numerics.client_batch
@@ -150,6 +160,8 @@ class ServerFederation(Federation):
     ) -> Ticket:
         if self.private is not None:
             raise RecipeError(POSTED, where="privacy.dp")
+        if self.secure is not None:
+            raise RecipeError(secure_settings.POSTED, where=secure_settings.WHERE)
         call = self._call(step, to, common, each, ())
         ticket = Ticket(call.stage, call.round, call.call)
         self.at.posted[ticket] = call
@@ -232,7 +244,7 @@ class ServerFederation(Federation):
         at_least: int | None,
         optional: bool = False,
     ) -> Answer:
-        round_, call, failed = self._now, aggregator.call, aggregator.failed
+        round_, call = self._now, aggregator.call
         for item in replies:
             if isinstance(item, Apart):
                 round_.apart[str(item)] += 1
@@ -240,28 +252,68 @@ class ServerFederation(Federation):
             for request, reply in self._take_batch(aggregator, item) if isinstance(item, ClientBatch) else (item,):
                 self._take(aggregator, request, reply)
         aggregator = self._bounded(aggregator)
-        round_.bytes.update(aggregator.bytes)
-        round_.asked |= set(call.to)
-        round_.failed |= failed
-        for party in failed:
-            self.at.party_stats[party].failed += 1
-        share = self.round_policy.min_reply_fraction * len(call.to)
-        need = 0 if optional else max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is above 55 in floats
-        if len(aggregator.arrived) < need:  # before any sum is opened
-            reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
-            raise Abandoned(f"{len(aggregator.arrived)} of {len(call.to)} replies count, {need} are needed ({reasons})")
+        self._count_call(aggregator)
+        self._check_quorum(aggregator, at_least, optional)
         if self.private is None and aggregator.arrived and any(mean.once for mean in aggregator.means):
             self._opened.record(call, aggregator.means, aggregator.arrived)
         try:
             aggregated = aggregator.aggregated() if aggregator.arrived else {}
         except ValueError as error:  # those with a weight are among those that failed
             raise Abandoned(str(error)) from error
-        round_.accepted |= aggregator.accepted
-        round_.receipts += aggregator.receipts
         round_.losses |= aggregator.each.get("loss", {})
-        return Answer(aggregated, aggregator.each, dict(sorted(failed.items())), tuple(aggregator.arrived))
+        return self._accept_replies(aggregator, aggregated, aggregator.each)
 
-    def _take(self, aggregator: ReplyAggregator, request: Request, reply: Reply, *, again: bool = False) -> None:
+    def _ask_for_sums(
+        self,
+        secure: SecureSettings,
+        call: Call,
+        requests: Iterator[Request],
+        means: Sequence[Mean],
+        failed: dict[str, str],
+        at_least: int | None,
+    ) -> Answer:
+        from coalface.engine.sums.secure import SecureReplies  # cryptography, which it needs, is an extra
+
+        declaration = self.method.steps[call.step][1]
+        everyone = self.parties(declaration.role)
+        policy, stats = self.round_policy, self.at.party_stats
+        replies = SecureReplies(secure, call, declaration, means, failed, policy, stats, everyone)
+
+        def settle() -> None:
+            self._check_quorum(replies, at_least)
+            self._opened.record(call, means, replies.arrived)
+
+        try:
+            for stage_requests in replies.stages(requests, settle):
+                for request, reply in self.transport.exchange(stage_requests):
+                    self._take(replies, request, reply)
+        finally:
+            self._count_call(replies)
+        self._now.metrics |= {"cut_off": replies.opened.cut_off, "sum_error": replies.opened.error}
+        return dataclasses.replace(self._accept_replies(replies, replies.aggregated(), {}), hidden=replies.hidden())
+
+    def _count_call(self, replies: Replies) -> None:
+        self._now.bytes.update(replies.bytes)
+        self._now.asked |= set(replies.call.to)
+        self._now.failed |= replies.failed
+        for party in replies.failed:
+            self.at.party_stats[party].failed += 1
+
+    def _check_quorum(self, replies: Replies, at_least: int | None, optional: bool = False) -> None:
+        """Raise Abandoned where too few replies count, before any sum is opened."""
+        asked, failed, arrived = replies.call.to, replies.failed, replies.arrived
+        share = self.round_policy.min_reply_fraction * len(asked)
+        need = 0 if optional else max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is above 55 in floats
+        if len(arrived) < need:
+            reasons = "; ".join(f"{party}: {why}" for party, why in list(failed.items())[:3])
+            raise Abandoned(f"{len(arrived)} of {len(asked)} replies count, {need} are needed ({reasons})")
+
+    def _accept_replies(self, replies: Replies, aggregated: dict[str, Any], each: dict[str, Any]) -> Answer:
+        self._now.accepted |= replies.accepted
+        self._now.receipts += replies.receipts
+        return Answer(aggregated, each, dict(sorted(replies.failed.items())), tuple(replies.arrived))
+
+    def _take(self, aggregator: Replies, request: Request, reply: Reply, *, again: bool = False) -> None:
         """Take in a reply; of one that did not come whole, what comes when the same is asked again, in its place.
 
         A party trains once, and answers with what it has saved: so a reply that a simulation loses is in hand. None is
@@ -277,7 +329,7 @@ class ServerFederation(Federation):
                     aggregator.bytes["again"] += len(reply.data) if again or attempt else 0
                 failed = aggregator.take(request, reply, None if again else attempt)
                 if failed is None and not isinstance(reply, StepFailed):
-                    aggregator.receipts.append(receipt(request, reply, self.transport.heads.get(request.party)))
+                    aggregator.note(request, reply, self.transport.heads.get(request.party))
             if last or not isinstance(failed, Lost | Unanswered | codec.WireError):
                 return
             if not isinstance(failed, Lost):

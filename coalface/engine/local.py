@@ -23,7 +23,8 @@ from coalface.core.method import Tensors, Ticket
 from coalface.engine import processes
 from coalface.engine.client_batch import Apart, ClientBatch, cut
 from coalface.engine.party.commits import read_span
-from coalface.engine.party.executor import ExecutorContext, PartyExecutor, Request, StepFailed, run_batch
+from coalface.engine.party.executor import ExecutorContext, PartyExecutor, run_batch
+from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.party.sharding import ProcessGroups
 from coalface.engine.transport import Reply, RunFailed
@@ -81,7 +82,8 @@ class InProcess:
 
     def __init__(self, setup: Setup, world: FederatedData) -> None:
         setup.prepare()
-        self.members = world.members()
+        members = world.members()
+        self.members = {n: m if setup.secure is None else m.untold for n, m in members.items()}
         if self.children or setup.numerics.processes_per_party:
             processes.wait_for_workers(setup.folder)
         self.heads: dict[str, tuple[int, str]] = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core import codec
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.privacy import countersign, ledger
 
 FILE = "receipts.jsonl"

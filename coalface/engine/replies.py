@@ -11,7 +11,8 @@ from coalface.core.method import Mean, generator
 from coalface.core.steps import StepDeclaration
 from coalface.core.text import told
 from coalface.engine.client_batch import Apart, ClientBatch
-from coalface.engine.party.executor import Request, StepFailed, Unanswered
+from coalface.engine.party.request import Request, StepFailed, Unanswered, Withheld
+from coalface.engine.receipts import receipt
 from coalface.engine.robust.mean import RobustMean
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Call, Numerics, PartyStats
@@ -25,7 +26,61 @@ class Lost(codec.Refused):
     """A reply that was sent and did not arrive in time."""
 
 
-class ReplyAggregator:
+class Replies:
+    """What is counted of the replies to a call. `failed` may hold parties that were not reached already."""
+
+    def __init__(
+        self, call: Call, failed: dict[str, str], policy: RoundPolicy, party_stats: Mapping[str, PartyStats]
+    ) -> None:
+        self.call, self.failed, self._policy, self._party_stats = call, failed, policy, party_stats
+        self.accepted: dict[str, str] = {}
+        """Party -> its commit, of the replies that count; in a client batch only where the step keeps something."""
+        self.receipts: list[dict[str, Any]] = []
+        """Of the replies that count, by `coalface.engine.receipts.receipt`."""
+        self.arrived: list[str] = []
+        """The parties whose replies count."""
+        self.bytes = {"down": 0, "up": 0, "refused": 0, "lost": 0, "again": 0}
+        """To the parties, and from them; of what they sent, what was refused, what was lost or late, and `again` what
+        they had sent before."""
+
+    def count(self, request: Request, size: int | None) -> None:
+        """Count the bytes of a request and of its reply; neither where none came (None)."""
+        if size is None:
+            return
+        sent = sum(len(message.data) for message in (request.common, request.each) if message is not None)
+        stats = self._party_stats[request.party]
+        stats.bytes_down += sent
+        stats.bytes_up += size
+        self.bytes["down"] += sent
+        self.bytes["up"] += size
+
+    def take(self, request: Request, reply: Reply, attempt: int | None) -> Exception | None:
+        """Take in one reply, and return why it does not count; by simulated faults it may be lost at an `attempt`.
+
+        Raises RunFailed where its step failed and `on_error` is `stop`.
+        """
+        raise NotImplementedError
+
+    def note(self, request: Request, reply: codec.Encoded, head: tuple[int, str] | None) -> None:
+        """List what was taken in; `head` is that of its party's ledger."""
+        self.receipts.append(receipt(request, reply, head))
+
+    def _arrived(self, request: Request, reply: Reply, *when: str, attempt: int | None) -> codec.Encoded:
+        """A reply that came in time. Raises Lost or StepFailed where it did not, and RunFailed as `take`."""
+        if isinstance(reply, StepFailed):
+            if self._policy.on_error == "stop" and not isinstance(reply, Withheld):
+                raise RunFailed(
+                    f"{str(reply).rstrip('.')}. Set engine.on_error=exclude to go on without such a party."
+                ) from reply
+            raise reply
+        faults = self._policy.faults
+        when_sent: tuple[str | int, ...] = (request.stage, request.round, request.call, *when)
+        if attempt is not None and (why := faults.after(self._policy.seed, request.party, when_sent, attempt)):
+            raise Lost(why)
+        return reply
+
+
+class ReplyAggregator(Replies):
     """What has come back from a call so far; a reply that is refused leaves no trace in a sum.
 
     `failed` may hold parties that were not reached already; `everyone` are all parties of the step's role, and
@@ -52,17 +107,8 @@ class ReplyAggregator:
         limits: Limits | None = None,
         clipped: ClippedSums | None = None,
     ) -> None:
-        self.call, self.failed, self.means, self.images, self.heaviest = call, failed, aggregate, images, heaviest
-        self._policy, self._numerics, self._party_stats = policy, numerics, party_stats
-        self.accepted: dict[str, str] = {}
-        """Party -> its commit, of the replies that count; in a client batch only where the step keeps something."""
-        self.receipts: list[dict[str, Any]] = []
-        """Of the replies that count, by `coalface.engine.receipts.receipt`."""
-        self.arrived: list[str] = []
-        """The parties whose replies count."""
-        self.bytes = {"down": 0, "up": 0, "refused": 0, "lost": 0, "again": 0}
-        """To the parties, and from them; of what they sent, what was refused, what was lost or late, and `again` what
-        they had sent before."""
+        super().__init__(call, failed, policy, party_stats)
+        self.means, self.images, self.heaviest, self._numerics = aggregate, images, heaviest, numerics
         self.sizes: dict[str, int] = {}
         """Party -> the bytes of its reply that counts."""
         reply: Any = declaration.reply
@@ -96,22 +142,7 @@ class ReplyAggregator:
         rng = generator(policy.seed, "server", call.stage, call.round, "buckets", call.call)  # alike for all its means
         return RobustMean(mean, policy.aggregator, everyone=everyone, statistics=statistics, rng=rng)
 
-    def count(self, request: Request, size: int | None) -> None:
-        """Count the bytes of a request and of its reply; neither where none came (None)."""
-        if size is None:
-            return
-        sent = sum(len(message.data) for message in (request.common, request.each) if message is not None)
-        stats = self._party_stats[request.party]
-        stats.bytes_down += sent
-        stats.bytes_up += size
-        self.bytes["down"] += sent
-        self.bytes["up"] += size
-
     def take(self, request: Request, reply: Reply, attempt: int | None) -> Exception | None:
-        """Take in one reply, and return why it does not count; by simulated faults it may be lost at an `attempt`.
-
-        Raises RunFailed where its step failed and `on_error` is `stop`.
-        """
         party, size = request.party, reply_size(reply)
         self.count(request, size)
         like = self._like(party)
@@ -139,17 +170,9 @@ class ReplyAggregator:
         return self._alike if each is None else self._alike | codec.forms(self._class, [each])
 
     def _read(self, request: Request, reply: Reply, attempt: int | None, like: codec.Forms) -> Any:
-        if isinstance(reply, StepFailed):
-            if self._policy.on_error == "stop":
-                raise RunFailed(
-                    f"{str(reply).rstrip('.')}. Set engine.on_error=exclude to go on without such a party."
-                ) from reply
-            raise reply
-        faults, when = self._policy.faults, (request.stage, request.round, request.call)
-        if attempt is not None and (why := faults.after(self._policy.seed, request.party, when, attempt)):
-            raise Lost(why)
+        data, faults = self._arrived(request, reply, attempt=attempt).data, self._policy.faults
         change = compression.widening(like, self._numerics.update_dtype)
-        message = codec.decode(reply.data, self._class, change=change, like=like)
+        message = codec.decode(data, self._class, change=change, like=like)
         return faults.corrupted(message, fault, like) if (fault := faults.corrupt.get(request.party)) else message
 
     def _check(

@@ -27,6 +27,7 @@ from coalface.engine.sums.private import TargetReached
 from coalface.engine.transport import RunFailed, Transport
 from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.ledger import Head
+from coalface.privacy.secure import SecureSettings
 
 READ = 200
 """Ledgers whose chain is followed from the start where a run is resumed or ends; of the others the head is checked."""
@@ -52,11 +53,12 @@ class Server(ServerFederation):
         classifier: Tensor | None = None,
         privacy: PartyPrivacy | None = None,
         secret: bytes | None = None,
+        secure: SecureSettings | None = None,
         observers: Sequence[Observer] = (),
         report: Callable[[dict[str, Any]], None] = lambda record: None,
     ) -> None:
         initial: dict[str, Any] = {"backbone": backbone, "public": public, "classifier": classifier}
-        initial |= {"privacy": privacy, "secret": secret}
+        initial |= {"privacy": privacy, "secret": secret, "secure": secure}
         super().__init__(method, round_policy, numerics, transport, folder, **initial)
         self.observers, self.report = observers, report
         self._countersigns: Countersigns | None = None

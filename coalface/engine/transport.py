@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from coalface.core import codec
 from coalface.core.errors import RunError
 from coalface.core.method import Tensors, Ticket
 from coalface.engine.client_batch import Apart, ClientBatch
-from coalface.engine.party.executor import Request, StepFailed
+from coalface.engine.party.request import Request, StepFailed
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,13 @@ class Member:
 
     role: str
     images: int
+    """0 where it does not tell, as under secure sums."""
     identities: int
+
+    @property
+    def untold(self) -> Member:
+        """The member, without its numbers."""
+        return replace(self, images=0, identities=0)
 
 
 Reply = codec.Encoded | StepFailed

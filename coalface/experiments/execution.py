@@ -150,6 +150,7 @@ def _server(run: PreparedRun, out: Path, transport: Transport, callback: Callbac
         classifier=run.classifier,
         privacy=privacy,
         secret=secret,
+        secure=run.recipe.secure,
         observers=[evaluator.evaluate_round for evaluator in run.evaluators],
         report=callback.round,
     )
@@ -176,7 +177,7 @@ def _start(server: Server, callback: Callback, name: str) -> None:
 def open_transport(run: PreparedRun, out: Path, carrier: Carrier | None) -> Iterator[Transport]:
     """The parties elsewhere, in this process, or in workers that end with the run; torch's settings are put back."""
     engine, threads = run.recipe.engine, torch.get_num_threads()
-    setup = Setup(run.method, run.make_data, run.numerics, run.recipe.seed, out, engine.save_replies)
+    setup = Setup(run.method, run.make_data, run.numerics, run.recipe.seed, out, engine.save_replies, run.recipe.secure)
     try:
         if carrier is not None:
             setup.prepare()

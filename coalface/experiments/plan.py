@@ -7,7 +7,7 @@ import math
 import typing
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,13 @@ from coalface.core.method import Answer, Backbone, Federation, HasSteps, Mean, M
 from coalface.core.steps import plays
 from coalface.core.text import several
 from coalface.data.faceset import FaceSet
+from coalface.engine.sums import planned as planned_sums
+from coalface.engine.sums.planned import PlannedSum
+from coalface.privacy import secure as secure_settings
 from coalface.privacy.accountant import Drawn, Mechanism
 from coalface.privacy.dp import POSTED, UNSHARED, Draws, PartyPrivacy, check_tensors
 from coalface.privacy.dp import check_call as check_private
+from coalface.privacy.secure import SecureSettings
 from coalface.training.local_work import LocalTraining
 from coalface.training.public_images import PublicImages
 
@@ -82,6 +86,8 @@ class Plan:
     """(field, name of the mean) of every mean that the server asks for."""
     noised: tuple[tuple[Mechanism, ...], ...] = ()
     """The mechanisms of differential privacy in a round of each stage, if there are any."""
+    sums: Mapping[str, PlannedSum] = field(default_factory=dict)
+    """The secure sum of each step, if there are any."""
 
     @property
     def parties(self) -> dict[str, int]:
@@ -114,15 +120,17 @@ def plan(
     public: FaceSet | None = None,
     updates: Updates | None = None,
     privacy: PartyPrivacy | None = None,
+    secure: SecureSettings | None = None,
 ) -> Plan:
     """Follow the first two rounds of each stage of a method over `parties` (role -> names), and what it would leave.
 
     What differs between the two, such as a field that is None at first, is planned as in the second.
 
     `public` are the images that all of them hold, `updates` the type that updates are sent in. Raises DeclarationError,
-    TypeError or ValueError where the method says what no engine could carry out, or `privacy` could not protect.
+    TypeError or ValueError where the method says what no engine could carry out, or `privacy` or `secure` could not
+    protect.
     """
-    fed = _Paper(method, parties, backbone, public, updates, privacy)
+    fed = _Paper(method, parties, backbone, public, updates, privacy, secure)
     stages, noised, state = [], [], None
     for stage in method.stages():
         state = check_state(method, stage, stage.begin(fed, state), beginning=True)
@@ -138,9 +146,12 @@ def plan(
     knows_class_embeddings = models.class_embeddings is not None
     if privacy is not None and not any(noised):
         raise RecipeError(UNSHARED, where="privacy.dp")
+    if secure is not None and not fed.sums:
+        raise RecipeError(secure_settings.UNSHARED, where=secure_settings.WHERE)
     leaves_shared = models.shared is not None
     means = tuple(fed.means)
-    return Plan(sent, what_stays(method), tuple(stages), leaves_shared, knows_class_embeddings, means, tuple(noised))
+    stays = what_stays(method)
+    return Plan(sent, stays, tuple(stages), leaves_shared, knows_class_embeddings, means, tuple(noised), fed.sums)
 
 
 def what_stays(method: HasSteps | type[HasSteps]) -> tuple[str, ...]:
@@ -210,12 +221,14 @@ class _Paper(Federation):
         public: FaceSet | None,
         updates: Updates | None,
         privacy: PartyPrivacy | None,
+        secure: SecureSettings | None,
     ) -> None:
         self.method, self.initial, self.policy = method, backbone.shared(), backbone.policy
         self.extra_data = None if public is None else PublicImages(public)
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.embedding_size = backbone.embedding_size
-        self.updates, self.privacy = updates, privacy
+        self.updates, self.privacy, self.secure = updates, privacy, secure
+        self.sums: dict[str, PlannedSum] = {}
         if privacy is not None:
             check_tensors(self.parameters, self.initial)
         self.begin_round()
@@ -231,8 +244,9 @@ class _Paper(Federation):
         return tuple(sorted(name for kind, names in self._parties.items() if plays(kind, role) for name in names))
 
     def images(self, party: str) -> int:
-        """With `privacy` another number for each party, so that weights by images show."""
-        return IMAGES if self.privacy is None else IMAGES + self.parties("trainer").index(party)
+        """With `privacy` or `secure` another number for each party, so that weights by images show."""
+        hides = self.privacy is not None or self.secure is not None
+        return IMAGES + self.parties("trainer").index(party) if hides else IMAGES
 
     def weights(self, role: str) -> dict[str, float]:
         return {party: float(self.images(party)) for party in self.parties(role)}
@@ -287,6 +301,9 @@ class _Paper(Federation):
         reply = self._blank(name, reply_class, forms)
         aggregated = {mean.field for mean in aggregate}
         self.means |= {(mean.field, mean.key): None for mean in aggregate}
+        if self.secure is not None:
+            everyone = self.parties(declaration.role)
+            self.sums[name] = planned_sums.plan(self.secure, name, declaration, aggregate, forms, names, everyone)
         encoded = codec.encode(reply, change=compression.narrowing(forms, self.updates))
         self._note(name, role, "up", reply, encoded, "the server", aggregated)
         values = {f: getattr(reply, f) for f in codec.hints(reply_class)}
@@ -303,6 +320,8 @@ class _Paper(Federation):
     ) -> Ticket:
         if self.privacy is not None:
             raise RecipeError(POSTED, where="privacy.dp")
+        if self.secure is not None:
+            raise RecipeError(secure_settings.POSTED, where=secure_settings.WHERE)
         ticket = Ticket("plan", self.round, next(self._tickets))
         self._posted[ticket] = lambda aggregate: self.ask(step, to=to, common=common, each=each, aggregate=aggregate)
         self._posted[ticket](())

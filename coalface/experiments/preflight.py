@@ -76,7 +76,13 @@ def planned(parts: Parts) -> Plan:
     if recipe.privacy.countersign:
         countersign.check_installed()
     messages = planning.plan(
-        parts.method, parts.data.by_role(), parts.backbone, parts.public, recipe.engine.update_dtype, recipe.dp
+        parts.method,
+        parts.data.by_role(),
+        parts.backbone,
+        parts.public,
+        recipe.engine.update_dtype,
+        recipe.dp,
+        recipe.secure,
     )
     privacy_budget.check(recipe, messages)
     if recipe.engine.aggregator is not None:
@@ -119,7 +125,8 @@ def plan(recipe: Recipe) -> Plan:
             roles[role] = [*roles.get(role, ()), name]
     else:
         roles["trainer"] = [f"party-{place:05d}" for place in range(_party_count(parts))]
-    return planning.plan(parts.method, roles, parts.backbone, parts.public, recipe.engine.update_dtype, recipe.dp)
+    updates = recipe.engine.update_dtype
+    return planning.plan(parts.method, roles, parts.backbone, parts.public, updates, recipe.dp, recipe.secure)
 
 
 def _party_count(parts: Parts) -> int:
@@ -169,6 +176,7 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
         "bytes": {way: messages.in_all(way) for way in ("down", "up")},
         "client_batch": parts.client_batch,
         **({"privacy": privacy_budget.as_dict(recipe.dp, messages)} if recipe.dp is not None else {}),
+        **({"secure": {step: s.as_dict() for step, s in messages.sums.items()}} if messages.sums else {}),
     }
 
 
@@ -194,6 +202,7 @@ def describe(recipe: Recipe) -> str:
         "",
         *_traffic(messages),
         *([privacy_budget.sentence(recipe, messages)] if recipe.dp is not None else []),
+        *dict.fromkeys(planned_sum.sentence() for planned_sum in messages.sums.values()),
         f"{several(engine.workers, 'process', 'processes')} of "
         f"{'as many threads as pay' if engine.threads == 'auto' else several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",

@@ -134,7 +134,7 @@ def round_policy(recipe: Recipe) -> RoundPolicy:
     engine = recipe.engine
     bounds: dict[str, Any] = {"retries": RETRIES}
     bounds |= {key: value for key in POLICY if (value := getattr(engine, key)) is not None}
-    if recipe.own is not None and recipe.dp is None:  # whose clip bounds every party alike
+    if recipe.own is not None and recipe.dp is None and recipe.secure is None:  # whose clips bound every party alike
         bounds.setdefault("max_share", MAX_SHARE)
         bounds.setdefault("max_update_norm", MAX_UPDATE_NORM)
     return RoundPolicy(

@@ -165,8 +165,19 @@ def check_tensors(parameters: Iterable[str], sent: Iterable[str]) -> None:
         )
 
 
-def check_call(step: str, declaration: StepDeclaration, means: Sequence[Mean], everyone: Sequence[str]) -> None:
-    """Raise RecipeError unless noise on the means of a call protects all that the replies to it tell."""
+def check_call(
+    step: str,
+    declaration: StepDeclaration,
+    means: Sequence[Mean],
+    everyone: Sequence[str],
+    *,
+    where: str = WHERE,
+    why: str = "noise on a mean does not protect it",
+) -> None:
+    """Raise RecipeError unless the means of a call are all that the replies to it tell, and count each party alike.
+
+    `where` is the key of the recipe that needs it, `why` what a single reply would do to it.
+    """
     reply = declaration.reply
     assert reply is not None
     averaged = {mean.field for mean in means}
@@ -174,9 +185,9 @@ def check_call(step: str, declaration: StepDeclaration, means: Sequence[Mean], e
     single += [name for name in resolved(reply, reply.__name__) if name not in {*averaged, *single, *SAID}]
     if single:
         raise RecipeError(
-            f"in step {step} each party's {single[0]} comes to the server singly, so noise on a mean does not protect "
-            "it; choose a method whose parties send nothing but means, such as fedavg",
-            where=WHERE,
+            f"in step {step} each party's {single[0]} comes to the server singly, so {why}; choose a "
+            "method whose parties send nothing but means, such as fedavg",
+            where=where,
         )
     for mean in means:
         weights = set(mean.by.get(party, 0.0) for party in everyone) if isinstance(mean.by, Mapping) else {1.0}
@@ -185,13 +196,13 @@ def check_call(step: str, declaration: StepDeclaration, means: Sequence[Mean], e
                 f"step {step} asks for a mean of {mean.field} with weights that differ from party to party, and each "
                 "party must count the same. Choose equal weights (scaffold: methods.scaffold.weights=equal and "
                 "local.steps_per_round), or another method",
-                where=WHERE,
+                where=where,
             )
         if declaration.each is not None and mean.field in resolved(declaration.each, declaration.each.__name__):
             raise RecipeError(
                 f"step {step} sends each party a {mean.field} of its own and asks for the mean; it can only be of what "
                 "all parties are sent alike",
-                where=WHERE,
+                where=where,
             )
 
 

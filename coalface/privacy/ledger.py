@@ -176,6 +176,16 @@ def follow(path: Path, *, most: int | None = None) -> Head:
     return last
 
 
+def find(path: Path, head: Head, sums: Sequence[str]) -> Head | None:
+    """The head after the lines of a message with these hashes, where they stand after another head; else None."""
+    read: list[str] = []
+    for after, line in lines(path, head):
+        read.append(str(line["sha256"]))
+        if read[-len(sums) :] == list(sums):
+            return after
+    return None
+
+
 def verify(path: Path) -> Head:
     """Follow the chain from the start to the end. Raises ValueError naming the first line that breaks it."""
     head = follow(path)

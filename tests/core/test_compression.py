@@ -26,7 +26,8 @@ from coalface.core.header import read_tensors
 from coalface.core.method import Tensors, content, free, like, message
 from coalface.engine.checkpoint import CheckpointError
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import PartyExecutor, Request
+from coalface.engine.party.executor import PartyExecutor
+from coalface.engine.party.request import Request
 from coalface.engine.transport import Reply
 from coalface.experiments.conformance.tiny_federation import NUMERICS, Stop, run, stopping
 from coalface.methods import METHODS

@@ -13,7 +13,8 @@ from toys import Moves, Nudge, Values
 
 from coalface.core import codec
 from coalface.engine.party.commits import Commit
-from coalface.engine.party.executor import PartyExecutor, Request
+from coalface.engine.party.executor import PartyExecutor
+from coalface.engine.party.request import Request
 from coalface.experiments.conformance.tiny_federation import Tiny, setup
 
 PARTY = "silo-1"

@@ -20,7 +20,7 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.client_batch import ClientBatch, can_batch, cut
 from coalface.engine.local import Workers
 from coalface.engine.party.commits import Commit
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import RunFailed
 from coalface.experiments.conformance.tiny_federation import LOSS, NUMERICS, Ran, Stop, Tiny, run, stopping

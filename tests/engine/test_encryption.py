@@ -19,7 +19,8 @@ from coalface.core.errors import RecipeError
 from coalface.engine.party import commits, encryption
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, LockedCommit
 from coalface.engine.party.encryption import Vault
-from coalface.engine.party.executor import PartyExecutor, Request
+from coalface.engine.party.executor import PartyExecutor
+from coalface.engine.party.request import Request
 from coalface.engine.party.service import PartyService
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.experiments.conformance.tiny_federation import Stop, run

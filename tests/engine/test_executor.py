@@ -15,7 +15,8 @@ from coalface.core import codec
 from coalface.core.method import Party
 from coalface.engine.party import commits as committing
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit
-from coalface.engine.party.executor import PartyExecutor, Request, StepFailed
+from coalface.engine.party.executor import PartyExecutor
+from coalface.engine.party.request import Request, StepFailed
 from coalface.privacy import ledger
 
 pytestmark = pytest.mark.usefixtures("toy_steps")

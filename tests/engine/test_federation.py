@@ -16,7 +16,7 @@ from coalface.core.parsing import parse_json
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party import commits
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.engine.transport import Reply
 from coalface.experiments.conformance.tiny_federation import Stop, run, stopping
 

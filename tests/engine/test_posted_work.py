@@ -12,7 +12,7 @@ from toys import CALLS, HOOKS, HeldValidation, Lagged, Moves, Nudge, State, Valu
 
 from coalface.core.method import Federation
 from coalface.engine.local import InProcess, Workers
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.engine.transport import Reply
 from coalface.experiments.conformance.tiny_federation import Tiny, run
 

@@ -21,7 +21,7 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import Federation, Mean
 from coalface.engine import checkpoint
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Request, StepFailed
+from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.run_state import Numerics
 from coalface.engine.transport import Reply, RunFailed
 from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run, workers

@@ -26,7 +26,8 @@ from coalface.engine.checkpoint import CheckpointError
 from coalface.engine.local import InProcess
 from coalface.engine.party import executor, sharding
 from coalface.engine.party.commits import Commit
-from coalface.engine.party.executor import PartyExecutor, Request
+from coalface.engine.party.executor import PartyExecutor
+from coalface.engine.party.request import Request
 from coalface.engine.party.sharding import ProcessGroups
 from coalface.engine.transport import RunFailed
 from coalface.experiments.conformance import tiny_federation

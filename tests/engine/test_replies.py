@@ -13,7 +13,7 @@ from toys import CALLS, HOOKS, Moves, State, Values
 
 from coalface.core.method import Federation, Mean, Party, Tensors, like, message, step
 from coalface.engine.faults import SimulatedFaults
-from coalface.engine.party.executor import StepFailed
+from coalface.engine.party.request import StepFailed
 from coalface.engine.transport import RunFailed
 from coalface.experiments.conformance.tiny_federation import Stop, Tiny, run, stopping
 

@@ -13,7 +13,7 @@ from toys import CALLS, Moves
 from coalface.core import codec
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Request, StepFailed, Unanswered
+from coalface.engine.party.request import Request, StepFailed, Unanswered
 from coalface.engine.transport import Reply, RunFailed
 from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.experiments.prepare import round_policy

@@ -13,7 +13,7 @@ from server_runs import metrics
 
 from coalface.core.method import Abandoned, Mean, Ticket
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Request, StepFailed
+from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.run_state import Call
 from coalface.engine.running_sums import RunningMean
 from coalface.engine.sum_guard import Opened

@@ -19,7 +19,7 @@ from coalface.core import codec
 from coalface.core.method import Federation, Mean, Ticket
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess, Workers
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.transport import Member, Reply
 from coalface.engine.update_bounds import UpdateBounds

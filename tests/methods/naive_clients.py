@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from coalface.core import codec
 from coalface.core.method import Method, Tensors
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.engine.transport import Reply
 from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run
 from coalface.training.local_work import Cursor, LocalTraining

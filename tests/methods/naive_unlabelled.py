@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from coalface.core import codec
 from coalface.core.method import Method, Tensors
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import Reply, StepFailed
 from coalface.experiments.conformance.tiny_federation import LOSS, Ran, Tiny, run

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from coalface.core import codec
 from coalface.data.augment import to_tensor
-from coalface.engine.party.executor import PartyExecutor, Request
+from coalface.engine.party.executor import PartyExecutor
+from coalface.engine.party.request import Request
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import StepFailed
 from coalface.experiments.conformance import tiny_federation

@@ -21,7 +21,7 @@ from coalface.core.method import Federation, Mean, Tensors, Ticket, generator
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Request, StepFailed
+from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.running_sums import RunningMean
 from coalface.engine.transport import Reply
 from coalface.experiments.conformance import tiny_federation

@@ -21,7 +21,7 @@ from coalface.core.method import generator
 from coalface.engine import checkpoint
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Request, StepFailed
+from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.transport import Reply
 from coalface.experiments import plan
 from coalface.experiments.conformance.tiny_federation import Stop, Tiny, raw, run, stopping

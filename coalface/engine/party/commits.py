@@ -144,7 +144,8 @@ class Commit:
 
     def states(self, *, but: str = "") -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name, but one."""
-        states = {name: self.read(name, whole=True) for name in self.spans if name not in (REPLY, LINES, DATA, but)}
+        names = [name for name in self.spans if name != but and not name.startswith("(")]
+        states = {name: self.read(name, whole=True) for name in names}
         return {name: part for name, part in states.items() if part is not None}
 
     def lines(self) -> list[str]:

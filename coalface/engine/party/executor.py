@@ -6,9 +6,7 @@ until a later message names it as the party's last accepted one; what was refuse
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -24,58 +22,17 @@ from coalface.core.steps import plays
 from coalface.engine.party.commit_folder import CommitFolder
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, write_commit
 from coalface.engine.party.data_identity import data_identity, difference
+from coalface.engine.party.request import Request, StepFailed, Withheld
 from coalface.privacy import ledger
 from coalface.training.distributed.shards import ShardLost, Shards
 
 if TYPE_CHECKING:
     from coalface.engine.party.encryption import Vault
+    from coalface.engine.party.sums import PartySums
 
 SaveReplies = Literal["auto"] | bool
 """Whether replies are kept; `auto`: those that took `COSTLY` seconds or more to make."""
 COSTLY = 0.5
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the server sends to one party: which step, the encoded messages, and where the party stands."""
-
-    run: str
-    party: str
-    stage: str
-    round: int
-    rounds: int
-    ordinal: int
-    """Rounds begun since the start of the run, over all stages; work that was posted keeps that of its posting."""
-    call: int
-    step: str
-    common: codec.Encoded | None
-    each: codec.Encoded | None
-    base: str | None
-    """The party's last accepted commit: the private state that the step starts from."""
-    horizon: tuple[int, str | None]
-    """(ordinal, accepted commit) at the server's last checkpoint: the party keeps what a resume from there needs."""
-    receipts: tuple[int, str] | None = None
-    """Lines and last hash of the server's chain of accepted replies, which the party keeps with its commit."""
-
-    @functools.cached_property
-    def id(self) -> str:
-        """Names the request by (run, stage, round, call, step, content): the same request again has the same id."""
-        content = [m.digest if m else None for m in (self.common, self.each)]
-        text = json.dumps([self.run, self.stage, self.round, self.call, self.step, content])
-        return f"{self.ordinal:07d}.{self.call:03d}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-
-    @property
-    def where(self) -> str:
-        """Party, step and round, for errors."""
-        return f"{self.party}, step {self.step}, {self.stage} round {self.round}"
-
-
-class StepFailed(RuntimeError):
-    """A step could not be run at its party; the message names party, step and round."""
-
-
-class Unanswered(StepFailed):
-    """A party did not answer: nobody knows whether the request ever came to it."""
 
 
 class ProcessGroup(Protocol):
@@ -116,6 +73,8 @@ class ExecutorContext:
     """The type that updates are sent in."""
     vault: Vault | None = None
     """Of a process that plays one party: its commits are encrypted with it."""
+    sums: PartySums | None = None
+    """Where replies leave in secure sums alone."""
 
 
 class PartyExecutor:
@@ -145,6 +104,10 @@ class PartyExecutor:
 
         So the reply is hashed by a thread of its own while this one runs the step of another party.
         """
+        if (request.sum is None) is not (self.context.sums is None):
+            raise Withheld(f"{request.where}: one side has privacy.secure and the other has not; run one recipe")
+        if request.sum is not None and request.sum.stage != "advertise":
+            return self._go_on(request)
         ordinal, checkpointed = request.horizon
         needed = {f"{name}.commit" for name in (request.base, checkpointed)}
         place = self.folder / f"{request.id}.commit"
@@ -157,8 +120,8 @@ class PartyExecutor:
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (reply := saved.read(REPLY)) is not None:
                     return codec.Encoded(reply), lambda: None
-            repeated: codec.Encoded = self._run(request, self.commits.base(request.base, commits))[0]
-            return repeated, lambda: None
+            repeated = self._run(request, self.commits.base(request.base, commits))[0]
+            return self._leaving(request, repeated)[0], lambda: None
         base = self.commits.base(request.base, commits)
         started = time.perf_counter()
         encoded, private_state = self._run(request, base)
@@ -166,15 +129,15 @@ class PartyExecutor:
         parts = self._parts(base, private_state)
         if parts:
             parts[DATA] = base.read(DATA) or data_identity(self.context.party(request))
-        if costly if self.context.save_replies == "auto" else self.context.save_replies:
+        encoded, hidden = self._leaving(request, encoded)
+        parts |= hidden
+        if hidden or (costly if self.context.save_replies == "auto" else self.context.save_replies):
             parts[REPLY] = encoded.data
         over = self.commits.prune(commits, ordinal, needed)
         shards = self._shards_of(request, over)
 
         def commit() -> None:
-            about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
-            about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
-            lines = ledger.lines_for(encoded.entries, encoded.sums, about, head)
+            lines = ledger.lines_for(encoded.entries, encoded.sums, _about(request), head)
             parts[LINES] = "\n".join(lines).encode()
             after, flush = head.after(lines), self.context.flush
             self.head = after.lines, after.chain
@@ -187,6 +150,54 @@ class PartyExecutor:
                 flush_folder(self.ledger.parent)
 
         return encoded, commit
+
+    def _leaving(self, request: Request, encoded: codec.Encoded) -> tuple[codec.Encoded, dict[str, Any]]:
+        """What leaves of a step's reply at once, and what of it the commit keeps: the reply itself, and nothing.
+
+        In a secure sum they are the party's keys for it, and the reply as a vector.
+        """
+        if (sums := self.context.sums) is None:
+            return encoded, {}
+        from coalface.engine.party import sums as secure  # cryptography, which it needs, is an extra
+
+        declaration = self.context.method.steps[request.step][1]
+        reply: Any = declaration.reply
+        pairs = ((request.each, declaration.each), (request.common, declaration.common))
+        sent: list[Any] = [m.message(cls) for m, cls in pairs if m is not None and cls is not None]
+        try:
+            hidden = sums.hide(request, declaration, codec.decode(encoded.data, reply), codec.forms(reply, sent))
+        except ValueError as error:
+            raise Withheld(f"{request.where}: {error}") from error
+        member = hidden.member(self.name, sums.secret(self.name), request.base)
+        return secure.advertise(sums, member), hidden.parts
+
+    def _go_on(self, request: Request) -> tuple[codec.Encoded, Callable[[], None]]:
+        """As `begin`, of a later stage of a secure sum: it goes on with what the first one left."""
+        from coalface.engine.party import sums as secure
+
+        assert request.sum is not None and self.context.sums is not None
+        stage = request.sum.stage
+        commits, head = self.commits.look(())
+        commit = commits.get(f"{request.sum.request}.commit")
+        if commit is None or commit.base != request.base:
+            raise Withheld(f"{request.where}: the party has not run this step from the state that is named")
+        try:
+            hidden = secure.HiddenReply.read(commit)
+            member = hidden.member(self.name, self.context.sums.secret(self.name), request.base)
+            reply = secure.answer(self.context.sums, hidden, member, request)
+        except ValueError as error:
+            raise Withheld(f"{request.where}: {error}") from error
+
+        def write() -> None:
+            about = _about(request) | secure.contained(hidden, stage)
+            lines = ledger.lines_for(reply.entries, reply.sums, about, head)
+            listed = ledger.find(self.ledger, commit.head, reply.sums)
+            if listed is None:
+                ledger.append(self.ledger, lines, head, flush=self.context.flush)
+            after = listed or head.after(lines)
+            self.head = after.lines, after.chain
+
+        return reply, write
 
     def share(self, request: Request) -> tuple[tuple[str, ...], Callable[[bool], str]]:
         """In another process of the party: run the step on this process's part of the private state.
@@ -312,6 +323,13 @@ class PartyExecutor:
             stored = (base or self.commits.base(request.base)).read(declaration.own.__name__)
             arguments["own"] = codec.decode(stored, declaration.own) if stored is not None else None
         return arguments
+
+
+def _about(request: Request) -> dict[str, str | int]:
+    """What the lines of a ledger say of the request that they answer."""
+    about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
+    about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
+    return about if request.sum is None else about | {"protection": "secure sum", "sum": request.sum.stage}
 
 
 def _check_data(request: Request, base: Commit, party: Party) -> None:

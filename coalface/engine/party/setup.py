@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,10 +15,18 @@ from torch import Tensor
 from coalface.core.method import Backbone, Method, Party, generator
 from coalface.core.names import check_name
 from coalface.data.faceset import FaceSet
-from coalface.engine.party.executor import ExecutorContext, Request, SaveReplies
+from coalface.engine.party.executor import ExecutorContext, SaveReplies
+from coalface.engine.party.request import Request
 from coalface.engine.run_state import Numerics
 from coalface.engine.transport import Member
+from coalface.privacy.secure import SecureSettings
 from coalface.training.public_images import PublicImages
+
+if TYPE_CHECKING:
+    from coalface.engine.party.sums import PartySums
+
+ANSWERS = "answers"
+"""The folder of what each party has answered in secure sums."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,8 @@ class Setup:
     seed: int
     folder: Path
     save_replies: SaveReplies = True
+    secure: SecureSettings | None = None
+    """Replies leave in secure sums alone. Here the parties' secrets follow from the seed."""
 
     def context(self, world: FederatedData) -> ExecutorContext:
         """The executor's view of this process."""
@@ -112,7 +122,15 @@ class Setup:
             save_replies=self.save_replies,
             processes_per_party=self.numerics.processes_per_party,
             update_dtype=self.numerics.update_dtype,
+            sums=self._sums(),
         )
+
+    def _sums(self) -> PartySums | None:
+        if self.secure is None:
+            return None
+        from coalface.engine.party.sums import PartySums, seeded_secret  # cryptography, which they need, is an extra
+
+        return PartySums(self.secure, seeded_secret(self.seed), self.folder / ANSWERS)
 
     def prepare(self) -> None:
         """Set this process's arithmetic as the run's record says."""

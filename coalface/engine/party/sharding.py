@@ -23,7 +23,8 @@ import torch
 from coalface.core import codec
 from coalface.core.method import Party
 from coalface.engine import processes
-from coalface.engine.party.executor import PartyExecutor, Request
+from coalface.engine.party.executor import PartyExecutor
+from coalface.engine.party.request import Request
 from coalface.engine.party.setup import Setup
 from coalface.training.distributed.shards import PATIENCE, ShardLost, Shards
 

@@ -25,7 +25,7 @@ from coalface.core.method import Tensors
 from coalface.engine import processes
 from coalface.engine.faults import COUNT_FAULTS, SimulatedFaults
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.engine.transport import Reply, RunFailed
 from coalface.experiments import plan
 from coalface.experiments.conformance.differences import private_states

@@ -23,7 +23,7 @@ from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.engine.client_batch import Apart, ClientBatch
 from coalface.engine.local import InProcess, Workers
 from coalface.engine.party.commits import REPLY, Commit
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
@@ -32,6 +32,7 @@ from coalface.engine.transport import Reply
 from coalface.experiments.setup.domains import unlabelled
 from coalface.models.groups import Backbone, BatchNormPolicy
 from coalface.privacy.dp import PartyPrivacy
+from coalface.privacy.secure import SecureSettings
 from coalface.training.compute import Compute
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
@@ -218,12 +219,15 @@ def run(
     save_replies: bool = True,
     privacy: PartyPrivacy | None = None,
     secret: bytes | None = None,
+    secure: SecureSettings | None = None,
     **rules: Any,
 ) -> Ran:
     """Run, or resume, a method over a tiny world to its end."""
     world = build()
     conduct = RoundPolicy("test", **rules)
-    party_setup = setup(method, folder, build, seed=conduct.seed, numerics=numerics, save_replies=save_replies)
+    party_setup = setup(
+        method, folder, build, seed=conduct.seed, numerics=numerics, save_replies=save_replies, secure=secure
+    )
     carrier = transport(party_setup, world)
     try:
         server = Server(
@@ -236,6 +240,7 @@ def run(
             public=world.public,
             privacy=privacy,
             secret=secret,
+            secure=secure,
             observers=tuple(observers),
             report=report,
         )

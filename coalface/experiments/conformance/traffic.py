@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coalface.core.method import Method
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.engine.transport import Reply
 from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run
 

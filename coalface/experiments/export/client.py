@@ -21,7 +21,8 @@ from coalface.core.method import Tensors, generator
 from coalface.data.faceset import FaceSet
 from coalface.engine import checkpoint
 from coalface.engine.party.commits import Commit, DamagedCommit
-from coalface.engine.party.executor import PartyExecutor, Request, StepFailed
+from coalface.engine.party.executor import PartyExecutor
+from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.evaluation import embedding
 from coalface.evaluation.metrics.personalised import gallery_of

@@ -36,6 +36,7 @@ from coalface.experiments.recipe.scenarios import (
 from coalface.experiments.recipe.sections import Engine, Evaluation, Model, Name, PartyName, Privacy, Validator
 from coalface.methods import METHODS
 from coalface.privacy.dp import PartyPrivacy
+from coalface.privacy.secure import SecureSettings
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import CosineLoss
 from coalface.training.losses.margins import CosFace
@@ -214,6 +215,11 @@ class Recipe(Section):
     def dp(self) -> PartyPrivacy | None:
         """Differential privacy by party, if the recipe asks for it."""
         return self.privacy.dp
+
+    @property
+    def secure(self) -> SecureSettings | None:
+        """Secure sums, if the recipe asks for them."""
+        return self.privacy.secure
 
     @property
     def party_augment(self) -> dict[str, Augmentation]:

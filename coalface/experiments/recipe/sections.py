@@ -19,6 +19,7 @@ from coalface.models import BACKBONES
 from coalface.models.pretrained.input import IMAGENET, InputConvention
 from coalface.models.speed import Arithmetic
 from coalface.privacy.dp import PartyPrivacy
+from coalface.privacy.secure import SecureSettings
 
 Name = Annotated[str, AfterValidator(check_name)]
 """What becomes a file's or a folder's name."""
@@ -239,6 +240,12 @@ class Privacy(Section):
 
     dp: Annotated[PartyPrivacy, Settings("privacy.dp", PartyPrivacy)] | None = None
     """Differential privacy by party: each update is clipped, and the server adds noise to their sum. None: neither."""
+    secure: Annotated[
+        Annotated[SecureSettings, Settings("privacy.secure", SecureSettings)] | None,
+        BeforeValidator(lambda value: {True: {}, False: None}[value] if isinstance(value, bool) else value),
+    ] = None
+    """Secure sums: the server learns the sum of the parties' replies, and no part of it. `true` for the usual settings.
+    None or `false`: it is sent each party's reply."""
     countersign: Literal[True] | None = None
     """After each round the server signs which replies it has accepted, and one of their parties signs that: nobody can
     then write ledgers and receipts anew without both keys. `coalface ledger verify` checks it."""

@@ -12,6 +12,7 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import DRAWN, WITH_IMAGES, Pairs, Validator
 from coalface.methods import METHODS
 from coalface.models import BACKBONES
+from coalface.privacy import secure
 from coalface.privacy.dp import BATCHED
 
 _DEFAULTS = dict(Validator())
@@ -49,6 +50,8 @@ def check(recipe: Recipe) -> None:
     _check_validators(recipe)
     if recipe.dp is not None:
         _check_private(recipe)
+    if recipe.secure is not None:
+        _check_secure(recipe)
 
 
 def _check_private(recipe: Recipe) -> None:
@@ -62,6 +65,28 @@ def _check_private(recipe: Recipe) -> None:
                 "by it a party's reply would change what another's counts, and privacy.dp promises that none does: its "
                 "clip bounds every update, and each party counts the same. Remove this key",
                 where=f"engine.{key}",
+            )
+
+
+def _check_secure(recipe: Recipe) -> None:
+    """Raise RecipeError where a setting needs the reply of each party by itself, which secure sums hide."""
+    engine = recipe.engine
+    if engine.client_batch:
+        raise RecipeError(secure.BATCHED, where="engine.client_batch")
+    needs = {
+        "privacy.dp": (recipe.dp, "the server clips each party's update before it adds noise"),
+        "engine.aggregator": (engine.aggregator, "a robust mean compares the parties' updates"),
+        "engine.max_update_norm": (engine.max_update_norm, "it bounds each party's update by the others'"),
+        "engine.max_share": (engine.max_share, "it bounds a party's images by the others': use most_images"),
+        "engine.oversized": (engine.oversized, "it bounds each party's update by the others'"),
+        "engine.update_dtype": (engine.update_dtype, "it encodes a single update, and a masked one is uniform"),
+        "faults.corrupt": (recipe.faults.corrupt, "it changes a reply on its way, and a masked one cannot be read"),
+    }
+    for where, (value, why) in needs.items():
+        if value:
+            raise RecipeError(
+                f"{why}, and with privacy.secure the server sees none singly. Remove this key, or privacy.secure",
+                where=where,
             )
 
 

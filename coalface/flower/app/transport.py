@@ -24,7 +24,7 @@ from coalface.core.method import Tensors, Ticket
 from coalface.core.parsing import LARGEST
 from coalface.core.text import told
 from coalface.engine.client_batch import ClientBatch
-from coalface.engine.party.executor import Request, StepFailed, Unanswered
+from coalface.engine.party.request import Request, StepFailed, Unanswered
 from coalface.engine.transport import Member, Reply, RunFailed, late
 from coalface.flower.app.records import CHECK, COUNTERSIGN, JOIN, SETTLE, STEP, read, write
 

@@ -14,11 +14,12 @@ class Answers:
     """The answers of one party that must not be given twice in different forms; with `path` they outlive a kill.
 
     Two vectors under the same masks differ by what they hide, and shares for two sets of survivors can give both
-    secrets of a party. Without `path` they are kept in memory alone: for simulations, which no server can outlive.
+    secrets of a party. Without `path` they are kept in memory alone, and without `flush` they do not outlive a power
+    cut: for simulations.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None = None, *, flush: bool = True) -> None:
+        self.path, self._flush = path, flush
         self._seen: dict[tuple[str, str], str] = {}
         if path is not None and path.exists():
             data = path.read_bytes()
@@ -38,11 +39,13 @@ class Answers:
         if key not in self._seen:
             entry = {"place": context.place, "what": what, "sha256": digest.hex()}
             if self.path is not None:
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
                     file.write(json.dumps(entry) + "\n")
                     file.flush()
-                    os.fsync(file.fileno())
-                if not self._seen:
+                    if self._flush:
+                        os.fsync(file.fileno())
+                if self._flush and not self._seen:
                     flush_folder(self.path.parent)  # without it a power cut may take the new file away
             self._seen[key] = digest.hex()
         elif self._seen[key] != digest.hex():

@@ -85,6 +85,10 @@ class SecureSum:
             for name in self._roster.names
         }
 
+    def holders(self, party: str) -> list[str]:
+        """Who holds shares of a party's secrets, in the order of their names."""
+        return self._roster.holders(party)
+
     def shared(self, party: str, shares: Mapping[str, bytes]) -> None:
         self._expect("shared", party)
         holders = self._roster.holders(party)

@@ -1,0 +1,143 @@
+"""A party's part in secure sums: its reply becomes a vector that stays with it, and leaves under masks alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coalface.core import codec
+from coalface.core.steps import StepDeclaration
+from coalface.engine.party.commits import Commit
+from coalface.engine.party.request import Request, Withheld
+from coalface.engine.sums.hidden import HiddenMeans
+from coalface.privacy.secure import SecureSettings
+from coalface.privacy.secure_sums import client, messages
+from coalface.privacy.secure_sums.client import Sign, Verify
+from coalface.privacy.secure_sums.context import SumContext
+from coalface.privacy.secure_sums.guard import Answers
+from coalface.privacy.secure_sums.keys import Member, derive
+from coalface.privacy.secure_sums.masks import RINGS
+from coalface.privacy.secure_sums.neighbours import read_roster
+
+VECTOR, SUM = "(vector)", "(sum)"
+"""In a commit: the party's vector, and which sum it is for."""
+
+
+@dataclass(frozen=True)
+class PartySums:
+    """What a process needs to take part in secure sums for the parties that it plays."""
+
+    settings: SecureSettings
+    secret: Callable[[str], bytes]
+    """Each party's 32 bytes that all its keys follow from."""
+    folder: Path
+    """Holds `NAME.jsonl`, what each party has answered and must not answer otherwise."""
+    sign: Sign | None = None
+    verify: Verify | None = None
+    flush: bool = False
+
+    def answers(self, party: str) -> Answers:
+        return Answers(self.folder / f"{party}.jsonl", flush=self.flush)
+
+    def hide(self, request: Request, declaration: StepDeclaration, reply: Any, like: codec.Forms) -> HiddenReply:
+        """The reply of a step, hidden. Raises Refused or SecureSumError where it cannot be summed."""
+        assert request.sum is not None
+        hidden = HiddenMeans.of(self.settings, declaration, request.sum.means, like, request.sum.asked)
+        context = hidden.context(self.settings, request.run, request.stage, request.round, request.call)
+        digest = hashlib.sha256(request.content.encode()).hexdigest()
+        # noise of the party's own, for differential privacy without a trusted server, would be added to this vector
+        return HiddenReply(hidden.encode(reply), context, digest, hidden.fields, hidden.rows)
+
+
+@dataclass(frozen=True)
+class HiddenReply:
+    """A vector as its party keeps it."""
+
+    vector: np.ndarray[Any, Any]
+    context: SumContext
+    request: str
+    """SHA-256 of what the party was asked."""
+    fields: tuple[str, ...]
+    rows: tuple[str, ...]
+
+    @property
+    def parts(self) -> dict[str, bytes | memoryview]:
+        """As a commit holds it."""
+        context = asdict(self.context) | {"layout": self.context.layout.hex()}
+        about = {"context": context, "request": self.request, "fields": self.fields, "rows": self.rows}
+        return {VECTOR: self.vector.data.cast("B"), SUM: json.dumps(about).encode()}
+
+    @classmethod
+    def read(cls, commit: Commit) -> HiddenReply:
+        """What a commit holds. Raises ValueError where it holds none."""
+        about, vector = commit.read(SUM), commit.read(VECTOR)
+        if about is None or vector is None:
+            raise ValueError("the commit is of no secure sum")
+        read = json.loads(bytes(about))
+        context = SumContext(**read["context"] | {"layout": bytes.fromhex(read["context"]["layout"])})
+        numbers = np.frombuffer(vector, RINGS[context.bits])
+        return cls(numbers, context, read["request"], tuple(read["fields"]), tuple(read["rows"]))
+
+    def member(self, party: str, secret: bytes, base: str | None) -> Member:
+        """The party, for this sum."""
+        return Member(party, secret, self.context, bytes.fromhex(self.request), (base or "").encode())
+
+
+def advertise(sums: PartySums, member: Member) -> codec.Encoded:
+    """Stage 1: the reply to the request that ran the step."""
+    return codec.encode(messages.Advert(keys=messages.as_tensor(client.advertise(member, sums.sign))), hashed=True)
+
+
+def answer(sums: PartySums, hidden: HiddenReply, member: Member, request: Request) -> codec.Encoded:
+    """The reply to a later stage. Raises SecureSumError where the party must not answer."""
+    assert request.sum is not None and request.common is not None and request.each is not None
+    told, near = request.common.message(messages.Parties), request.each.message(messages.Neighbours)
+    names = messages.unpack_names(told.names)
+    roster = read_roster(member.context, names)
+    neighbours = roster.neighbours(member.name) if member.name in roster.points else []
+    adverts = messages.unpack_rows(neighbours, near.adverts)
+    message: Any
+    match request.sum.stage:
+        case "share":
+            shares = client.share_keys(member, names, adverts, sums.verify)
+            message = messages.Rows(shares=messages.pack_rows(roster.holders(member.name), shares))
+        case "mask":
+            sharers = messages.unpack_names(told.sharers)
+            answers = sums.answers(member.name)
+            masked = client.mask(member, names, adverts, sharers, hidden.vector, answers, sums.verify)
+            message = messages.Masked(vector=torch.from_numpy(masked))
+        case "confirm" if sums.sign is not None:
+            sets = messages.unpack_names(told.sharers), messages.unpack_names(told.survivors)
+            signature = client.confirm(member, names, *sets, sums.sign, sums.answers(member.name))
+            message = messages.Confirmation(signature=messages.as_tensor(signature))
+        case "unmask":
+            sets = messages.unpack_names(told.sharers), messages.unpack_names(told.survivors)
+            sealed, confirmed = (messages.unpack_rows(neighbours, rows) for rows in (near.sealed, near.confirmed))
+            answers = sums.answers(member.name)
+            shares = client.unmask(member, names, adverts, *sets, sealed, answers, sums.verify, confirmed)
+            message = messages.Rows(shares=messages.pack_rows(roster.holders(member.name), shares))
+        case stage:
+            raise Withheld(f"{request.where}: this party has no stage {stage!r} of a secure sum")
+    return codec.encode(message, hashed=True)
+
+
+def contained(hidden: HiddenReply, stage: str) -> dict[str, str]:
+    """What the lines of a stage say beside those of any message: of the vector, which fields are in it.
+
+    `rows` names those with rows that one party alone may change.
+    """
+    if stage != "mask":
+        return {}
+    return {"of": ", ".join(hidden.fields)} | ({"rows": ", ".join(hidden.rows)} if hidden.rows else {})
+
+
+def seeded_secret(seed: int) -> Callable[[str], bytes]:
+    """The parties' secrets in a simulation: whoever has the seed can take the masks off."""
+    return lambda party: derive(str(seed).encode(), "simulated party", party)

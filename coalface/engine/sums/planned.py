@@ -1,0 +1,128 @@
+"""What secure sums add to a planned run: neighbours, threshold, rounding, and the bytes of their stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from coalface.core import codec
+from coalface.core.errors import RecipeError
+from coalface.core.method import Mean
+from coalface.core.steps import StepDeclaration
+from coalface.core.text import several, size
+from coalface.privacy.secure import WHERE, SecureSettings, check_call, check_enough, check_installed
+
+if TYPE_CHECKING:
+    from coalface.engine.sums.hidden import HiddenMeans
+
+TYPICAL = 100
+"""Images of a party, for which the bound on the rounding is told."""
+
+
+@dataclass(frozen=True)
+class PlannedSum:
+    """The secure sum of a call, where nobody drops out."""
+
+    hidden: HiddenMeans
+    asked: int
+    dropouts: int
+    corrupt: int
+    neighbours: int
+    threshold: int
+    up: dict[str, int]
+    """Bytes that a party sends, by stage."""
+    down: dict[str, int]
+    """Bytes that it is sent beside the step's own messages."""
+
+    @property
+    def error(self) -> float:
+        """How far a number of a mean can be off, over parties of `TYPICAL` images."""
+        layout = self.hidden.layout
+        return max(
+            layout.error(weight, path, self.asked, self.asked * min(mean.heaviest, TYPICAL))
+            for weight, mean in layout.means.items()
+            for path in mean.tensors
+            if "/" in path or path in self.hidden.fields
+        )
+
+    def sentence(self) -> str:
+        """What a dry run says."""
+        rows, bits = self.hidden.rows, self.hidden.layout.bits
+        named = f"; rows of {', '.join(rows)} that one party alone changes are no secret" if rows else ""
+        return (
+            f"secure sums: of {several(self.asked, 'party', 'parties')} asked {self.dropouts:,} may drop out and "
+            f"{self.corrupt:,} help the server; each has {several(self.neighbours, 'neighbour')}, and "
+            f"{self.threshold:,} open its secrets; {bits} bits a number, so a mean over parties of {TYPICAL} images is "
+            f"off by {self.error:.2g} at most; a party sends {size(sum(self.up.values()))} a round, and is sent "
+            f"{size(sum(self.down.values()))} beside the model{named}"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        numbers = {key: getattr(self, key) for key in ("asked", "dropouts", "corrupt", "neighbours", "threshold")}
+        layout = self.hidden.layout
+        return numbers | {"bits": layout.bits, "error": self.error, "rows": self.hidden.rows, "up": self.up}
+
+
+def plan(
+    settings: SecureSettings,
+    step: str,
+    declaration: StepDeclaration,
+    means: Sequence[Mean],
+    like: codec.Forms,
+    names: Sequence[str],
+    everyone: Sequence[str],
+) -> PlannedSum:
+    """The sum of a call to the parties `names`. Raises RecipeError where it would not hide their replies."""
+    check_installed()
+    from coalface.engine.sums.hidden import HiddenMeans, asked_for
+    from coalface.privacy.secure_sums import messages
+    from coalface.privacy.secure_sums.keys import ADVERT, SEALED
+    from coalface.privacy.secure_sums.neighbours import choose
+    from coalface.privacy.secure_sums.shamir import SHARE
+
+    check_call(step, declaration, means, everyone)
+    check_enough(settings, len(names))
+    try:
+        hidden = HiddenMeans.of(settings, declaration, asked_for(means), like, len(names))
+    except ValueError as error:
+        raise RecipeError(f"step {step}: {error}", where=WHERE) from error
+    dropouts, corrupt = settings.bounds(len(names))
+    degree, threshold = choose(len(names), dropouts, corrupt)
+    near = [f"{place}" for place in range(degree)]
+    holders = [*near, ""]
+
+    def rows(order: Sequence[str], length: int) -> torch.Tensor:
+        return messages.pack_rows(order, dict.fromkeys(order, bytes(length)))
+
+    shares = messages.pack_rows(holders, dict.fromkeys(near, bytes(SEALED + 64)) | {"": bytes(64)})
+    kind = torch.int32 if hidden.layout.bits == 32 else torch.int64
+    up = {
+        "advertise": messages.Advert(keys=torch.zeros(ADVERT, dtype=torch.uint8)),
+        "share": messages.Rows(shares=shares),
+        "mask": messages.Masked(vector=torch.zeros(hidden.layout.length, dtype=kind)),
+        "unmask": messages.Rows(shares=rows(holders, SHARE)),
+    }
+    told = messages.pack_names(names)
+    adverts, sealed = rows(near, ADVERT), rows(near, SEALED)
+    empty = messages.pack_rows(near, {})
+    down = {
+        "share": (messages.Parties(names=told), messages.Neighbours(adverts=adverts)),
+        "mask": (messages.Parties(names=told, sharers=told), messages.Neighbours(adverts=adverts)),
+        "unmask": (
+            messages.Parties(names=told, sharers=told, survivors=told),
+            messages.Neighbours(adverts=adverts, sealed=sealed, confirmed=empty),
+        ),
+    }
+    return PlannedSum(
+        hidden,
+        len(names),
+        dropouts,
+        corrupt,
+        degree,
+        threshold,
+        {stage: codec.size(message) for stage, message in up.items()},
+        {stage: sum(map(codec.size, pair)) for stage, pair in down.items()},
+    )

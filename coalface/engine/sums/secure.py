@@ -1,0 +1,176 @@
+"""The replies to a call as one secure sum at the server: stage after stage, and what is opened in the end."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coalface.core import codec
+from coalface.core.errors import RecipeError
+from coalface.core.method import Abandoned, Mean
+from coalface.core.steps import StepDeclaration
+from coalface.core.text import told
+from coalface.engine.party.request import Request, StepFailed, SumStage
+from coalface.engine.replies import Lost, Replies, reply_size
+from coalface.engine.rounds import RoundPolicy
+from coalface.engine.run_state import Call, PartyStats
+from coalface.engine.sums.hidden import HiddenMeans, asked_for
+from coalface.engine.transport import Reply
+from coalface.privacy.secure import WHERE, SecureSettings, check_call, check_enough
+from coalface.privacy.secure_sums import messages
+from coalface.privacy.secure_sums.client import Verify
+from coalface.privacy.secure_sums.context import SecureSumError
+from coalface.privacy.secure_sums.keys import ADVERT, SIGNATURE
+from coalface.privacy.secure_sums.server import SecureSum
+
+_ROW = 256
+"""Bytes of a row of shares, at most."""
+_REPLIES: dict[str, tuple[Any, str]] = {
+    "advertise": (messages.Advert, "keys"),
+    "share": (messages.Rows, "shares"),
+    "mask": (messages.Masked, "vector"),
+    "confirm": (messages.Confirmation, "signature"),
+    "unmask": (messages.Rows, "shares"),
+}
+
+
+class SecureReplies(Replies):
+    """The replies to a call of which the server learns the sum alone.
+
+    `everyone` are all parties of the step's role. Raises RecipeError where a sum would not hide the replies.
+    """
+
+    def __init__(
+        self,
+        settings: SecureSettings,
+        call: Call,
+        declaration: StepDeclaration,
+        means: Sequence[Mean],
+        failed: dict[str, str],
+        policy: RoundPolicy,
+        party_stats: Mapping[str, PartyStats],
+        everyone: Sequence[str],
+        verify: Verify | None = None,
+    ) -> None:
+        super().__init__(call, failed, policy, party_stats)
+        check_call(call.step, declaration, means, everyone)
+        check_enough(settings, len(call.to))
+        self.means, self._everyone, self._verify = means, len(everyone), verify
+        reply: Any = declaration.reply
+        common = call.common.message(declaration.common) if call.common and declaration.common else None
+        asked, like = asked_for(means), codec.forms(reply, [common])
+        try:
+            self._hidden = HiddenMeans.of(settings, declaration, asked, like, len(call.to))
+        except ValueError as error:
+            raise RecipeError(f"step {call.step}: {error}", where=WHERE) from error
+        self._context = self._hidden.context(settings, policy.run, call.stage, call.round, call.call)
+        self._sum = SecureSum(self._context, call.to, verify)
+        self._asked = SumStage("advertise", len(call.to), asked)
+        self._stage, self._first = "advertise", dict[str, Request]()
+        self._order: list[str] = []
+
+    def stages(self, requests: Iterable[Request], settle: Callable[[], None]) -> Iterator[Iterable[Request]]:
+        """The requests of each stage, whose replies are to be taken in before the next stage is asked for.
+
+        `settle` is called once it is known whose vectors count, before anything is opened. Raises Abandoned.
+        """
+        yield self._begin(requests)
+        names, adverts = self._sum.share_requests()
+        told_names = messages.pack_names(names)
+        near = {name: messages.pack_rows(sorted(adverts[name]), adverts[name]) for name in names}
+        yield self._requests("share", messages.Parties(names=told_names), names, lambda n: {"adverts": near[n]})
+        sharers = self._sum.mask_requests()
+        told_sharers = messages.pack_names(sharers)
+        parties = messages.Parties(names=told_names, sharers=told_sharers)
+        yield self._requests("mask", parties, sharers, lambda n: {"adverts": near[n]})
+        survivors = self._sum.survivors()
+        self.arrived = survivors
+        self.accepted = {name: self._first[name].id for name in survivors}
+        settle()
+        parties = dataclasses.replace(parties, survivors=messages.pack_names(survivors))
+        if self._verify is not None:
+            yield self._requests("confirm", parties, survivors, lambda n: {"adverts": near[n]})
+        requested = self._sum.unmask_requests()
+
+        def opening(name: str) -> dict[str, Tensor]:
+            sealed, confirmed = (messages.pack_rows(sorted(adverts[name]), rows) for rows in requested[name])
+            return {"adverts": near[name], "sealed": sealed, "confirmed": confirmed}
+
+        yield self._requests("unmask", parties, list(requested), opening)
+        try:
+            self.opened = self._hidden.decode(self._sum.result())
+        except SecureSumError as error:
+            raise Abandoned(str(error)) from error
+
+    def _begin(self, requests: Iterable[Request]) -> Iterator[Request]:
+        for request in requests:
+            first = dataclasses.replace(request, sum=self._asked)
+            self._first[request.party] = first
+            yield first
+
+    def _requests(
+        self, stage: Any, parties: Any, to: Sequence[str], own: Callable[[str], dict[str, Tensor]]
+    ) -> Iterator[Request]:
+        self._stage = stage
+        common = codec.encode(parties)
+        for party in to:
+            first = self._first[party]
+            each = codec.encode(messages.Neighbours(**own(party)))
+            yield dataclasses.replace(
+                first, common=common, each=each, sum=self._asked._replace(stage=stage, request=first.id)
+            )
+
+    def take(self, request: Request, reply: Reply, attempt: int | None) -> Exception | None:
+        party, size, stage = request.party, reply_size(reply), self._stage
+        self.count(request, size)
+        try:
+            data = self._arrived(request, reply, *([] if stage == "advertise" else [stage]), attempt=attempt).data
+            self._take(party, self._read(data))
+        except (codec.Refused, codec.WireError, SecureSumError, StepFailed) as error:
+            if party not in self.arrived:
+                self.failed[party] = str(error) if isinstance(error, StepFailed) else told(error)
+            self.bytes["lost" if isinstance(error, Lost) else "refused"] += size or 0
+            return error
+        self.failed.pop(party, None)  # of a try before
+        return None
+
+    def note(self, request: Request, reply: codec.Encoded, head: tuple[int, str] | None) -> None:
+        if self._stage == "mask":
+            super().note(request, reply, head)
+
+    def _read(self, data: bytearray | memoryview) -> Tensor:
+        cls, field = _REPLIES[self._stage]
+        if self._stage == "mask":
+            kind = torch.int32 if self._context.bits == 32 else torch.int64
+            model = torch.empty(self._context.length, dtype=kind, device="meta")
+        else:
+            rows = len(self.call.to) * _ROW if self._stage in ("share", "unmask") else ADVERT + SIGNATURE
+            model = torch.empty(rows, dtype=torch.uint8, device="meta")
+        message = codec.decode(data, cls, like={field: codec.Form(field, Tensor, False, model)})
+        tensor: Tensor = getattr(message, field)
+        return tensor
+
+    def _take(self, party: str, tensor: Tensor) -> None:
+        match self._stage:
+            case "advertise":
+                self._sum.advertised(party, messages.as_bytes(tensor))
+            case "share":
+                self._sum.shared(party, messages.unpack_rows(self._sum.holders(party), tensor))
+            case "mask":
+                self._sum.masked(party, tensor.numpy())
+            case "confirm":
+                self._sum.confirmed(party, messages.as_bytes(tensor))
+            case _:
+                self._sum.unmasked(party, messages.unpack_rows(self._sum.holders(party), tensor))
+
+    def aggregated(self) -> dict[str, Any]:
+        """Every mean by its name, once the sum is opened."""
+        return {mean.key: self.opened.mean(mean, self._everyone) for mean in self.means}
+
+    def hidden(self) -> dict[tuple[str, str | None], float]:
+        """The numbers of the replies of which only means are known: see `Answer.hidden`."""
+        return {("loss", by): value for by, value in self.opened.loss().items()}
