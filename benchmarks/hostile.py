@@ -28,7 +28,7 @@ from torch import Tensor
 from coalface.core import codec
 from coalface.engine.federation import ServerFederation
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Request, StepFailed
+from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.replies import ReplyAggregator
 from coalface.engine.run_state import Call

@@ -27,7 +27,7 @@ from coalface.core.compression import TYPES, Updates
 from coalface.core.declarations import Tensors
 from coalface.core.method import generator, message
 from coalface.engine.local import InProcess
-from coalface.engine.party.executor import Request
+from coalface.engine.party.request import Request
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.transport import Reply
 from coalface.experiments import run as experiment

@@ -249,7 +249,8 @@ class Workers(InProcess):
 
     def _letter(self, request: Request) -> Path:
         """Where the message for all parties of a call lies, so that each worker reads it once."""
-        return self._mail / f"{request.ordinal}-{request.call}"
+        stage = "" if request.sum is None else f"-{request.sum.stage}"
+        return self._mail / f"{request.ordinal}-{request.call}{stage}"
 
     def _end_call(self, last: Request | None) -> None:
         """Remove the message for all parties of a call, but not while one that was asked again may be without it."""
