@@ -39,11 +39,12 @@ from measuring import OwnProcess, cost
 
 from coalface.core.text import several
 from coalface.data.augment import Augment, to_tensor
-from coalface.engine.local import InProcess, Workers
+from coalface.engine.local import InProcess
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
+from coalface.engine.workers import Workers
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedface import FedFace
 from coalface.training.classifier import DenseClassifier

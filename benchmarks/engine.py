@@ -36,11 +36,12 @@ from coalface.core.method import Federation, Party, generator, step
 from coalface.data import partition
 from coalface.data.augment import Augment, to_tensor
 from coalface.data.faceset import FaceSet
-from coalface.engine.local import InProcess, Workers
+from coalface.engine.local import InProcess
 from coalface.engine.party.setup import FederatedData, Setup, keep_freed_memory
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
+from coalface.engine.workers import Workers
 from coalface.methods.fedavg import FedAvg, Global, State, Update
 from coalface.models import Backbone, build
 from coalface.training.compute import Compute

@@ -38,8 +38,8 @@ from coalface.engine.party.setup import Setup
 from coalface.engine.replies import ReplyAggregator
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
-from coalface.engine.running_sums import RunningMean
 from coalface.engine.server import Server
+from coalface.engine.sums.running import RunningMean
 from coalface.engine.update_bounds import UpdateBounds
 from coalface.methods import fedavg
 from coalface.methods.fedavg import FedAvg, Global, Update

@@ -17,7 +17,7 @@ import coalface
 ROOT = Path(coalface.__file__).parent
 DATA = "data data.readers data.synthetic data.tools"
 TRAINING = "training training.clustering training.distributed training.domain_adaptation training.losses"
-ENGINE = "engine engine.party engine.robust"
+ENGINE = "engine engine.party engine.robust engine.sums"
 BELOW = f"core {DATA} models models.pretrained {TRAINING} privacy evaluation.metrics"
 _WITHIN = "api setup callbacks conformance export gallery recipe report sweep"
 EXPERIMENTS = " ".join(["experiments", *(f"experiments.{name}" for name in _WITHIN.split())])
@@ -42,7 +42,7 @@ RULES = {
         "training.domain_adaptation": "core training training.losses",
         "methods": f"core {TRAINING} data.faceset evaluation.metrics models.pretrained.input",
         "engine": f"core {DATA} {TRAINING} privacy engine.party engine.robust engine.sums",
-        "engine.robust": "core engine",
+        "engine.robust": "core engine engine.sums",
         "engine.sums": "core privacy privacy.secure_sums engine engine.party",
         "engine.party": f"core {DATA} {TRAINING} privacy privacy.secure_sums engine engine.sums",
         "evaluation": f"{BELOW} {ENGINE}",
@@ -56,7 +56,7 @@ RULES = {
         "experiments.conformance": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "experiments.report": "core evaluation.figures",
         "experiments.callbacks": "core evaluation.figures experiments.recipe experiments.report",
-        "experiments": f"{BELOW} {ENGINE} engine.sums methods evaluation {EXPERIMENTS}",
+        "experiments": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "experiments.sweep": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "flower": "",
         "flower.app": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",

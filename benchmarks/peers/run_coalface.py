@@ -15,11 +15,12 @@ from torch import Tensor
 
 from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
-from coalface.engine.local import InProcess, Workers
+from coalface.engine.local import InProcess
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
+from coalface.engine.workers import Workers
 from coalface.methods.fedavg import FedAvg
 from coalface.models import Backbone
 from coalface.training.compute import Compute

@@ -16,8 +16,8 @@ from coalface.engine.receipts import receipt
 from coalface.engine.robust.mean import RobustMean
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Call, Numerics, PartyStats
-from coalface.engine.running_sums import RunningMean
 from coalface.engine.sums.private import ClippedSums
+from coalface.engine.sums.running import RunningMean
 from coalface.engine.transport import Reply, RunFailed
 from coalface.engine.update_bounds import Limits, Norms, UpdateBounds
 

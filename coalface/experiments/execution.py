@@ -14,12 +14,13 @@ import torch
 from coalface.core.disk import write_text
 from coalface.core.method import Models, plays
 from coalface.core.parsing import strict_json
-from coalface.engine.local import InProcess, Workers
+from coalface.engine.local import InProcess
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.server import Server
-from coalface.engine.sum_guard import FILE as OPENED
-from coalface.engine.sum_guard import Opened
+from coalface.engine.sums.opened import FILE as OPENED
+from coalface.engine.sums.opened import Opened
 from coalface.engine.transport import RunFailed, Transport
+from coalface.engine.workers import Workers
 from coalface.evaluation import membership
 from coalface.experiments import model_folder, plan, provenance, status, summary
 from coalface.experiments.callbacks.base import Callback

@@ -158,10 +158,10 @@ def lines(path: Path, head: Head = Head()) -> Iterator[tuple[Head, dict[str, Any
             yield head, entry
 
 
-def follow(path: Path, *, most: int | None = None) -> Head:
+def follow(path: Path, head: Head = Head(), *, most: int | None = None) -> Head:
     """The last head of `lines`, which may raise, or that after `most` lines. It reads no line whose hash is right."""
-    head = Head()
     with open(path, "rb") as file:
+        file.seek(head.size)
         for text in itertools.islice(file, most):
             chain = _chained(head.chain, text)
             begins, ends = f'{{"line": {head.lines}, '.encode(), f'"chain": "{chain}"}}\n'.encode()

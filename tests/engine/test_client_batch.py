@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from coalface.core.method import Federation, Mean, Method, Party, batched, content, message, step
 from coalface.data.faceset import FaceSet
 from coalface.engine.client_batch import ClientBatch, can_batch, cut
-from coalface.engine.local import Workers
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.request import Request
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import RunFailed
+from coalface.engine.workers import Workers
 from coalface.experiments.conformance.tiny_federation import LOSS, NUMERICS, Ran, Stop, Tiny, run, stopping
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedavg import Global as Backbones

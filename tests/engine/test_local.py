@@ -19,10 +19,10 @@ from toys import Deadly, Lagged, Moves
 
 from coalface.data.faceset import FaceSet
 from coalface.engine.faults import SimulatedFaults
-from coalface.engine.local import Workers
 from coalface.engine.party.request import Request
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.transport import Reply, RunFailed
+from coalface.engine.workers import Workers
 from coalface.experiments.conformance.tiny_federation import Stop, Tiny, faces, run, stopping, workers
 from coalface.privacy import ledger
 

@@ -11,9 +11,10 @@ from server_runs import Asks, listed, metrics, stopped_and_resumed
 from toys import CALLS, HOOKS, HeldValidation, Lagged, Moves, Nudge, State, Values
 
 from coalface.core.method import Federation
-from coalface.engine.local import InProcess, Workers
+from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request
 from coalface.engine.transport import Reply
+from coalface.engine.workers import Workers
 from coalface.experiments.conformance.tiny_federation import Tiny, run
 
 pytestmark = pytest.mark.usefixtures("toy_steps")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from coalface.core.calls import check_mean
 from coalface.core.method import Mean, Tensors, content, free, like, message
-from coalface.engine.running_sums import RunningMean, heaviest
+from coalface.engine.sums.running import RunningMean, heaviest
 
 
 @message

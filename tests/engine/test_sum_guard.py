@@ -15,8 +15,8 @@ from coalface.core.method import Abandoned, Mean, Ticket
 from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.run_state import Call
-from coalface.engine.running_sums import RunningMean
-from coalface.engine.sum_guard import Opened
+from coalface.engine.sums.opened import Opened
+from coalface.engine.sums.running import RunningMean
 from coalface.engine.transport import Reply
 from coalface.experiments.conformance.tiny_federation import LOSS, Ran, Tiny, run
 from coalface.methods import METHODS

@@ -18,11 +18,12 @@ from toys import CALLS, Moved, Moves, State, Values, _zeros
 from coalface.core import codec
 from coalface.core.method import Federation, Mean, Ticket
 from coalface.engine.faults import SimulatedFaults
-from coalface.engine.local import InProcess, Workers
+from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.transport import Member, Reply
 from coalface.engine.update_bounds import UpdateBounds
+from coalface.engine.workers import Workers
 from coalface.experiments.conformance.tiny_federation import Ran, Stop, Tiny, run, stopping
 
 pytestmark = pytest.mark.usefixtures("toy_steps")

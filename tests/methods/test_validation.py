@@ -22,7 +22,7 @@ from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList
 from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request, StepFailed
-from coalface.engine.running_sums import RunningMean
+from coalface.engine.sums.running import RunningMean
 from coalface.engine.transport import Reply
 from coalface.experiments.conformance import tiny_federation
 from coalface.experiments.conformance.tiny_federation import LOSS, NUMERICS, WORK, Ran, Tiny, run

@@ -12,7 +12,7 @@ from torch import Tensor
 from coalface.core.method import Mean, Tensors
 from coalface.engine.robust.aggregators import Aggregator
 from coalface.engine.robust.rules import median
-from coalface.engine.running_sums import FloatField, check_weights, server_weight
+from coalface.engine.sums.running import FloatField, check_weights, server_weight
 from coalface.engine.update_bounds import VARIANCE
 
 

@@ -17,8 +17,8 @@ from coalface.core import codec
 from coalface.core.method import Mean, Tensors
 from coalface.core.steps import StepDeclaration
 from coalface.engine.run_state import Call
-from coalface.engine.running_sums import RunningMean
-from coalface.engine.sum_guard import Opened
+from coalface.engine.sums.opened import Opened
+from coalface.engine.sums.running import RunningMean
 from coalface.privacy import noise
 from coalface.privacy.accountant import Drawn, Mechanism, epsilon, unseen_draws
 from coalface.privacy.dp import AdaptiveClip, Draws, PartyPrivacy, check_call, summed
@@ -33,7 +33,7 @@ class PrivateSums:
 
     `secret` is what the noise is drawn from; in a simulation it is None, and `seed` takes its place. `stages` are the
     method's stages in their order. A sum that a resumed run repeats is the same sum with the same noise, and counts
-    once; where it would be another one the round is abandoned, as by `coalface.engine.sum_guard`.
+    once; where it would be another one the round is abandoned, as by `coalface.engine.sums.opened`.
     """
 
     def __init__(

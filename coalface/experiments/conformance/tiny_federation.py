@@ -21,7 +21,7 @@ from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, balanced_pairs
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.engine.client_batch import Apart, ClientBatch
-from coalface.engine.local import InProcess, Workers
+from coalface.engine.local import InProcess
 from coalface.engine.party.commits import REPLY, Commit
 from coalface.engine.party.request import Request
 from coalface.engine.party.setup import FederatedData, Setup
@@ -29,6 +29,7 @@ from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
 from coalface.engine.transport import Reply
+from coalface.engine.workers import Workers
 from coalface.experiments.setup.domains import unlabelled
 from coalface.models.groups import Backbone, BatchNormPolicy
 from coalface.privacy.dp import PartyPrivacy
