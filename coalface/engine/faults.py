@@ -40,6 +40,8 @@ UPDATE_FAULTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 """Lies about an update, by what came and what was sent, in every field of tensors. Those who do the last two collude:
 all move every number downwards, by as much as it moved, so that they stay among the honest, or by three times that."""
+SUM_STAGES = ("share", "mask", "confirm", "unmask")
+"""The stages of a secure sum after the first one."""
 COUNT_FAULTS = {"negative": lambda n: -1000, "zero": lambda n: 0, "absurd": lambda n: 10**12}
 
 
@@ -59,6 +61,10 @@ class SimulatedFaults(TypedSettings):
     """What a party's replies are turned into. Faults: nan, shape, dtype, name, negative, zero or absurd. Lies, about
     each number that moved by δ: scaled (1000 δ), flipped (−δ), shifted (δ − |δ|) or pushed (−3 |δ|)."""
 
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """With `privacy.secure`: stage -> probability that a party drops out at it. Stages: share, mask, confirm, unmask;
+    before the first one by `dropout`."""
+
     def __post_init__(self) -> None:
         kinds = [*TENSOR_FAULTS, *COUNT_FAULTS, *UPDATE_FAULTS]
         for party, kind in self.corrupt.items():
@@ -67,6 +73,11 @@ class SimulatedFaults(TypedSettings):
         for name in ("dropout", "lost"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"faults.{name} is a probability, 0 to 1; got {getattr(self, name)}.")
+        for stage, probability in self.stages.items():
+            if stage not in SUM_STAGES:
+                raise ValueError(f"faults.stages.{stage} is unknown; choose one of {', '.join(SUM_STAGES)}.")
+            if not 0 <= probability <= 1:
+                raise ValueError(f"faults.stages.{stage} is a probability, 0 to 1; got {probability}.")
         for party, mean in self.slow.items():
             if not 0 <= mean < math.inf:
                 raise ValueError(f"faults.slow.{party} is a mean delay in seconds, 0 or more; got {mean}.")
@@ -79,6 +90,11 @@ class SimulatedFaults(TypedSettings):
         """Why none of so many tries reaches the party, or None."""
         draws = (generator(seed, "trouble", "dropout", party, *_named(when, n)).random() for n in range(tries))
         return "dropped out" if self.dropout and all(drawn < self.dropout for drawn in draws) else None
+
+    def at_stage(self, seed: int, party: str, when: tuple[str | int, ...], stage: str) -> bool:
+        """Whether a party drops out of a secure sum before a stage."""
+        probability = self.stages.get(stage, 0.0)
+        return bool(probability and generator(seed, "trouble", "stage", party, *when, stage).random() < probability)
 
     def after(self, seed: int, party: str, when: tuple[str | int, ...], attempt: int = 0) -> str | None:
         """Why a reply that was sent does not arrive in time, or None."""

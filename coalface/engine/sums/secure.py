@@ -116,8 +116,12 @@ class SecureReplies(Replies):
         self, stage: Any, parties: Any, to: Sequence[str], own: Callable[[str], dict[str, Tensor]]
     ) -> Iterator[Request]:
         self._stage = stage
-        common = codec.encode(parties)
+        common, policy = codec.encode(parties), self._policy
+        when = (self.call.stage, self.call.round, self.call.call)
         for party in to:
+            if policy.faults.at_stage(policy.seed, party, when, stage):
+                self._fail(party, f"dropped out before stage {stage} of a secure sum")
+                continue
             first = self._first[party]
             each = codec.encode(messages.Neighbours(**own(party)))
             yield dataclasses.replace(
@@ -131,12 +135,15 @@ class SecureReplies(Replies):
             data = self._arrived(request, reply, *([] if stage == "advertise" else [stage]), attempt=attempt).data
             self._take(party, self._read(data))
         except (codec.Refused, codec.WireError, SecureSumError, StepFailed) as error:
-            if party not in self.arrived:
-                self.failed[party] = str(error) if isinstance(error, StepFailed) else told(error)
+            self._fail(party, str(error) if isinstance(error, StepFailed) else told(error))
             self.bytes["lost" if isinstance(error, Lost) else "refused"] += size or 0
             return error
         self.failed.pop(party, None)  # of a try before
         return None
+
+    def _fail(self, party: str, why: str) -> None:
+        if party not in self.arrived:  # else its vector counts, and others help to open the sum
+            self.failed[party] = why
 
     def note(self, request: Request, reply: codec.Encoded, head: tuple[int, str] | None) -> None:
         if self._stage == "mask":

@@ -52,6 +52,10 @@ def check(recipe: Recipe) -> None:
         _check_private(recipe)
     if recipe.secure is not None:
         _check_secure(recipe)
+    elif recipe.faults.stages:
+        raise RecipeError(
+            "only secure sums have stages; set privacy.secure=true, or remove this key", where="faults.stages"
+        )
 
 
 def _check_private(recipe: Recipe) -> None:
