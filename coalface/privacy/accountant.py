@@ -85,6 +85,17 @@ def _epsilon(mechanisms: frozenset[tuple[Mechanism, int]], delta: float) -> floa
     return float(functools.reduce(lambda a, b: a.compose(b), distributions).get_epsilon_for_delta(delta))
 
 
+def concentrated_epsilon(rho: float, delta: float) -> float:
+    """ε at δ of ρ-concentrated differential privacy: D_α ≤ ρ α for all orders α. ρ adds up over sums, such as those of
+    `coalface.privacy.noise_shares`; draws of the parties take nothing from it.
+
+    The conversion is that of Canonne, Kamath & Steinke (NeurIPS 2020), Proposition 12, at the best of some orders.
+    Raises RecipeError where the package is not installed.
+    """
+    package, rdp = _package("dp_accounting"), _package("dp_accounting.rdp")
+    return float(rdp.RdpAccountant(_ORDERS).compose(package.ZCDpEvent(rho)).get_epsilon(delta))
+
+
 def _replaced(mechanisms: list[tuple[Mechanism, int]], delta: float) -> float:
     """The Rényi bound, where one party's replies are replaced by others."""
     package, rdp = _package("dp_accounting"), _package("dp_accounting.rdp")
