@@ -30,9 +30,11 @@ from coalface.engine.running_sums import heaviest
 from coalface.engine.sum_guard import FILE as OPENED
 from coalface.engine.sum_guard import Opened
 from coalface.engine.sums.private import PrivateSums
+from coalface.engine.sums.templates import TemplateReleases
 from coalface.engine.transport import Reply, Transport
 from coalface.engine.update_bounds import FEW, LARGE
 from coalface.privacy.dp import BATCHED, POSTED, PartyPrivacy, check_tensors
+from coalface.privacy.templates import TOGETHER
 from coalface.training.public_images import PublicImages
 
 BELIEVED = 4.0
@@ -78,6 +80,11 @@ class ServerFederation(Federation):
             check_tensors(self.parameters, self.initial)
             seed, names = round_policy.seed, [stage.name for stage in self._stages]
             self.private = PrivateSums(privacy, self._opened, names, secret=secret, seed=seed)
+        self.templates: TemplateReleases | None = None
+        if round_policy.templates is not None:
+            if numerics.client_batch:
+                raise RecipeError(TOGETHER, where="engine.client_batch")
+            self.templates = TemplateReleases(round_policy.templates, folder, [stage.name for stage in self._stages])
         self._seed = round_policy.seed if self.private is None else self.private.seed
         self._client_batches = ClientBatchLedger(folder / f"{CLIENT_BATCHES}.jsonl")
         self._receipts = Receipts(folder / FILE)
@@ -125,6 +132,7 @@ class ServerFederation(Federation):
         at_least: int | None = None,
     ) -> Answer:
         call, failed = self._call(step, to, common, each, aggregate), dict[str, str]()
+        self._admit(call, aggregate)
         requests = self._requests(call, failed)
         self._event("asks", call)
         aggregator = self._aggregator(call, aggregate, failed)
@@ -151,6 +159,7 @@ class ServerFederation(Federation):
         if self.private is not None:
             raise RecipeError(POSTED, where="privacy.dp")
         call = self._call(step, to, common, each, ())
+        self._admit(call, ())
         ticket = Ticket(call.stage, call.round, call.call)
         self.at.posted[ticket] = call
         self._event("posts", call)
@@ -197,6 +206,15 @@ class ServerFederation(Federation):
         when = (stage.name, self.at.round, stage.rounds, self.at.ordinal, self._now.calls)
         return Call(name, names, *when, encoded, each, (self._receipts.head.lines, self._receipts.head.chain))
 
+    def _admit(self, call: Call, aggregate: Sequence[Mean]) -> None:
+        """Have the templates counted that a call will bring."""
+        if self.templates is not None:
+            bases = {party: self._base(party) for party in call.to}
+            self.templates.admit(call, self.method.steps[call.step][1], aggregate, bases)
+
+    def _base(self, party: str) -> str | None:
+        return self._now.accepted.get(party, self.at.accepted.get(party))
+
     def _requests(
         self, call: Call, failed: dict[str, str] | None, to: Sequence[str] | None = None
     ) -> Iterator[Request]:
@@ -220,7 +238,7 @@ class ServerFederation(Federation):
                 run=self.round_policy.run,
                 party=party,
                 each=encoded,
-                base=self._now.accepted.get(party, self.at.accepted.get(party)),
+                base=self._base(party),
                 horizon=(ordinal, checkpointed.get(party)),
                 **shared,
             )

@@ -18,6 +18,8 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.executor import ExecutorContext, Request, SaveReplies
 from coalface.engine.run_state import Numerics
 from coalface.engine.transport import Member
+from coalface.privacy.noise import seeded_secret
+from coalface.privacy.templates import TemplateNoise, TemplateRelease
 from coalface.training.public_images import PublicImages
 
 
@@ -73,6 +75,8 @@ class Setup:
     seed: int
     folder: Path
     save_replies: SaveReplies = True
+    templates: TemplateNoise | None = None
+    """With which templates leave; here it is drawn from the seed."""
 
     def context(self, world: FederatedData) -> ExecutorContext:
         """The executor's view of this process."""
@@ -112,6 +116,7 @@ class Setup:
             save_replies=self.save_replies,
             processes_per_party=self.numerics.processes_per_party,
             update_dtype=self.numerics.update_dtype,
+            templates=None if self.templates is None else TemplateRelease(self.templates, seeded_secret(self.seed)),
         )
 
     def prepare(self) -> None:

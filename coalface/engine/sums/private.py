@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -114,21 +112,6 @@ class PrivateSums:
             "sums": len(self.opened.entries),
             "noise": "seed" if self._simulated else "secret",
         }
-
-    def record(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
-        return {"lines": len(self.opened.entries), "sha256": self._hash(len(self.opened.entries))}
-
-    def check(self, record: Mapping[str, Any] | None) -> None:
-        """Raise ValueError where lines that a checkpoint knows of were removed or changed."""
-        if record is None or self._hash(record["lines"]) != record["sha256"]:
-            raise ValueError(
-                f"{self.opened.path} is not as it was written, and what was spent of the protection is counted by it. "
-                "Restore it, or start a new run."
-            )
-
-    def _hash(self, lines: int) -> str:
-        return hashlib.sha256(json.dumps(list(self.opened.entries.values())[:lines]).encode()).hexdigest()
 
     def _lines(self) -> list[dict[str, Any]]:
         return list(self.opened.entries.values())

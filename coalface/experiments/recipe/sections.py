@@ -19,6 +19,7 @@ from coalface.models import BACKBONES
 from coalface.models.pretrained.input import IMAGENET, InputConvention
 from coalface.models.speed import Arithmetic
 from coalface.privacy.dp import PartyPrivacy
+from coalface.privacy.templates import TemplateNoise
 
 Name = Annotated[str, AfterValidator(check_name)]
 """What becomes a file's or a folder's name."""
@@ -239,6 +240,8 @@ class Privacy(Section):
 
     dp: Annotated[PartyPrivacy, Settings("privacy.dp", PartyPrivacy)] | None = None
     """Differential privacy by party: each update is clipped, and the server adds noise to their sum. None: neither."""
+    templates: Annotated[TemplateNoise, Settings("privacy.templates", TemplateNoise)] | None = None
+    """Noise on the sphere for class embeddings that leave a party singly, drawn where they are made. None: without."""
     countersign: Literal[True] | None = None
     """After each round the server signs which replies it has accepted, and one of their parties signs that: nobody can
     then write ledgers and receipts anew without both keys. `coalface ledger verify` checks it."""
