@@ -148,7 +148,7 @@ class Server(ServerFederation):
         self.at.ordinal += 1
         self._now = Round()
         if self.private is not None:
-            self.private.begin_round()
+            self.private.begin_round(self.at.round)
         self.rng = generator(self._seed, "server", self._stage.name, self.at.round)
 
     def _accept(self, state: Any, *, beginning: bool = False) -> Any:
