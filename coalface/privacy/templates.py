@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from coalface.core.declarations import contents
 from coalface.core.errors import RecipeError
 from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
-from coalface.privacy import noise
+from coalface.privacy import ledger, noise
 from coalface.privacy.accountant import Mechanism, epsilon
 
 WHERE = "privacy.templates"
@@ -76,6 +78,21 @@ class TemplateRelease:
         """
         return replace(reply, **{field: self._noised(reply, field, name) for field in templates(type(reply))})
 
+    def check_target(self, reply: type | None, path: Path) -> None:
+        """Raise ValueError where a reply would release templates once more than the target allows, by the ledger.
+
+        So a party need not rely on the server to count.
+        """
+        target = self.settings.target_epsilon
+        if target is None or not templates(reply) or not path.exists():
+            return
+        how = self.settings.protection
+        counts = Counter(line["name"] for _, line in ledger.lines(path) if line["protection"] == how)
+        if self.settings.epsilon(1 + (releases := max(counts.values(), default=0))) > target:
+            raise ValueError(
+                f"its templates have left {releases} times; once more would pass {WHERE}.target_epsilon ({target:g})"
+            )
+
     def protections(self, reply: Any) -> dict[str, str]:
         """Name of a tensor in the encoded reply -> how it is protected."""
         paths = [path for field in templates(type(reply)) for path in codec.by_path(field, getattr(reply, field))]
@@ -100,14 +117,14 @@ def noised_rows(rows: Tensor, noise_multiplier: float, drawn: Tensor) -> Tensor:
     return torch.nn.functional.normalize(moved, dim=-1).to(rows.dtype)
 
 
-def templates(reply: type) -> tuple[str, ...]:
-    """The fields of a reply that hold templates."""
-    return tuple(field for field, content in contents(reply).items() if content == "template")
+def templates(reply: type | None) -> tuple[str, ...]:
+    """The fields of a reply that hold templates; none of a step that has no reply."""
+    return tuple(field for field, content in contents(reply).items() if content == "template") if reply else ()
 
 
 def releases_templates(step: str, declaration: StepDeclaration, means: Sequence[Mean]) -> bool:
     """Whether a call has templates come singly. Raises RecipeError where it asks for a mean of templates."""
-    fields = templates(declaration.reply) if declaration.reply is not None else ()
+    fields = templates(declaration.reply)
     if averaged := {mean.field for mean in means} & {*fields}:
         raise averaged_error(step, min(averaged))
     return bool(fields)

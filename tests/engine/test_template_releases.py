@@ -14,6 +14,7 @@ from server_runs import metrics, stopped_and_resumed
 
 from coalface.core.errors import RecipeError
 from coalface.engine.run_state import Numerics
+from coalface.engine.sums.templates import TemplateReleases
 from coalface.engine.transport import RunFailed
 from coalface.experiments.conformance.tiny_federation import Ran, run, workers
 from coalface.privacy.templates import TemplateNoise
@@ -64,6 +65,15 @@ def test_the_run_ends_before_a_release_passes_the_target(tmp_path: Path) -> None
     done = ran(tmp_path, rounds=5, templates=TemplateNoise(noise_multiplier=2.0, target_epsilon=target))
     assert len(metrics(tmp_path)) == len(released(tmp_path)) == 3
     assert "privacy.templates.target_epsilon" in done.server.ended
+
+
+def test_a_party_counts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the server asks on, it is not answered: what has left stands in the party's own ledger."""
+    monkeypatch.setattr(TemplateReleases, "admit", lambda *call: None)
+    limited = TemplateNoise(noise_multiplier=2.0, target_epsilon=NOISE.epsilon(2) + 1e-6)
+    with pytest.raises(RunFailed, match="its templates have left 2 times"):
+        ran(tmp_path, rounds=4, templates=limited)
+    assert len(metrics(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("after", [0, 4, 7])

@@ -162,6 +162,7 @@ class PartyExecutor:
                     return codec.Encoded(reply), lambda: None
             repeated: codec.Encoded = self._run(request, self.commits.base(request.base, commits))[0]
             return repeated, lambda: None
+        self._check_releases(request)
         base = self.commits.base(request.base, commits)
         started = time.perf_counter()
         encoded, private_state, protections = self._run(request, base)
@@ -190,6 +191,15 @@ class PartyExecutor:
                 flush_folder(self.ledger.parent)
 
         return encoded, commit
+
+    def _check_releases(self, request: Request) -> None:
+        """Raise StepFailed where the templates of a reply would leave once more than their target allows."""
+        templates, known = self.context.templates, self.context.method.steps.get(request.step)
+        if templates is not None and known is not None:
+            try:
+                templates.check_target(known[1].reply, self.ledger)
+            except ValueError as error:
+                raise StepFailed(f"{request.where}: {error}") from error
 
     def share(self, request: Request) -> tuple[tuple[str, ...], Callable[[bool], str]]:
         """In another process of the party: run the step on this process's part of the private state.
