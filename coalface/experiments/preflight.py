@@ -85,6 +85,8 @@ def planned(parts: Parts) -> Plan:
         recipe.secure,
     )
     privacy_budget.check(recipe, messages)
+    if recipe.privacy.templates is not None:
+        privacy_budget.check_templates(recipe.privacy.templates, messages)
     if recipe.engine.aggregator is not None:
         _check_aggregator(recipe, parts.method, messages, recipe.engine.aggregator)
     return messages
@@ -203,6 +205,7 @@ def describe(recipe: Recipe) -> str:
         *_traffic(messages),
         *([privacy_budget.sentence(recipe, messages)] if recipe.dp is not None else []),
         *dict.fromkeys(planned_sum.sentence() for planned_sum in messages.sums.values()),
+        *([privacy_budget.templates_sentence(noised, messages)] if (noised := recipe.privacy.templates) else []),
         f"{several(engine.workers, 'process', 'processes')} of "
         f"{'as many threads as pay' if engine.threads == 'auto' else several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",

@@ -113,6 +113,8 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
     planned = preflight.planned(parts)
     if recipe.dp is not None:
         notes.append(privacy_budget.sentence(recipe, planned))
+    if recipe.privacy.templates is not None:
+        notes.append(privacy_budget.templates_sentence(recipe.privacy.templates, planned))
     return PreparedRun(
         recipe=recipe,
         method=method,
@@ -149,6 +151,7 @@ def round_policy(recipe: Recipe) -> RoundPolicy:
         equal_steps=recipe.local.steps_per_round is not None,
         faults=recipe.faults,
         countersign=bool(recipe.privacy.countersign),
+        templates=recipe.privacy.templates,
         **bounds,
     )
 

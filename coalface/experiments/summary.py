@@ -44,6 +44,8 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
     }
     if server.private is not None:
         about["privacy"] = server.private.summary() | ({"ended": server.ended} if server.ended else {})
+    if server.templates is not None:
+        about["templates"] = server.templates.summary() | ({"ended": server.ended} if server.ended else {})
     if run.weights_steps:
         about["weights"] = {"sha256": recipe.model.sha256, "steps": list(run.weights_steps)}
     if models.class_embeddings:

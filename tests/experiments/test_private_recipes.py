@@ -19,6 +19,7 @@ from coalface.experiments.recipe import loader
 from coalface.privacy import noise
 from coalface.privacy.accountant import Drawn, Mechanism, epsilon
 from coalface.privacy.dp import AdaptiveClip, PartyPrivacy
+from coalface.privacy.templates import TemplateNoise
 
 DP = {"noise_multiplier": 2.0}
 
@@ -96,6 +97,34 @@ def test_a_dry_run_tells_epsilon_and_how_many_rounds_fit() -> None:
     assert said == {"epsilon": epsilon({Mechanism(2.0): 5}, 1e-5), "delta": 1e-5, "rounds": 5}
     assert "after 5 rounds, where target_epsilon=" in preflight.describe(recipe)
     assert "not protected from the server" in preflight.describe(recipe)
+
+
+def one_each(templates: Any, **changes: Any) -> Any:
+    """Four devices of a person each."""
+    base = {"method": "fedface", "rounds": 3, "data": {"scenario": "devices"}, "privacy": {"templates": templates}}
+    return tinyruns.tiny(**loader.merged(base, changes))
+
+
+def test_templates_are_checked_before_a_run_and_a_dry_run_tells_what_they_cost() -> None:
+    noise = TemplateNoise(noise_multiplier=3.0)
+    told = preflight.describe(one_each({"noise_multiplier": 3.0}))
+    assert f"ε = {noise.epsilon(1):.4g}" in told and f"{noise.epsilon(3):.4g} for a party" in told
+    for recipe, where in (
+        (tinyruns.tiny(privacy={"templates": {}}), "privacy.templates"),
+        (one_each({"target_epsilon": 0.1}), "privacy.templates.target_epsilon"),
+    ):
+        with pytest.raises(RecipeError) as caught:
+            preflight.check(recipe)
+        assert caught.value.where == where
+    with pytest.raises(RecipeError) as caught:
+        one_each({"noise": 1.0})
+    assert caught.value.where == "privacy.templates.noise"
+
+
+def test_a_run_tells_what_its_templates_have_spent(tmp_path: Path) -> None:
+    experiment.run(one_each({"noise_multiplier": 3.0}), tmp_path / "run", Silent())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())["templates"]
+    assert (summary["releases"], summary["epsilon"]) == (3, TemplateNoise(noise_multiplier=3.0).epsilon(3))
 
 
 def sampled(sampling: str) -> dict[str, Any]:

@@ -27,6 +27,8 @@ from coalface.experiments.setup.parts import Parts
 from coalface.flower.app.server import read
 from coalface.flower.party import daemon, rekey
 from coalface.flower.party.client import home
+from coalface.privacy.noise import keep_secret
+from coalface.privacy.templates import TemplateRelease
 
 
 def answers(
@@ -59,6 +61,9 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     setup.prepare()
     public = None if data.public is None else data.public.who
     context = replace(setup.context(data), flush=True, vault=vault)
+    if (templates := loaded.privacy.templates) is not None:  # of a secret that the seed does not tell
+        secret = keep_secret(folder, begun=(folder / "ledger" / f"{name}.jsonl").exists())
+        context = replace(context, templates=TemplateRelease(templates, secret))
     return PartyService(name, data.members()[name], context, public=public, code=provenance.code_digest(loaded))
 
 
