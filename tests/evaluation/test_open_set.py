@@ -68,20 +68,6 @@ def test_where_everybody_is_in_the_gallery_there_is_no_open_set():
     assert result.tpirs == () and result.figures((1,)) == {"rank-1": 100}
 
 
-def test_the_mean_of_two_galleries():
-    rng = np.random.default_rng(3)
-    features = spread(rng, 140)
-    probe_subjects = rng.integers(30, size=100)
-    halves = [
-        open_set.search(features[40:], features[:20], probe_subjects, np.arange(20) + shift, fpirs=(0.1, 0.001))
-        for shift in (0, 15)
-    ]
-    mean = open_set.mean_figures(halves)
-    assert set(mean) == {"rank-1", "rank-5", "rank-10", "tpir@fpir=0.1"}
-    for name, value in mean.items():
-        assert value == pytest.approx((halves[0].figures()[name] + halves[1].figures()[name]) / 2)
-
-
 def test_searches_are_checked():
     features, names = np.eye(3, dtype=np.float32), np.arange(3)
     for arguments, says in [

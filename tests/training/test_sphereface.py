@@ -5,7 +5,6 @@ import torch
 from problems import problem
 from pytorch_metric_learning.losses import SphereFaceLoss
 
-from coalface.training.losses.margins import Softmax
 from coalface.training.losses.sphereface import SphereFace
 
 # One embedding of length 3 at 60° from its own class (cosine 1/2) and at 90° from the other (cosine 0).
@@ -61,8 +60,3 @@ def test_pytorch_metric_learning_gives_the_same_value_and_gradient(m):
     value.backward()
     expected.backward()
     torch.testing.assert_close(ours.grad, oracle_embeddings.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_a_factor_of_one_with_a_scale_is_the_softmax():
-    inputs = problem()
-    torch.testing.assert_close(SphereFace(scale=30.0, margin_factor=1)(*inputs), Softmax(scale=30.0)(*inputs))
