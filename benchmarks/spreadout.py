@@ -14,8 +14,6 @@ Memory is the most that a process had above what it held with the class embeddin
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -96,19 +94,8 @@ def main() -> None:
     print(f"{pairs}; a matrix of class embeddings is {args.classes * args.embedding_size / 2**18:.0f} MiB")
     for name in names:
         ratios = [a / b for a, b in zip(seconds[name], seconds["limit"], strict=True)]
-        figures = {
-            "case": name,
-            "classes": args.classes,
-            "embedding_size": args.embedding_size,
-            "threads": args.threads,
-            "turns": args.turns,
-            "seconds": round(statistics.median(seconds[name]), 2),
-            "to_limit": round(statistics.median(ratios), 3),
-            "mib_above_weights": round(memory[name]),
-            "torch": torch.__version__,
-            "processor": platform.machine(),
-        }
-        print(json.dumps(figures), flush=True)
+        spent = f"{statistics.median(seconds[name]):8.2f} s, {statistics.median(ratios):.3f} of the limit's"
+        print(f"{name:14}{spent}, {memory[name]:.0f} MiB above the class embeddings", flush=True)
 
 
 if __name__ == "__main__":
