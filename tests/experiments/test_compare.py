@@ -83,16 +83,6 @@ def test_figures_without_an_interval_are_told_why(fedavg_run: Path, solo_run: Pa
     assert f"{reasons[1]}." in table.notes(compared) and table.as_dict(compared)["left_out"] == reasons
 
 
-def test_runs_of_a_version_that_wrote_less_are_compared(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
-    old = tmp_path / "old"
-    old.mkdir()
-    for name in ("config.yaml", "metrics.jsonl", "summary.json"):
-        shutil.copyfile(solo_run / name, old / name)
-    for both_runs in ([fedavg_run, old], [old, fedavg_run]):
-        comparison = table.compare(both_runs, compare.intervals(both_runs), compare.left_out(both_runs))
-        assert "old" in str(table.as_dict(comparison)) and table.notes(comparison) is not None
-
-
 def test_models_of_a_seed_are_averaged_before_they_are_compared(fedavg_run: Path, solo_run: Path) -> None:
     ((_, identities),) = read_lists(fedavg_run / "judged")
     bootstrap = compare.bootstrap_of(identities)

@@ -295,23 +295,6 @@ def test_two_named_data_sets_federate_end_to_end(tmp_path: Path) -> None:
     assert yaml.safe_load((out / "config.yaml").read_text())["data"]["faces"]["parts"]["b"]["seed"] == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"data": {"partition": {"parties": 100}}}, "100 parties"),
-        ({"faults": {"corrupt": {"silo-9": "nan"}}}, "faults: the party: 'silo-9' is not known; did you mean 'silo-"),
-        ({"faults": {"slow": {"silo-00": 1.0}}}, "faults.slow needs a deadline"),
-        ({"methods": {"fedavg": {"sample": 9}}}, "cannot sample 9 of 2 parties"),
-    ],
-)
-def test_what_cannot_be_run_is_said_first_and_leaves_the_folder_free(
-    changes: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=said):
-        experiment.run(tiny(**changes), tmp_path / "run", Silent())
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_run_in_which_no_round_counts_fails(tmp_path: Path) -> None:
     changes = {"faults": {"dropout": 1.0}}
     with pytest.raises(RunFailed, match="no round was accepted.*most often, dropped out"):
