@@ -30,10 +30,6 @@ def test_a_run_of_a_recipe_is_countersigned_and_verified(tmp_path: Path) -> None
     assert result.exit_code == 1 and "the file was removed" in result.output
 
 
-def test_a_recipe_that_does_not_set_it_has_the_digest_that_it_had() -> None:
-    assert tinyruns.tiny(privacy={"countersign": None}).digest() == tinyruns.tiny().digest() != recipe().digest()
-
-
 def test_client_batches_are_refused_beside_it_and_auto_goes_without() -> None:
     devices = {"method": "fedface", "data": {"scenario": "devices"}}
     assert Parts(recipe(**devices, engine={"client_batch": "auto"})).client_batch == 0
