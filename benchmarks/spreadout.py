@@ -82,20 +82,13 @@ def main() -> None:
     args = parser.parse_args()
     names = ["limit", *(name for name in CASES if name != "limit" and name in (args.only or CASES))]
     cases = {name: measuring.OwnProcess(make_case, name, args) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    memory: dict[str, float] = {}
-    for _ in range(args.turns):
-        for name, case in cases.items():
-            elapsed, memory[name] = case()
-            seconds[name].append(elapsed)
-    for case in cases.values():
-        case.close()
+    turns = measuring.take_turns(cases, args.turns)
     pairs = f"{args.classes:,} × {args.embedding_size}, float32, {args.threads} threads, {args.turns} turns"
     print(f"{pairs}; a matrix of class embeddings is {args.classes * args.embedding_size / 2**18:.0f} MiB")
     for name in names:
-        ratios = [a / b for a, b in zip(seconds[name], seconds["limit"], strict=True)]
-        spent = f"{statistics.median(seconds[name]):8.2f} s, {statistics.median(ratios):.3f} of the limit's"
-        print(f"{name:14}{spent}, {memory[name]:.0f} MiB above the class embeddings", flush=True)
+        ratio = statistics.median(turn[name][0] / turn["limit"][0] for turn in turns)
+        spent = f"{statistics.median(turn[name][0] for turn in turns):8.2f} s, {ratio:.3f} of the limit's"
+        print(f"{name:14}{spent}, {turns[-1][name][1]:.0f} MiB above the class embeddings", flush=True)
 
 
 if __name__ == "__main__":
