@@ -107,6 +107,7 @@ def test_a_configuration_is_read_without_being_run(tmp_path: Path) -> None:
         "config.a = config.b = 1",
         "config.x = config.unknown * 2",
         "config.x = 'a' * 100000000000",
+        "config.x = 1 / 0",
         "config['x'] = 1",
         "config.x = other.a",
     ],

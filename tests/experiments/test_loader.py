@@ -303,6 +303,8 @@ def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own(
         ({"engine": {"min_reply_fraction": 0.9, "sum_block": 2, "workers": 2}}, True),
         ({"data": {"partition": {"kind": "dirichlet", "parties": 3}}}, True),
         ({"seed": 1}, False),
+        ({"data": {"hold_out": 5}}, False),
+        ({"evaluation": {"pairs": {"unseen": {"pairs": 21}}}}, False),
         ({"model": {"embedding_size": 64}}, False),
         ({"engine": {"autocast": "bfloat16"}}, False),
         ({"pretrain": {"rounds": 2}}, False),
