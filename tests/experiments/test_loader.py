@@ -240,6 +240,9 @@ def test_the_digest_is_what_it_was() -> None:
         {"methods": {"fedavg": {"sample": 1}}},
         {"evaluation": {"pairs": {"unseen": {"pairs": 21}}}},
         {"engine": {"threads": 2}},
+        {"engine": {"update_dtype": "int8"}},
+        {"engine": {"processes_per_party": {"silo-00": 2}}},
+        {"engine": {"aggregator": {"name": "median"}}},
         {"pretrain": {"method": "centralized"}},
     ],
 )

@@ -16,7 +16,6 @@ import coalface as cf
 from coalface.core.errors import RecipeError
 from coalface.engine.robust.aggregators import Aggregator, MultiKrum
 from coalface.experiments import preflight
-from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.experiments.setup.parts import Parts
 
@@ -91,13 +90,6 @@ def test_an_experiment_and_its_recipe_are_the_same(tmp_path: Path) -> None:
     assert yaml.safe_load((tmp_path / "a.yaml").read_text())["engine"]["aggregator"] == given[1]
     assert loader.load(tmp_path / "a.yaml").digest() == first.digest()
     assert cf.Experiment(method=cf.FedAvg(rounds=2)).recipe.digest() != first.digest()
-
-
-def test_a_run_resumes_only_by_the_rule_that_it_began_with(tmp_path: Path) -> None:
-    folder = tinyruns.run(tmp_path / "run", **MEDIAN)
-    assert yaml.safe_load((folder / "config.yaml").read_text())["engine"]["aggregator"]["name"] == "median"
-    with pytest.raises(RecipeError, match=r"engine\.aggregator"):
-        experiment.resume(folder, tinyruns.Silent(), ("engine.aggregator={name: norm-bound}",))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ def test_a_run_that_broke_off_goes_on_to_the_same_bytes(fedavg_run: Path, tmp_pa
     assert (out / "metrics.jsonl").read_bytes() == (fedavg_run / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("changes", [("local.lr=0.5",), ("name=x",), ("engine.threads=2",)])
+@pytest.mark.parametrize("changes", [("local.lr=0.5",), ("name=x",), ("engine.update_dtype=int8",)])
 def test_a_resume_that_would_change_the_result_is_refused(fedavg_run: Path, changes: tuple[str, ...]) -> None:
     with pytest.raises(RecipeError) as error:
         experiment.resume(fedavg_run, Silent(), changes)
