@@ -17,7 +17,6 @@ from coalface.core.errors import RecipeError
 from coalface.engine.robust.aggregators import Aggregator, MultiKrum
 from coalface.experiments import preflight
 from coalface.experiments.recipe import loader
-from coalface.experiments.setup.parts import Parts
 
 MEDIAN: dict[str, Any] = {"engine": {"aggregator": {"name": "median"}}}
 VALIDATED: dict[str, Any] = {
@@ -58,19 +57,6 @@ def test_what_cannot_be_combined_is_refused_before_the_run_with_the_reason(chang
     with pytest.raises(RecipeError, match=why) as error:
         preflight.check(recipe)
     assert error.value.where == "engine.aggregator"
-
-
-def test_parties_that_are_computed_together_send_no_replies_for_it() -> None:
-    def images(client_batch: int | str) -> int:
-        changes: dict[str, Any] = {"method": "fedface", "data": {"scenario": "devices"}}
-        return Parts(
-            tinyruns.tiny(**changes, engine={"client_batch": client_batch, "aggregator": {"name": "median"}})
-        ).client_batch
-
-    assert images("auto") == 0
-    with pytest.raises(RecipeError, match="engine.aggregator needs the reply of each party by itself") as error:
-        images(64)
-    assert error.value.where == "engine.client_batch"
 
 
 def test_the_dry_run_counts_the_replies_that_are_kept() -> None:
