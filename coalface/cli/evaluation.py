@@ -185,8 +185,8 @@ def _remarks(figures: dict[str, Any], requested_pairs: int | None) -> Iterator[s
     lists = figures.get("lists", {"": figures})
     if any(of_list["trained_on"] is None for of_list in lists.values()):
         yield (
-            "note: nothing says who the model was trained on (it lies outside of its run, is of an earlier version, or "
-            "its parties have images of their own), so nobody can tell whether people in the pairs were"
+            "note: nothing says who the model was trained on (it lies outside of its run, or its parties have images "
+            "of their own), so nobody can tell whether people in the pairs were"
         )
     for name, of_list in lists.items():
         where = f"{name}: " if name else ""

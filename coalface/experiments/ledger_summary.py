@@ -334,8 +334,7 @@ def _metrics(run: Path, faults: list[str]) -> Sequence[Mapping[str, Any]]:
 def _uncounted(run: Path, metrics: Iterable[Mapping[str, Any]], accepted: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     """Of rounds that count, those with fewer receipts than parties whose replies arrived.
 
-    A client batch has no receipts, and posted work has those of the round that posted it: such runs are not looked at,
-    nor rounds before the first receipt, which a version without receipts may have begun.
+    A client batch has no receipts, and posted work has those of the round that posted it: such runs are not looked at.
     """
     posted = any(event.get("event") == "posts" for event in runs.read_events(run)[0])
     if posted or (run / f"{CLIENT_BATCHES}.jsonl").exists():
@@ -343,14 +342,11 @@ def _uncounted(run: Path, metrics: Iterable[Mapping[str, Any]], accepted: Iterab
     listed: dict[tuple[Any, Any], set[str]] = {}
     for line in accepted:
         listed.setdefault((line.get("stage"), line.get("round")), set()).add(line["party"])
-    has_receipts = False
     for record in metrics:
         when = record.get("stage"), record.get("round")
-        receipted = listed.get(when, set())
-        has_receipts |= bool(receipted)
-        count = len(receipted - set(runs.mapping(record.get("failed"))))
+        count = len(listed.get(when, set()) - set(runs.mapping(record.get("failed"))))
         arrived = runs.number(record.get("arrived")) or 0
-        if has_receipts and not record.get("abandoned") and count < arrived:
+        if not record.get("abandoned") and count < arrived:
             yield (
                 f"{run / receipts.FILE}: {when[0]} round {when[1]} has receipts of "
                 f"{several(count, 'party', 'parties')}, and metrics.jsonl counts {arrived:g}: lines were removed "

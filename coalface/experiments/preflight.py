@@ -20,7 +20,7 @@ from coalface.data.stores import telling_passed_over
 from coalface.engine.robust.aggregators import Aggregator
 from coalface.experiments import plan as planning
 from coalface.experiments import privacy_budget
-from coalface.experiments.callbacks.registry import trackers_of
+from coalface.experiments.callbacks.tracker import trackers_of
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, machine, party_data, sources

@@ -13,7 +13,6 @@ from commands import invoked
 from coalface.core.errors import RecipeError
 from coalface.experiments import preflight
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.setup.parts import Parts
 
 
 def recipe(**changes: Any) -> Recipe:
@@ -28,18 +27,6 @@ def test_a_run_of_a_recipe_is_countersigned_and_verified(tmp_path: Path) -> None
     (tmp_path / "run" / "countersigns.jsonl").unlink()
     result = invoked("ledger", "verify", tmp_path / "run")
     assert result.exit_code == 1 and "the file was removed" in result.output
-
-
-def test_a_recipe_that_does_not_set_it_has_the_digest_that_it_had() -> None:
-    assert tinyruns.tiny(privacy={"countersign": None}).digest() == tinyruns.tiny().digest() != recipe().digest()
-
-
-def test_client_batches_are_refused_beside_it_and_auto_goes_without() -> None:
-    devices = {"method": "fedface", "data": {"scenario": "devices"}}
-    assert Parts(recipe(**devices, engine={"client_batch": "auto"})).client_batch == 0
-    with pytest.raises(RecipeError, match=r"privacy.countersign signs which replies") as error:
-        preflight.check(recipe(**devices, engine={"client_batch": 12}))
-    assert error.value.where == "engine.client_batch"
 
 
 def test_a_machine_that_cannot_sign_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,15 +237,6 @@ def test_the_commands_enroll_identify_and_remove(model: FaceModel, faces: Path, 
     assert "among 5 people, about 50 % of strangers" in said("gallery", "identify", other, faces / "new")
 
 
-def test_a_gallery_of_a_partys_own_model_is_refused_by_one_for_all(
-    fedavg_run: Path, solo_run: Path, faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    own = FaceModel.from_run(solo_run, party="silo-01")
-    Gallery.create(tmp_path / "g", own, threshold=0.0)
-    line = refused(capsys, monkeypatch, "gallery", "identify", tmp_path / "g", faces / "new", "--model", fedavg_run)
-    assert all(one.fingerprint[:16] in line for one in (own, FaceModel.from_run(fedavg_run)))
-
-
 def test_a_gallery_of_a_saved_model_takes_the_run_with_the_partys_name(
     solo_run: Path, faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:

@@ -20,8 +20,7 @@ from coalface.engine import server
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.mlflow import MLflow
-from coalface.experiments.callbacks.registry import TRACKERS
-from coalface.experiments.callbacks.tracker import Tracker
+from coalface.experiments.callbacks.tracker import TRACKERS, Tracker
 
 Points = dict[str, list[tuple[int, float]]]
 

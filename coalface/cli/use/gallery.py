@@ -112,15 +112,14 @@ def verify(
     The threshold is the model's at a false accept rate, 0.001 unless --far names another.
     """
     from coalface.core.errors import DataError, RecipeError
-    from coalface.experiments.gallery.gallery import check_one_rule, given
+    from coalface.experiments.gallery.gallery import choose_threshold
     from coalface.experiments.gallery.images import embed_images, find_images
 
-    check_one_rule(far, threshold)
     network, finder = open_model(model, party, convention), detector_of(photographs, detector, upright)
     for path in (first, second):
         if path.is_dir():
             raise RecipeError("a folder; give one image, or look for a person by `coalface gallery`", where=str(path))
-    decided_by = network.threshold(0.001 if far is None else far) if threshold is None else given(threshold)
+    decided_by = choose_threshold(network, far, threshold)
     (batch,) = embed_images(network, find_images([first, second]), detector=finder)
     for refusal in batch.refused:
         raise DataError(refusal.reason, where=refusal.file)
@@ -153,9 +152,8 @@ def create(
 
     created = Gallery.create(place, open_model(model, party, convention), key=key, far=far, threshold=threshold)
     if as_json:
-        print_json(
-            {"out": place, "model": created.file.about["model"], "encrypted": key is not None, **_decides(created)}
-        )
+        about = {"out": place, "model": created.file.about["model"], "encrypted": key is not None}
+        print_json({**about, "threshold": vars(created.threshold())})
     else:
         typer.echo(f"wrote {place}; it decides by {created.threshold()}")
 
@@ -232,7 +230,8 @@ def list_people(
         else [{"person": person, "images": count} for person, count in people.items()]
     )
     if as_json:
-        print_json({"model": opened.file.about["model"], **_decides(opened), "images" if files else "people": rows})
+        about = {"model": opened.file.about["model"], "threshold": vars(opened.threshold())}
+        print_json({**about, "images" if files else "people": rows})
         return
     if rows:
         print_table([{key: shown(value) for key, value in row.items()} for row in rows], numbers={"images"})
@@ -315,10 +314,6 @@ def _open(place: Path, model: Path | None, party: str | None, key: Path | None, 
     holds_one = is_onnx or (locate(folder) / "backbone.safetensors").exists()
     party = party or (None if holds_one else about["party"])
     return Gallery(place, FaceModel.opened(folder, party, convention), key=key, faiss=faiss)
-
-
-def _decides(opened: Gallery) -> dict[str, Any]:
-    return {"threshold": vars(opened.threshold())}
 
 
 def _rows(items: Any) -> list[dict[str, Any]]:

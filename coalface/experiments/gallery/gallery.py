@@ -113,8 +113,7 @@ class Gallery:
         names and embeddings are encrypted. Raises DataError where the model has no threshold at this FAR, and
         RecipeError where both are given.
         """
-        check_one_rule(far, threshold)
-        chosen = model.threshold(0.001 if far is None else far) if threshold is None else given(threshold)
+        chosen = choose_threshold(model, far, threshold)
         return cls.with_thresholds(
             path, model, [chosen, *(other for other in model.thresholds if other != chosen)], key
         )
@@ -286,6 +285,12 @@ class Gallery:
         if self.model is None:
             raise RecipeError("this embeds images; give the gallery's model", where="model")
         return self.model
+
+
+def choose_threshold(model: FaceModel, far: float | None, cosine: float | None) -> Threshold:
+    """A model's threshold at a FAR, 0.001 where none is named, or the cosine that a person chose."""
+    check_one_rule(far, cosine)
+    return model.threshold(0.001 if far is None else far) if cosine is None else given(cosine)
 
 
 def given(cosine: float) -> Threshold:
