@@ -25,7 +25,8 @@ def rotate(kits: Path, party: str) -> list[Path]:
     """
     config = project.read_kits(kits)
     nearest(party, config.parties, f"{kits}: the party")
-    kit, lists = kits / "parties" / party, [kits / place / "names.json" for place in ("superlink", "operator")]
+    kit = kits / "parties" / party
+    lists = [*kits.glob("parties/*/names.json"), *(kits / place / "names.json" for place in ("superlink", "operator"))]
     if (kit / OLD).exists():
         raise RecipeError(
             "an earlier rotation left this key, and private state may be encrypted with it; delete it once `coalface "
