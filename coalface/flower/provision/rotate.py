@@ -25,8 +25,7 @@ def rotate(kits: Path, party: str) -> list[Path]:
     """
     config = project.read_kits(kits)
     nearest(party, config.parties, f"{kits}: the party")
-    kit = kits / "parties" / party
-    lists = [*kits.glob("parties/*/names.json"), *(kits / place / "names.json" for place in ("superlink", "operator"))]
+    kit, lists = kits / "parties" / party, [kits / place / "names.json" for place in ("superlink", "operator")]
     if (kit / OLD).exists():
         raise RecipeError(
             "an earlier rotation left this key, and private state may be encrypted with it; delete it once `coalface "
@@ -40,7 +39,8 @@ def rotate(kits: Path, party: str) -> list[Path]:
         os.link(kit / "node.key", kit / OLD)
     files = {kit / "node.key": key.private, kit / "node.pub": key.public}
     files[kits / "operator" / "keys" / f"{party}.pub"] = key.public
-    for path, keys in names.items():
+    copies = {*kits.glob("parties/*/names.json"), kit / "names.json"}  # of kits that were not handed out
+    for path, keys in [*((path, names[lists[0]]) for path in sorted(copies)), *names.items()]:
         files[path] = json.dumps({**keys, party: key.public_pem.hex()}, indent=1).encode() + b"\n"
     for path, data in files.items():
         _replace(path, data)
