@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from coalface.core import codec
+from coalface.core.declarations import contents
 from coalface.core.errors import RecipeError
 from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
@@ -18,6 +19,8 @@ from coalface.privacy.secure import WHERE, SecureSettings, check_call, check_eno
 if TYPE_CHECKING:
     from coalface.engine.sums.hidden import HiddenMeans
 
+NUMBERS = ("images", "loss")
+"""Fields of a reply that are hidden beside the means."""
 TYPICAL = 100
 """Images of a party, for which the bound on the rounding is told."""
 
@@ -59,6 +62,19 @@ class PlannedSum:
             f"off by {self.error:.2g} at most; a party sends {size(sum(self.up.values()))} a round, and is sent "
             f"{size(sum(self.down.values()))} beside the model{named}"
         )
+
+    def messages(self) -> Iterator[tuple[str, str, str, str, int]]:
+        """(way, what, kind, content, bytes) of what its stages send, for each party."""
+        holds = contents(self.hidden.reply)
+        summed = dict.fromkeys(holds[name] for name in (*self.hidden.fields, *NUMBERS) if name in holds)
+        names = [*self.hidden.fields, *(name for name in NUMBERS if name in holds)]
+        whats = {"advertise": "keys", "share": "shares", "mask": "vector", "unmask": "shares"}
+        for stage, what in whats.items():
+            if stage in self.down:
+                told = "names, neighbours' keys" + (", their shares" if stage == "unmask" else "")
+                yield "down", told, f"secure sum, {stage}", "", self.down[stage]
+            kind = f"{', '.join(names)} under masks" if stage == "mask" else f"secure sum, {stage}"
+            yield "up", what, kind, f"sum of {', '.join(summed)}" if stage == "mask" else "", self.up[stage]
 
     def as_dict(self) -> dict[str, Any]:
         numbers = {key: getattr(self, key) for key in ("asked", "dropouts", "corrupt", "neighbours", "threshold")}
