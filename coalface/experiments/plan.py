@@ -146,8 +146,6 @@ def plan(
     knows_class_embeddings = models.class_embeddings is not None
     if privacy is not None and not any(noised):
         raise RecipeError(UNSHARED, where="privacy.dp")
-    if secure is not None and not fed.sums:
-        raise RecipeError(secure_settings.UNSHARED, where=secure_settings.WHERE)
     leaves_shared = models.shared is not None
     means = tuple(fed.means)
     stays = what_stays(method)

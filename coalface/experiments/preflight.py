@@ -22,6 +22,7 @@ from coalface.experiments import plan as planning
 from coalface.experiments import privacy_budget
 from coalface.experiments.callbacks.registry import trackers_of
 from coalface.experiments.plan import Plan
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts, imported_weights, network_options
@@ -151,6 +152,17 @@ def stand_in(method: str) -> list[str]:
     parts = "{source: {domains: [studio]}, target: {domains: [street], first: 400}}"
     faces = f"{{kind: joined, parts: {parts}}}"
     return [f"data={{scenario: domains, source_domain: source, target_domain: target, clients: 4, faces: {faces}}}"]
+
+
+def secure_sums(method: str) -> str:
+    """Whether secure sums can hide what parties send by a method, or why not; and what they do not hide."""
+    try:
+        recipe = loader.load(None, [f"method={method}", *stand_in(method), "privacy.secure=true"])
+        planned = plan(recipe)
+    except RecipeError as error:
+        return f"no: {error.text.partition('; choose')[0]}"
+    rows = dict.fromkeys(row for planned_sum in planned.sums.values() for row in planned_sum.hidden.rows)
+    return f"yes, but not rows of {', '.join(rows)} that one party alone changes" if rows else "yes"
 
 
 def check_leaves_shared(pretraining: Recipe) -> None:

@@ -14,7 +14,7 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
 from coalface.core.text import several, size
-from coalface.privacy.secure import WHERE, SecureSettings, check_call, check_enough, check_installed
+from coalface.privacy.secure import WHERE, SecureSettings, check_call, check_installed, too_few
 
 if TYPE_CHECKING:
     from coalface.engine.sums.hidden import HiddenMeans
@@ -44,12 +44,13 @@ class PlannedSum:
     def error(self) -> float:
         """How far a number of a mean can be off, over parties of `TYPICAL` images."""
         layout = self.hidden.layout
-        return max(
+        errors = (
             layout.error(weight, path, self.asked, self.asked * min(mean.heaviest, TYPICAL))
             for weight, mean in layout.means.items()
             for path in mean.tensors
             if "/" in path or path in self.hidden.fields
         )
+        return max(errors, default=0.0)
 
     def sentence(self) -> str:
         """What a dry run says."""
@@ -100,7 +101,8 @@ def plan(
     from coalface.privacy.secure_sums.shamir import SHARE
 
     check_call(step, declaration, means, everyone)
-    check_enough(settings, len(names))
+    if why := too_few(settings, len(names)):
+        raise RecipeError(f"step {step}: {why}", where=WHERE)
     try:
         hidden = HiddenMeans.of(settings, declaration, asked_for(means), like, len(names))
     except ValueError as error:
