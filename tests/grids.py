@@ -130,14 +130,16 @@ def run_recipe(
     parties: Iterable[str],
     node_config: Mapping[str, object] = {},
     at_nodes: Path | None = None,
+    keys: Mapping[str, bytes] = {},
     **run_config: Any,
 ) -> InProcessGrid:
     """The server's side to its end, over nodes that play the parties, which have the recipe as it stands in `at_nodes`
-    where that is given; a value of their configuration may hold `{party}`."""
+    where that is given; a value of their configuration may hold `{party}`. `keys` are the nodes' public ones."""
     parties = list(parties)
     grid = InProcessGrid([played_here(at_nodes or recipe) for _ in parties])
     for node, party in zip(grid.apps, parties, strict=True):
         extras = {key: str(value).format(party=party) for key, value in node_config.items()}
+        grid.keys[node] = keys.get(party, b"")
         grid.contexts[node] = context(node, {"party": party, "home": str(home / party), **extras}, run_config)
     server.server(recipe)(grid, context(1, {}, run_config))
     return grid

@@ -18,7 +18,7 @@ ROOT = Path(coalface.__file__).parent
 DATA = "data data.readers data.synthetic data.tools"
 TRAINING = "training training.clustering training.distributed training.domain_adaptation training.losses"
 ENGINE = "engine engine.party engine.robust engine.sums"
-BELOW = f"core {DATA} models models.pretrained {TRAINING} privacy evaluation.metrics"
+BELOW = f"core {DATA} models models.pretrained {TRAINING} privacy privacy.secure_sums evaluation.metrics"
 _WITHIN = "api setup callbacks conformance export gallery recipe report sweep"
 EXPERIMENTS = " ".join(["experiments", *(f"experiments.{name}" for name in _WITHIN.split())])
 FLOWER = "flower.app flower.party flower.provision"
@@ -41,7 +41,7 @@ RULES = {
         "training.clustering": "core evaluation.metrics",
         "training.domain_adaptation": "core training training.losses",
         "methods": f"core {TRAINING} data.faceset evaluation.metrics models.pretrained.input",
-        "engine": f"core {DATA} {TRAINING} privacy engine.party engine.robust engine.sums",
+        "engine": f"core {DATA} {TRAINING} privacy privacy.secure_sums engine.party engine.robust engine.sums",
         "engine.robust": "core engine engine.sums",
         "engine.sums": "core privacy privacy.secure_sums engine engine.party",
         "engine.party": f"core {DATA} {TRAINING} privacy privacy.secure_sums engine engine.sums",

@@ -39,7 +39,10 @@ def methods(
         typer.echo(entries or f"{name} names no paper", err=not entries)
         return
     if name is not None:
+        from coalface.experiments import preflight
+
         about = _about(name, METHODS[name])
+        about = {**about, "secure sums": preflight.secure_sums(name)}
         print_json(about) if as_json else _print_method(about)
         return
     rows = []

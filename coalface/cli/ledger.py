@@ -67,7 +67,7 @@ def show(
                 "bytes": size(row["bytes"]),
                 "rounds": ledger_summary.shown_rounds(row["rounds"]),
                 "to": row["to"],
-                "protection": row["protection"],
+                "protection": row["protection"] + (f", none of {row['rows']}' rows" if "rows" in row else ""),
             }
             for row in (entry.as_dict() for entry in summary.rows)
         ]

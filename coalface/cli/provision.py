@@ -16,7 +16,9 @@ STEPS = """1. {party} ends its node, and gets parties/{party}/node.key over a pr
 2. superlink/names.json goes to the SuperLink's kit: a run that starts or goes on from then on asks for the new key
 3. the operator withdraws the old key (`flwr supernode ls`, `flwr supernode unregister ID`), and registers the new one
    (`operator/register.sh`)
-4. {party} starts its node; a run under way takes it in once it is resumed"""
+4. {party} starts its node; a run under way takes it in once it is resumed
+5. with privacy.secure every party gets parties/{party}/names.json, by which it knows the others' keys, over a channel
+   that you trust: with the old list it takes nothing of {party}"""
 """The steps that remain after a rotation."""
 
 

@@ -179,7 +179,9 @@ class Gathering(Federation):
         declaration = self.method.steps[call.step][1]
         everyone = self.parties(declaration.role)
         policy, stats = self.round_policy, self.at.party_stats
-        replies = SecureReplies(secure, call, declaration, means, failed, policy, stats, everyone)
+        replies = SecureReplies(
+            secure, call, declaration, means, failed, policy, stats, everyone, self.transport.verify
+        )
 
         def settle() -> None:
             self._check_quorum(replies, at_least)

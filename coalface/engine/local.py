@@ -67,6 +67,7 @@ class InProcess:
         self.heads: dict[str, tuple[int, str]] = {}
         self._groups = ProcessGroups(setup)
         self._context = dataclasses.replace(setup.context(world), group=self._groups.of)
+        self.verify = self._context.sums.verify if self._context.sums is not None else None
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         for request, reply, head in answered(self._context, requests):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from coalface.core import codec
 from coalface.core.errors import RunError
 from coalface.core.method import Tensors, Ticket
 from coalface.engine.client_batch import Apart, ClientBatch
 from coalface.engine.party.request import Request, StepFailed
+
+if TYPE_CHECKING:
+    from coalface.privacy.secure_sums.client import Verify
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class Transport(Protocol):
     @property
     def heads(self) -> Mapping[str, tuple[int, str]]:
         """Party -> lines and last hash of its ledger with the reply that it gave last."""
+
+    @property
+    def verify(self) -> Verify | None:
+        """Whether a party, by its name, has signed some bytes; None where parties of secure sums sign nothing."""
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
         """Each request with its reply, in order."""

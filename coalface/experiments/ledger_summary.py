@@ -51,6 +51,8 @@ class Row:
     protection: str
     content: str
     """What the method declares that the field holds; empty where the method is not known."""
+    rows: str = ""
+    """Of a vector under masks, the fields with rows that one party alone may have changed: their sum is that row."""
     parties: set[str] = field(default_factory=set)
     """Whose ledgers list it."""
     sent: dict[str, int] = field(default_factory=dict)
@@ -82,6 +84,7 @@ class Row:
             "rounds": {stage: spans(rounds) for stage, rounds in self.rounds.items()},
             "to": self.to,
             "protection": self.protection,
+            **({"rows": self.rows} if self.rows else {}),
             "parties": len(self.parties),
         }
 
@@ -192,10 +195,11 @@ def _add(
         name, (above, _, below) = str(line["name"]), str(line["name"]).partition("/")
         row_name = f"{above}/*" if below and not by_tensor else name
         run, step, kind, to, protection = (str(line[column]) for column in ("run", "step", "kind", "to", "protection"))
-        key = (run, step, row_name, kind, to, protection)
+        rows_named = str(line.get("rows", "")) if row_name == "vector" else ""
+        key = (run, step, row_name, kind, to, protection, rows_named)
         if (row := rows.get(key)) is None:
-            content = contents.get((step, above.removeprefix(SCALES)), "")
-            row = rows[key] = Row(run, step, row_name, kind, to, protection, content)
+            content = _content(line, step, above.removeprefix(SCALES), contents)
+            row = rows[key] = Row(run, step, row_name, kind, to, protection, content, rows_named)
         row.parties.add(party)
         row.sent[name] = row.sent.get(name, 0) + int(line.get("parties", 1))  # a batch's line is of many
         row.bytes += int(line["bytes"])
@@ -205,6 +209,14 @@ def _add(
         return int(line["bytes"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"line {line.get('line', 0) + 1} does not say what a line of a ledger says: {error}") from None
+
+
+def _content(line: Mapping[str, Any], step: str, field: str, contents: Contents) -> str:
+    """What a piece holds; of a vector under masks, what of all parties its sum is."""
+    if "sum" not in line:
+        return contents.get((step, field), "")
+    summed = dict.fromkeys(contents.get((step, name), "") for name in str(line.get("of", "")).split(", "))
+    return f"sum of {', '.join(filter(None, summed))}" if field == "vector" and any(summed) else ""
 
 
 @dataclass(frozen=True)

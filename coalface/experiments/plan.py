@@ -146,8 +146,6 @@ def plan(
     knows_class_embeddings = models.class_embeddings is not None
     if privacy is not None and not any(noised):
         raise RecipeError(UNSHARED, where="privacy.dp")
-    if secure is not None and not fed.sums:
-        raise RecipeError(secure_settings.UNSHARED, where=secure_settings.WHERE)
     leaves_shared = models.shared is not None
     means = tuple(fed.means)
     stays = what_stays(method)
@@ -309,8 +307,12 @@ class _Paper(Federation):
         if self.secure is not None:
             everyone = self.parties(declaration.role)
             self.sums[name] = planned_sums.plan(self.secure, name, declaration, aggregate, forms, names, everyone)
-        encoded = codec.encode(reply, change=compression.narrowing(forms, self.updates))
-        self._note(name, role, "up", reply, encoded, "the server", aggregated)
+            for way, what, kind, holds, size in self.sums[name].messages():
+                to = "the server" if way == "up" else "each its own"
+                self.sent[name, way, f"{kind} {what}"] = Sent(name, role, way, what, kind, 1, size, to, content=holds)
+        else:
+            encoded = codec.encode(reply, change=compression.narrowing(forms, self.updates))
+            self._note(name, role, "up", reply, encoded, "the server", aggregated)
         values = {f: getattr(reply, f) for f in codec.hints(reply_class)}
         single = {f: dict.fromkeys(names, v) for f, v in values.items() if f not in aggregated}
         return Answer({mean.key: values[mean.field] for mean in aggregate}, single, {}, names)

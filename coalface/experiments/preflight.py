@@ -22,6 +22,7 @@ from coalface.experiments import plan as planning
 from coalface.experiments import privacy_budget
 from coalface.experiments.callbacks.tracker import trackers_of
 from coalface.experiments.plan import Plan
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts, imported_weights, network_options
@@ -155,6 +156,17 @@ def stand_in(method: str) -> list[str]:
     return [f"data={{scenario: domains, source_domain: source, target_domain: target, clients: 4, faces: {faces}}}"]
 
 
+def secure_sums(method: str) -> str:
+    """Whether secure sums can hide what parties send by a method, or why not; and what they do not hide."""
+    try:
+        recipe = loader.load(None, [f"method={method}", *stand_in(method), "privacy.secure=true"])
+        planned = plan(recipe)
+    except RecipeError as error:
+        return f"no: {error.text.partition('; choose')[0]}"
+    rows = dict.fromkeys(row for planned_sum in planned.sums.values() for row in planned_sum.hidden.rows)
+    return f"yes, but not rows of {', '.join(rows)} that one party alone changes" if rows else "yes"
+
+
 def check_leaves_shared(pretraining: Recipe) -> None:
     """Raise RecipeError for a pre-training that would leave no model to start from, before anybody trains."""
     if not plan(pretraining).leaves_shared:
@@ -266,6 +278,8 @@ def _takes(recipe: Recipe, parties: Mapping[str, FaceSet], planned: Plan, asked:
         stored += " (those that take half a second or more to make)"
     unknown = f"; {', '.join(need.uncounted)} on top, whose size only the method knows" if need.uncounted else ""
     held = f"the sums of the means ({size(16 * sums * aggregated)})"
+    if planned.sums:
+        held = f"the sum of a round's vectors ({size(max(s.up['mask'] for s in planned.sums.values()))})"
     if engine.aggregator is not None:
         held = f"up to three times all that engine.aggregator looks at ({size(3 * 4 * asked * aggregated)})"
     return [
@@ -332,9 +346,15 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
     roles = dict.fromkeys(s.role for s in planned.sent)
     if VALIDATOR in roles:
         lines.append("stays at a validator: its images and its pairs; their scores are all that leaves it")
-    if any(s.direction == "up" and s.tensors for s in planned.sent):
+    if planned.sums:
+        lines.append(
+            "the server learns the sum over a round's parties alone, and who they are; others learn what it does"
+        )
+        alone = dict.fromkeys(row for planned_sum in planned.sums.values() for row in planned_sum.hidden.rows)
+        lines += [f"{name}: a row that one party alone changes is that party's in the sum too" for name in alone]
+    elif any(s.direction == "up" and s.tensors for s in planned.sent):
         lines.append("not sent is not unknown: an update tells of the images that it was made of")
-    if readable := planning.what_can_be_read(recipe.build_method(), planned, trainers):
+    if not planned.sums and (readable := planning.what_can_be_read(recipe.build_method(), planned, trainers)):
         lines.append(readable)
     if planned.means:
         means = (field if name == field else f"{field} (as {name})" for field, name in planned.means)

@@ -92,7 +92,8 @@ def began(out: Path, members: Mapping[str, Member], *, asked: Mapping[str, Any] 
         about["kits"] = kits
     if len(members) <= FEW:
         about["parties"] = {name: member.role for name, member in members.items()}
-        about["counts"] = {name: [member.images, member.identities] for name, member in members.items()}
+        told = {name: [member.images, member.identities] for name, member in members.items() if member.images}
+        about |= {"counts": told} if told else {}
     provenance.note(out, about)
 
 
@@ -252,7 +253,7 @@ def image_counts(members: Mapping[str, Member], most: float | None) -> list[str]
     whole = sum(images.values())
     share = {name: count / whole for name, count in images.items()} if whole else {}
     lines = []
-    for name, member in members.items() if len(members) <= FEW else ():
+    for name, member in members.items() if len(members) <= FEW and whole else ():
         of_all = f", {100 * share[name]:.0f} % of all" if name in share else ""
         lines.append(f"{name} {member.role} {member.images:,} images of {member.identities:,} identities{of_all}")
     for name, part in share.items():

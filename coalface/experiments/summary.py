@@ -12,6 +12,7 @@ import torch
 from coalface.core.method import Models
 from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.server import READ, Server
+from coalface.engine.transport import Member
 from coalface.evaluation import enrolled, personalised
 from coalface.experiments import plan
 from coalface.experiments.environment import environment
@@ -25,7 +26,7 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
     recipe, method, members = run.recipe, run.method, server.transport.members
     by_party = evaluated.get("judged", {})
     parties = [
-        {"name": name, **vars(members[name]), **vars(stats), "judged": by_party.get(name)}
+        {"name": name, **_told(members[name]), **vars(stats), "judged": by_party.get(name)}
         for name, stats in server.at.party_stats.items()
     ]
     about: dict[str, Any] = {
@@ -51,6 +52,11 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
     if models.class_embeddings:
         about["class_embeddings"] = class_embeddings(torch.cat(list(models.class_embeddings.values())))
     return about | {key: value for key, value in evaluated.items() if key != "judged"}
+
+
+def _told(member: Member) -> dict[str, Any]:
+    """What is known of a party: under secure sums not how much it has."""
+    return vars(member) if member.images else vars(member) | {"images": None, "identities": None}
 
 
 def headlines(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:

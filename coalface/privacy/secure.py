@@ -23,7 +23,6 @@ POSTED = (
     "the method posts work beside its rounds, whose replies come singly, and a secure sum hides single replies; "
     "choose a method without validators and labels, such as fedavg"
 )
-UNSHARED = "the method asks for no mean, so there is no sum that could hide anything; remove privacy.secure"
 CLIPS = {"*": 4.0, "*running_mean": 16.0, "*running_var": 64.0}
 LARGEST_CLIP = 1 << 15
 FEWEST_BITS, MOST_BITS = 12, 40
@@ -114,16 +113,14 @@ def check_installed() -> None:
 def check_call(step: str, declaration: StepDeclaration, means: Sequence[Mean], everyone: Sequence[str]) -> None:
     """Raise RecipeError unless a sum hides all that the replies to a call tell of a party."""
     dp.check_call(step, declaration, means, everyone, where=WHERE, why="a sum does not hide it")
-    if not means:
-        raise RecipeError(f"step {step} asks for no mean, and its replies would come singly", where=WHERE)
 
 
-def check_enough(settings: SecureSettings, asked: int) -> None:
-    """Raise RecipeError where a call asks so few parties that their sum would be one party's reply."""
+def too_few(settings: SecureSettings, asked: int) -> str:
+    """Why a call to so many parties cannot be summed: the sum would be one party's reply; empty where it can."""
     dropouts, corrupt = settings.bounds(asked)
-    if asked - dropouts < corrupt + 2:
-        raise RecipeError(
-            f"of {asked} parties asked {dropouts} may drop out and {corrupt} be corrupt, so a sum could be of a single "
-            "honest one. Ask more parties a round, or allow fewer: lower privacy.secure.dropouts or corrupt",
-            where=WHERE,
-        )
+    if asked - dropouts >= corrupt + 2:
+        return ""
+    return (
+        f"of {asked} parties asked {dropouts} may drop out and {corrupt} be corrupt, so a sum could be of a single "
+        "honest one. Ask more parties a round, or allow fewer: lower privacy.secure.dropouts or corrupt"
+    )

@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -398,7 +398,7 @@ def interrupted(round_number: int) -> type[InProcess]:
 # --- refused ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fedface", "fedfr-uda", "pfm-fv", "solo"])
+@pytest.mark.parametrize("name", ["fedface", "fedfr-uda", "pfm-fv", "centralized"])
 def test_a_method_that_needs_single_replies_is_refused(tmp_path: Path, name: str) -> None:
     method, build = worlds.recipe(name, rounds=1)
     with pytest.raises(RecipeError) as refused:
@@ -422,8 +422,12 @@ def test_posted_work_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_parties_are_too_few_to_hide_one(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError) as refused:
-        run(Moves(rounds=1), tmp_path, Tiny(parties=2), secure=WIDE)
+    with pytest.raises(RunFailed, match="a single honest one"):
+        run(Moves(rounds=1), tmp_path, Tiny(parties=2), secure=WIDE, max_abandoned_rounds=1)
+    method, build = worlds.recipe("fedavg")
+    world = replace(build, parties=2)()
+    with pytest.raises(RecipeError) as refused:  # before a run
+        plan.plan(method, world.by_role(), world.backbone, secure=WIDE)
     assert refused.value.where == "privacy.secure"
 
 

@@ -161,7 +161,10 @@ def test_the_start_scripts_say_what_flowers_commands_take(kits: Path, tmp_path: 
         "party": "silo-00",
         "home": str(kit / "home"),
         "data": str(kit / "party.yaml"),
+        "names": str(kit / "names.json"),
+        "sign": str(kit / "node.key"),
     }
+    assert (kit / "names.json").read_bytes() == (kits / "superlink" / "names.json").read_bytes()
     check_tasks(node, beside, "127.0.0.1:77", None)
     assert settings["COALFACE_DATA"] == "/srv/our faces" and (kit / "home").stat().st_mode & 0o777 == 0o700
     (_, settings, _), (beside, _, _) = run_script(kits / "parties" / "clinic" / "start.sh", tmp_path / "c")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
@@ -30,7 +31,8 @@ def test_one_party_has_a_new_key_everywhere_and_all_else_stays(kits: Path, monke
     assert "1. silo-01 ends its node" in text
     after, kit = read_files(kits), "parties/silo-01"
     changed = {f"{kit}/node.key", f"{kit}/node.pub", "operator/keys/silo-01.pub"}
-    changed |= {"superlink/names.json", "operator/names.json"}
+    changed |= {f"{place}/names.json" for place in ("superlink", "operator")}
+    changed |= {f"parties/{name}/names.json" for name in ("silo-00", "silo-01", "clinic")}
     assert {name for name in after if after[name] != before.get(name)} == {*changed, f"{kit}/node.key.old"}
     assert before.keys() < after.keys() and after[f"{kit}/node.key.old"] == before[f"{kit}/node.key"]
     assert not [p for p in kits.rglob("*") if p.is_file() and stat.S_IMODE(p.stat().st_mode) & 0o077]
@@ -53,7 +55,9 @@ def test_a_kit_that_was_handed_over_is_not_needed(kits: Path) -> None:
         path.unlink()
     (kits / "parties" / "clinic").rmdir()
     rotate.rotate(kits, "clinic")
-    assert {path.name for path in (kits / "parties" / "clinic").iterdir()} == {"node.key", "node.pub"}
+    known = [json.loads((kits / place / "names.json").read_bytes()) for place in ("superlink", "parties/clinic")]
+    assert known[0] == known[1] and known[0].keys() == {"silo-00", "silo-01", "clinic"}
+    assert {path.name for path in (kits / "parties" / "clinic").iterdir()} == {"node.key", "node.pub", "names.json"}
     key = certificates.public_of_private((kits / "parties" / "clinic" / "node.key").read_bytes())
     assert certificates.public_of_openssh((kits / "operator" / "keys" / "clinic.pub").read_bytes()) == key
 

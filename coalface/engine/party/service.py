@@ -14,11 +14,14 @@ from typing import Any
 
 from coalface.core import codec
 from coalface.engine.party.executor import ExecutorContext, PartyExecutor
-from coalface.engine.party.request import Request
+from coalface.engine.party.request import Request, SumStage
 from coalface.engine.transport import Member
 from coalface.privacy.countersign import countersign
 
 log = logging.getLogger(__name__)
+
+MOST_PARTIES = 1 << 20
+"""More than any secure sum has."""
 
 _COMMIT = re.compile(r"[0-9]{7,20}\.[0-9]{3,20}-[0-9a-f]{24}")
 """`Request.id`: the name of a commit's file, which the server says."""
@@ -86,7 +89,18 @@ def _request(service: PartyService, values: Said, data: Data) -> Request:
     common, each = (codec.Encoded(bytearray(data[name])) if name in data else None for name in ("common", "each"))
     ordinal, checkpointed = values["horizon"]
     values = {**values, "base": _commit(values["base"]), "horizon": (ordinal, _commit(checkpointed))}
-    return Request(**values, common=common, each=each)
+    return Request(**values | {"sum": _sum_stage(values["sum"])}, common=common, each=each)
+
+
+def _sum_stage(said: Any) -> SumStage | None:
+    """What the server says of a secure sum. Raises ValueError or TypeError for what is none."""
+    if said is None:
+        return None
+    stage, asked, means, request = said
+    pairs = tuple((str(field), str(weight)) for field, weight in means)
+    if not (isinstance(stage, str) and type(asked) is int and 0 < asked <= MOST_PARTIES):
+        raise ValueError("not a stage of a secure sum: the request is left alone")
+    return SumStage(stage, asked, pairs, _commit(request or None) or "")  # type: ignore[arg-type]  # others are refused
 
 
 def _commit(name: str | None) -> str | None:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from coalface.core import codec
+from coalface.core.declarations import contents
 from coalface.core.errors import RecipeError
 from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
 from coalface.core.text import several, size
-from coalface.privacy.secure import WHERE, SecureSettings, check_call, check_enough, check_installed
+from coalface.privacy.secure import WHERE, SecureSettings, check_call, check_installed, too_few
 
 if TYPE_CHECKING:
     from coalface.engine.sums.hidden import HiddenMeans
 
+NUMBERS = ("images", "loss")
+"""Fields of a reply that are hidden beside the means."""
 TYPICAL = 100
 """Images of a party, for which the bound on the rounding is told."""
 
@@ -41,12 +44,13 @@ class PlannedSum:
     def error(self) -> float:
         """How far a number of a mean can be off, over parties of `TYPICAL` images."""
         layout = self.hidden.layout
-        return max(
+        errors = (
             layout.error(weight, path, self.asked, self.asked * min(mean.heaviest, TYPICAL))
             for weight, mean in layout.means.items()
             for path in mean.tensors
             if "/" in path or path in self.hidden.fields
         )
+        return max(errors, default=0.0)
 
     def sentence(self) -> str:
         """What a dry run says."""
@@ -59,6 +63,19 @@ class PlannedSum:
             f"off by {self.error:.2g} at most; a party sends {size(sum(self.up.values()))} a round, and is sent "
             f"{size(sum(self.down.values()))} beside the model{named}"
         )
+
+    def messages(self) -> Iterator[tuple[str, str, str, str, int]]:
+        """(way, what, kind, content, bytes) of what its stages send, for each party."""
+        holds = contents(self.hidden.reply)
+        summed = dict.fromkeys(holds[name] for name in (*self.hidden.fields, *NUMBERS) if name in holds)
+        names = [*self.hidden.fields, *(name for name in NUMBERS if name in holds)]
+        whats = {"advertise": "keys", "share": "shares", "mask": "vector", "unmask": "shares"}
+        for stage, what in whats.items():
+            if stage in self.down:
+                told = "names, neighbours' keys" + (", their shares" if stage == "unmask" else "")
+                yield "down", told, f"secure sum, {stage}", "", self.down[stage]
+            kind = f"{', '.join(names)} under masks" if stage == "mask" else f"secure sum, {stage}"
+            yield "up", what, kind, f"sum of {', '.join(summed)}" if stage == "mask" else "", self.up[stage]
 
     def as_dict(self) -> dict[str, Any]:
         numbers = {key: getattr(self, key) for key in ("asked", "dropouts", "corrupt", "neighbours", "threshold")}
@@ -84,7 +101,8 @@ def plan(
     from coalface.privacy.secure_sums.shamir import SHARE
 
     check_call(step, declaration, means, everyone)
-    check_enough(settings, len(names))
+    if why := too_few(settings, len(names)):
+        raise RecipeError(f"step {step}: {why}", where=WHERE)
     try:
         hidden = HiddenMeans.of(settings, declaration, asked_for(means), like, len(names))
     except ValueError as error:

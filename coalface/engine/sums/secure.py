@@ -20,7 +20,7 @@ from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Call, PartyStats
 from coalface.engine.sums.hidden import HiddenMeans, asked_for
 from coalface.engine.transport import Reply
-from coalface.privacy.secure import WHERE, SecureSettings, check_call, check_enough
+from coalface.privacy.secure import WHERE, SecureSettings, check_call, too_few
 from coalface.privacy.secure_sums import messages
 from coalface.privacy.secure_sums.client import Verify
 from coalface.privacy.secure_sums.context import SecureSumError
@@ -41,7 +41,8 @@ _REPLIES: dict[str, tuple[Any, str]] = {
 class SecureReplies(Replies):
     """The replies to a call of which the server learns the sum alone.
 
-    `everyone` are all parties of the step's role. Raises RecipeError where a sum would not hide the replies.
+    `everyone` are all parties of the step's role. Raises RecipeError where a sum would not hide the replies, and
+    Abandoned where too few parties are asked.
     """
 
     def __init__(
@@ -58,7 +59,8 @@ class SecureReplies(Replies):
     ) -> None:
         super().__init__(call, failed, policy, party_stats)
         check_call(call.step, declaration, means, everyone)
-        check_enough(settings, len(call.to))
+        if why := too_few(settings, len(call.to)):
+            raise Abandoned(why)
         self.means, self._everyone, self._verify = means, len(everyone), verify
         reply: Any = declaration.reply
         common = call.common.message(declaration.common) if call.common and declaration.common else None

@@ -31,6 +31,7 @@ from coalface.experiments import plan
 from coalface.experiments.conformance.differences import private_states
 from coalface.experiments.conformance.leaks import leaks
 from coalface.experiments.conformance.learning import GAIN, LEARNING, ROUNDS, learned
+from coalface.experiments.conformance.secure import check_secure_sums
 from coalface.experiments.conformance.subject import Failure, Subject, require_same
 from coalface.experiments.conformance.tiny_federation import (
     LOSS,
@@ -383,6 +384,7 @@ CHECKS: dict[str, Callable[[Subject], None]] = {
     "lost replies": check_dropouts,
     "failing party": check_failing_party,
     "client batches": check_client_batches,
+    "secure sums": check_secure_sums,
     "learning": check_learning,
 }
 """Every check by its name; each raises Failure."""

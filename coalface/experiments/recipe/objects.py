@@ -31,9 +31,13 @@ class Settings:
     cls: type[Any]
     short: bool = False
     """Write only the fields that differ from their defaults."""
+    switch: bool = dataclasses.field(default=False, kw_only=True)
+    """`true` stands for the defaults, `false` for nothing."""
 
     def read(self, value: object) -> Any:
         """The object of a mapping. Raises RecipeError with the key and the remedy."""
+        if self.switch and isinstance(value, bool):
+            return self.cls() if value else None
         if isinstance(value, self.cls):
             return value
         return build(self.cls, _mapping(value, self.key, fields_of(self.cls)), self.key)
@@ -44,7 +48,8 @@ class Settings:
 
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the mapping."""
-        return object_schema(self.cls)
+        mapping = object_schema(self.cls)
+        return {"anyOf": [{"type": "boolean"}, mapping]} if self.switch else mapping
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         written = core_schema.plain_serializer_function_ser_schema(self.write)

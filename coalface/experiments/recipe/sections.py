@@ -241,10 +241,7 @@ class Privacy(Section):
 
     dp: Annotated[PartyPrivacy, Settings("privacy.dp", PartyPrivacy)] | None = None
     """Differential privacy by party: each update is clipped, and the server adds noise to their sum. None: neither."""
-    secure: Annotated[
-        Annotated[SecureSettings, Settings("privacy.secure", SecureSettings)] | None,
-        BeforeValidator(lambda value: {True: {}, False: None}[value] if isinstance(value, bool) else value),
-    ] = None
+    secure: Annotated[SecureSettings, Settings("privacy.secure", SecureSettings, switch=True)] | None = None
     """Secure sums: the server learns the sum of the parties' replies, and no part of it. `true` for the usual settings.
     None or `false`: it is sent each party's reply."""
     templates: Annotated[TemplateNoise, Settings("privacy.templates", TemplateNoise)] | None = None

@@ -18,6 +18,8 @@ def trained(method: Method, summary: Mapping[str, Any], records: Sequence[Mappin
     """
     local = getattr(method, "local", None)
     trainers = [party for party in summary["parties"] if plays(party["role"], "trainer")]
+    if any(party["images"] is None for party in trainers):  # hidden in secure sums
+        return None
     used = summary.get("public_images", {}).get("used", {})
     rounds = [record for record in records if not record["abandoned"]]
     pairs: list[tuple[int, int] | None] = []

@@ -74,7 +74,14 @@ class Nodes:
         counts = {name: (member.images, member.identities) for name, member in members.items() if member.images}
         public = None if here.public is None else here.public.who
         return transport.FlowerTransport(
-            self.grid, roles, self.patience, keys=read_keys(list(roles)), public=public, code=self.code, counts=counts
+            self.grid,
+            roles,
+            self.patience,
+            keys=read_keys(list(roles)),
+            public=public,
+            code=self.code,
+            counts=counts,
+            untold=setup.secure is not None,
         )
 
 

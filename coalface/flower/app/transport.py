@@ -27,6 +27,7 @@ from coalface.engine.client_batch import ClientBatch
 from coalface.engine.party.request import Request, StepFailed, Unanswered
 from coalface.engine.transport import Member, Reply, RunFailed, late
 from coalface.flower.app.records import CHECK, COUNTERSIGN, JOIN, SETTLE, STEP, read, write
+from coalface.privacy.secure_sums.signatures import verifier
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class FlowerTransport:
         public: str | None = None,
         code: str | None = None,
         counts: Mapping[str, tuple[int, int]] | None = None,
+        untold: bool = False,
         max_in_flight: int = 64,
     ) -> None:
         """Wait until all of `expected` (party -> role) are there.
@@ -81,12 +83,15 @@ class FlowerTransport:
         `keys` are the parties' public keys as the SuperLink knows them; without them a node may say any name. `public`
         is `FaceSet.who` of the public images that every party must hold as the server does; None: there are none.
         `code` is `provenance.code_digest` of the method at the server, which every node must have; None: any will do.
-        `counts` are the images and identities of those parties of which the recipe says them.
+        `counts` are the images and identities of those parties of which the recipe says them; where they are `untold`
+        nothing that a party says of them is kept.
 
         Raises RunFailed where they are not there in time.
         """
         self._grid, self._patience, self._keys, self._max_in_flight = grid, patience, keys, max_in_flight
         self._roles, self._public, self._code, self._counts = expected, public, code, counts or {}
+        self._untold = untold
+        self.verify = verifier(keys) if untold and keys is not None else None
         self._nodes: dict[str, int] = {}
         self._party_of: dict[int, str] = {}
         """Nodes that have said which party they play."""
@@ -214,12 +219,10 @@ class FlowerTransport:
         if (role := self._roles.get(name)) != member.role:
             rule = f"is a {role} by the recipe" if role else "is not a party of this run"
             return f"{claim}, a {member.role}, who {rule}"
-        counts = (member.images, member.identities)
-        claimed = f"{claim}, with {member.images} images of {member.identities} identities"
-        if (expected := self._counts.get(name, counts)) != counts:
-            return f"{claimed}, and by the recipe these are {expected[0]} images of {expected[1]} identities"
-        if not (1 <= member.images <= MOST_IMAGES and 0 <= member.identities <= member.images):
-            return f"{claimed}; a party has 1 to {MOST_IMAGES} images, and no more identities than images"
+        if self._untold:
+            member = member.untold
+        elif why := self._doubt(name, member):
+            return f"{claim}, with {member.images} images of {member.identities} identities{why}"
         if values.get("public") != self._public:
             return f"{claim} and has not the server's public images, of the same people"
         if self._code not in (None, values.get("code")):
@@ -228,6 +231,15 @@ class FlowerTransport:
         if self._nodes.setdefault(name, node) != node:
             return f"a second node says that it is {name}"
         self.members.setdefault(name, member)
+        return ""
+
+    def _doubt(self, name: str, member: Member) -> str:
+        """What is wrong with the numbers that a party says it has, if anything."""
+        counts = (member.images, member.identities)
+        if (expected := self._counts.get(name, counts)) != counts:
+            return f", and by the recipe these are {expected[0]} images of {expected[1]} identities"
+        if not (1 <= member.images <= MOST_IMAGES and 0 <= member.identities <= member.images):
+            return f"; a party has 1 to {MOST_IMAGES} images, and no more identities than images"
         return ""
 
     def _send(self, request: Request) -> tuple[Request, str | StepFailed, float]:

@@ -117,8 +117,9 @@ def _check_part(recipe: Recipe, party: party_file.PartyFile, name: str, file: Pa
     member = data.members()[name]
     if name in data.pairs:
         report.lines.append(f"{several(len(data.pairs[name]), 'pair')} of {several(member.images, 'image')}")
-    counts = _count(member.images, member.identities).replace(" of ", ", ")
-    report.lines.append(f"the server is told: {name}, {member.role}, {counts}; no name and no image")
+    counts = f", {_count(member.images, member.identities)}".replace(" of ", ", ") if recipe.secure is None else ""
+    unsaid = "no name and no image" if recipe.secure is None else "no name, no image, and not how many there are"
+    report.lines.append(f"the server is told: {name}, {member.role}{counts}; {unsaid}")
     if data.public is not None:
         counts = _count(len(data.public), len(data.public.names))
         report.lines.append(f"public people: {counts}; the server is told a digest of who they are")

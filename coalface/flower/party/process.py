@@ -19,16 +19,23 @@ from typing import Any
 from coalface.core.errors import RecipeError
 from coalface.data.stores import telling_passed_over
 from coalface.engine.party import permissions, service
+from coalface.engine.party import sums as secure
 from coalface.engine.party.service import Data, PartyService, Said
 from coalface.engine.party.setup import Setup
+from coalface.engine.party.sums import PartySums
 from coalface.experiments import provenance
 from coalface.experiments.setup import party_data
 from coalface.experiments.setup.parts import Parts
 from coalface.flower.app.server import read
 from coalface.flower.party import daemon, rekey
 from coalface.flower.party.client import home
+from coalface.flower.provision import certificates
 from coalface.privacy.noise import keep_secret
+from coalface.privacy.secure_sums import signatures
 from coalface.privacy.templates import TemplateRelease
+
+SECRET = "sums.key"
+"""In a party's folder of a run: what its keys of secure sums follow from."""
 
 
 def answers(
@@ -57,14 +64,39 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     key = node_config.get("key")
     vault = rekey.vault(Path(str(key)), loaded.name, name) if key else None
     parts = Parts(loaded)
-    setup = Setup(parts.method, lambda: data, parts.numerics(), loaded.seed, folder)
+    setup = Setup(parts.method, lambda: data, parts.numerics(), loaded.seed, folder, secure=loaded.secure)
     setup.prepare()
     public = None if data.public is None else data.public.who
     context = replace(setup.context(data), flush=True, vault=vault)
     if (templates := loaded.privacy.templates) is not None:  # of a secret that the seed does not tell
         secret = keep_secret(folder, begun=(folder / "ledger" / f"{name}.jsonl").exists())
         context = replace(context, templates=TemplateRelease(templates, secret))
-    return PartyService(name, data.members()[name], context, public=public, code=provenance.code_digest(loaded))
+    member = data.members()[name]
+    if context.sums is not None:
+        context, member = replace(context, sums=_sums(context.sums, folder, node_config)), member.untold
+    return PartyService(name, member, context, public=public, code=provenance.code_digest(loaded))
+
+
+def _sums(sums: PartySums, folder: Path, node_config: Mapping[str, Any]) -> PartySums:
+    """A party's part in secure sums at its own node: its secret is its own, and it signs with its node's key.
+
+    Raises RecipeError where the keys cannot be read.
+    """
+    secret, names = secure.kept_secret(folder / SECRET), node_config.get("names")
+    sums = replace(sums, secret=lambda party: secret, flush=True)
+    if not names:
+        logging.getLogger(__name__).warning(
+            "the node's configuration names no file of the parties' keys (names=…): a server that lies could take all "
+            "other parties' places, and read what this one hides"
+        )
+        return sums
+    place = Path(str(names))
+    try:
+        keys = {name: bytes.fromhex(key) for name, key in json.loads(place.read_bytes()).items()}
+        number = int.from_bytes(certificates.secret(Path(str(node_config["sign"])).read_bytes()), "big")
+        return replace(sums, sign=signatures.signer(number), verify=signatures.verifier(keys))
+    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise RecipeError(f"the keys of the parties, or of this node, cannot be read: {error}", where=place) from None
 
 
 def main() -> None:

@@ -144,6 +144,7 @@ def _fill(
     for name, key in keys.items():
         files |= {f"operator/keys/{name}.pub": key.public, f"parties/{name}/ca.crt": root}
         files |= {f"parties/{name}/node.key": key.private, f"parties/{name}/node.pub": key.public}
+        files[f"parties/{name}/names.json"] = names
     texts = kit_texts.render_kits(config, now, hashlib.sha256(root).hexdigest())
     texts["operator/flower/config.toml"] = kit_texts.render_flower_config(config, str(out / "operator" / "ca.crt"))
     files |= {path: text.encode() for path, text in texts.items()}

@@ -39,7 +39,8 @@ def rotate(kits: Path, party: str) -> list[Path]:
         os.link(kit / "node.key", kit / OLD)
     files = {kit / "node.key": key.private, kit / "node.pub": key.public}
     files[kits / "operator" / "keys" / f"{party}.pub"] = key.public
-    for path, keys in names.items():
+    copies = {*kits.glob("parties/*/names.json"), kit / "names.json"}  # of kits that were not handed out
+    for path, keys in [*((path, names[lists[0]]) for path in sorted(copies)), *names.items()]:
         files[path] = json.dumps({**keys, party: key.public_pem.hex()}, indent=1).encode() + b"\n"
     for path, data in files.items():
         _replace(path, data)

@@ -97,7 +97,8 @@ def _members(kits: Path, config: ProvisionConfig) -> Iterator[str]:
 def _keys(kits: Path, config: ProvisionConfig) -> Iterator[str]:
     """A party's key, its public half at the operator's, and the server's list of keys must agree."""
     faults: list[str] = []
-    lists = {place: _read(kits, place, _names, faults) for place in ("superlink/names.json", "operator/names.json")}
+    places = [f"{kit}/names.json" for kit in ("superlink", "operator", *(f"parties/{name}" for name in config.parties))]
+    lists = {place: _read(kits, place, _names, faults) for place in places if (kits / place).parent.is_dir()}
     whose: dict[bytes, str] = {}
     for name in config.parties:
         if not (kits / "parties" / name).is_dir():

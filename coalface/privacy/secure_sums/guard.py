@@ -40,7 +40,7 @@ class Answers:
             entry = {"place": context.place, "what": what, "sha256": digest.hex()}
             if self.path is not None:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
+                with writing(self.path), open(self.path, "a", encoding="utf-8", opener=_own) as file:
                     file.write(json.dumps(entry) + "\n")
                     file.flush()
                     if self._flush:
@@ -54,3 +54,8 @@ class Answers:
                 f"stage {context.stage}, round {context.round}, call {context.call}: this was answered before about "
                 "other parties or for another vector, and the two together would tell single replies",
             )
+
+
+def _own(path: str, flags: int) -> int:
+    """A new file is its owner's alone."""
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,140 @@
+"""Secure sums over Flower: nodes that sign with their keys, and the bytes of a run here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from federations import FACES, SILOS, Standing, digests
+from grids import InProcessGrid, run_recipe
+from tinyruns import Silent
+
+from coalface.engine.party.commits import Commit
+from coalface.engine.transport import RunFailed
+from coalface.experiments import run as experiment
+from coalface.experiments.recipe import loader
+from coalface.flower.provision import certificates
+
+RECIPE: dict[str, Any] = {**FACES, "privacy": {"secure": True}, "engine": {**FACES["engine"], "on_error": "exclude"}}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+    return tmp_path / "recipe.yaml"
+
+
+def keyed(folder: Path) -> tuple[dict[str, str], dict[str, bytes]]:
+    """(what a node's configuration says of keys, the public ones): a key for each party, as kits have them."""
+    keys = {party: certificates.node() for party in SILOS}
+    for party, key in keys.items():
+        (folder / f"{party}.key").write_bytes(key.private)
+    public = {party: key.public_pem for party, key in keys.items()}
+    (folder / "names.json").write_text(json.dumps({party: key.hex() for party, key in public.items()}))
+    return {"names": str(folder / "names.json"), "sign": str(folder / "{party}.key")}, public
+
+
+def states(homes: Mapping[str, Path]) -> dict[tuple[str, str], bytes]:
+    """The private state of each party, by its class."""
+    (paths,) = {tuple(len(list(home.glob(f"parties/{party}/*.commit"))) for party, home in homes.items())}
+    assert set(paths) == {1}
+    commits = {party: next(home.glob(f"parties/{party}/*.commit")) for party, home in homes.items()}
+    return {
+        (party, name): bytes(state)
+        for party, path in commits.items()
+        for name, state in Commit.open(path).states().items()
+    }
+
+
+def without_bytes(run: Path) -> list[dict[str, Any]]:
+    """The metrics, but for the bytes, of which signatures are some."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if not key.startswith("bytes_")} for line in lines]
+
+
+def same_but_for_secrets(served: Path, local: Path, homes: Mapping[str, Path]) -> None:
+    """Masks follow from secrets that differ, and cancel: model, figures and private state are the same bytes."""
+    models = [
+        {name: digest for name, digest in digests(run, {}).items() if name != "metrics.jsonl"}
+        for run in (served, local)
+    ]
+    assert models[0] == models[1] and any(name.startswith("model/") for name in models[0])
+    assert without_bytes(served) == without_bytes(local) and len(without_bytes(local)) == 2
+    assert states(homes) == states(dict.fromkeys(homes, local))
+
+
+def signed_run(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> InProcessGrid:
+    node_config, public = keyed(tmp_path)
+    monkeypatch.setenv("COALFACE_KEYS", str(tmp_path / "names.json"))
+    out = {"out": str(tmp_path / "there")}
+    return run_recipe(recipe, tmp_path / "homes", SILOS, {**node_config, **config}, keys=public, **out)
+
+
+def test_nodes_that_sign_end_in_the_bytes_of_a_run_here(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed_run(recipe, tmp_path, monkeypatch)
+    experiment.run(loader.load(recipe), tmp_path / "here", Silent(), report=False)
+    homes = {party: tmp_path / "homes" / party / "faces" for party in SILOS}
+    same_but_for_secrets(tmp_path / "there", tmp_path / "here", homes)
+    lines = [json.loads(line) for line in (homes["silo-00"] / "ledger" / "silo-00.jsonl").read_text().splitlines()]
+    sums = [line["sum"] for line in lines if line["name"] != "header"]
+    assert sums == 2 * ["advertise", "share", "mask", "confirm", "unmask"]
+    for home in homes.values():
+        assert (home / "sums.key").stat().st_mode & 0o777 == 0o600 and len((home / "sums.key").read_bytes()) == 32
+    assert len({(home / "sums.key").read_bytes() for home in homes.values()}) == 3
+
+
+def test_no_party_tells_the_server_how_much_it_has(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = signed_run(recipe, tmp_path, monkeypatch)
+    joins = [m for m in grid.answered if m.metadata.message_type == "query.join"]
+    said = [json.loads(str(m.content.config_records["said"]["json"])) for m in joins]
+    assert len(said) == 3 and {(values["images"], values["identities"]) for values in said} == {(0, 0)}
+    summary = json.loads((tmp_path / "there" / "summary.json").read_text())
+    assert {(party["images"], party["identities"]) for party in summary["parties"]} == {(None, None)}
+    assert not any(
+        "counts" in json.loads(line) for line in (tmp_path / "there" / "events.jsonl").read_text().splitlines()
+    )
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_server_without_the_parties_signatures_opens_nothing(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows: bool
+) -> None:
+    """One that takes the place of a party has not its key: its neighbours do not share with it. One that leaves the
+    signatures out is given no shares."""
+    node_config, public = keyed(tmp_path)
+    if knows:  # the server and silo-02's node are one, and have made a key for it
+        stranger = certificates.node()
+        (tmp_path / "silo-02.key").write_bytes(stranger.private)
+        names = {party: key.hex() for party, key in (public | {"silo-02": stranger.public_pem}).items()}
+        (tmp_path / "server.json").write_text(json.dumps(names))
+        monkeypatch.setenv("COALFACE_KEYS", str(tmp_path / "server.json"))
+        public["silo-02"] = stranger.public_pem
+    with pytest.raises(RunFailed):
+        run_recipe(recipe, tmp_path / "homes", SILOS, node_config, keys=public, out=str(tmp_path / "there"))
+    lines = [json.loads(line) for line in (tmp_path / "there" / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["abandoned"] for line in lines)
+    for party in ("silo-00", "silo-01"):
+        ledger = tmp_path / "homes" / party / "faces" / "ledger" / f"{party}.jsonl"
+        sent = set(re.findall(r'"sum": "(\w+)"', ledger.read_text()))
+        assert sent == ({"advertise"} if knows else {"advertise", "share", "mask"})
+
+
+@pytest.mark.slow
+def test_a_federation_over_tls_ends_in_the_bytes_of_a_run_here(recipe: Path, tmp_path: Path) -> None:
+    with Standing.build(tmp_path / "standing", recipe=RECIPE).taken_down() as federation:
+        code, printed = federation.finish(federation.up())
+        assert code == 0, printed
+        local = experiment.run(loader.load(recipe), tmp_path / "here", Silent(), report=False)
+        homes = {party: federation.home(party, "faces") for party in SILOS}
+        same_but_for_secrets(federation.run("faces"), local, homes)
+        ledger = (homes["silo-00"] / "ledger" / "silo-00.jsonl").read_text()
+        assert '"sum": "confirm"' in ledger and '"protection": "none"' not in ledger
