@@ -170,7 +170,7 @@ class Draws:
     ) -> tuple[str, ...]:
         """Who is drawn: `fixed()`, or with `poisson` each by itself; Abandoned is raised where nobody is.
 
-        In turn they are places (r − 1) n, … of a fixed order that begins anew at its end: a party's rounds are
+        In turn they are places r n, … of a fixed order that begins anew at its end: a party's rounds are
         ⌊N / n⌋ apart or more.
         """
         if n is None or self._drawing == "fixed" or not 0 < n < len(parties):

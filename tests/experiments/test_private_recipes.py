@@ -125,6 +125,8 @@ def test_a_run_tells_what_its_templates_have_spent(tmp_path: Path) -> None:
     experiment.run(one_each({"noise_multiplier": 3.0}), tmp_path / "run", Silent())
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())["templates"]
     assert (summary["releases"], summary["epsilon"]) == (3, TemplateNoise(noise_multiplier=3.0).epsilon(3))
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "ε, each template" in page and f"{summary['epsilon']:.2f}" in page
 
 
 def sampled(sampling: str) -> dict[str, Any]:
