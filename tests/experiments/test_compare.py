@@ -140,8 +140,14 @@ def test_six_runs_are_compared_by_the_command(six_runs: list[Path]) -> None:
         against = run["against_first"]["unseen/eer"]
         holds_zero = against["low"] <= 0 <= against["high"]
         assert against["seeds"] == 3 and against["verdict"] == ("undecided" if holds_zero else "decided")
+        assert (run["steps"], run["images"]) == (2, 32)  # both parties one batch of 16
     text = said("compare", *six_runs)
-    assert text.count("3 seeds") == 6 and "one seed" not in text and max(map(len, text.splitlines())) <= 80
+    assert (
+        "images" in text
+        and text.count("3 seeds") == 6
+        and "one seed" not in text
+        and max(map(len, text.splitlines())) <= 80
+    )
     assert table.SEVERAL_SEEDS in " ".join(text.split()) and table.ONE_SEED not in " ".join(text.split())
 
 
