@@ -73,9 +73,9 @@ def test_searches_are_checked():
     for arguments, says in [
         ((features, features, names, names + 9), "no probe's subject is in the gallery"),
         ((features * 3, features, names, names), "features are not of length 1 .* probe 0"),
-        ((features, features * 3, names, names), "gallery template 0"),
+        ((features, features * 3, names, names), "gallery image 0"),
         ((features, features, names[:2], names), "give one for each probe"),
-        ((features, np.eye(2, dtype=np.float32), names, names[:2]), "one model for both"),
+        ((features, np.eye(2, dtype=np.float32), names, names[:2]), "one model each"),
     ]:
         with pytest.raises(ValueError, match=says):
             open_set.search(*arguments)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from problems import problem
+from problems import check_against, problem
 from pytorch_metric_learning.losses import ArcFaceLoss, CosFaceLoss, NormalizedSoftmaxLoss
 
 from coalface.experiments.recipe import loader
@@ -38,14 +38,7 @@ def test_pytorch_metric_learning_gives_the_same_value_and_gradient():
         ArcFace(scale=64, margin=0.5): ArcFaceLoss(num_classes=9, embedding_size=6, margin=math.degrees(0.5), scale=64),
     }
     for loss, oracle in oracles.items():
-        ours = embeddings.clone().requires_grad_()
-        oracle_embeddings = embeddings.clone().requires_grad_()
-        oracle.W.data = weights.T.clone()
-        value, expected = loss(ours, weights, labels), oracle(oracle_embeddings, labels)
-        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
-        value.backward()
-        expected.backward()
-        torch.testing.assert_close(ours.grad, oracle_embeddings.grad, rtol=1e-4, atol=1e-5)
+        check_against(oracle, loss, embeddings, weights, labels)
 
 
 @pytest.mark.parametrize("margin", [0.1, 0.5, 1.2])
