@@ -11,7 +11,6 @@ import pytest
 import tinyruns
 from tinyruns import Silent, Stop
 
-from coalface.engine import server
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.recipe import loader
@@ -53,19 +52,14 @@ def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
     assert not (plain / tensorboard.FOLDER).exists()
 
 
-def test_a_resume_leaves_each_round_once_and_the_last_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, real = tmp_path / "run", server.Server._write_line
-
-    def stops(self: Any, name: str, record: Any) -> bytes:
-        line = real(self, name, record)
-        if name == "metrics.jsonl" and record["round"] == 3:  # after round 3 was written, before its checkpoint
-            raise Stop
-        return line
-
-    monkeypatch.setattr(server.Server, "_write_line", stops)
+def test_a_resume_leaves_each_round_once_and_the_last_figures(
+    tmp_path: Path, stop_after: Callable[[int], None]
+) -> None:
+    out = tmp_path / "run"
+    stop_after(3)
     with pytest.raises(Stop):
         tinyruns.run(out, rounds=4, **WANTED)
-    monkeypatch.undo()
+    stop_after(0)
     before = read(out)
     assert [step for step, _ in before["loss"]] == [1, 2]
     view = Silent()
