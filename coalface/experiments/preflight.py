@@ -22,6 +22,7 @@ from coalface.experiments import plan as planning
 from coalface.experiments import privacy_budget
 from coalface.experiments.callbacks.tracker import trackers_of
 from coalface.experiments.plan import Plan
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts, imported_weights, network_options
@@ -54,6 +55,8 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, Parts]:
         check_leaves_shared(inner)
         try:
             check(inner)
+        except RecipeError as error:
+            raise loader.within_pretrain(error) from None
         except (OSError, ValueError) as error:
             raise RecipeError(disk.explained(error), where="pretrain") from None
     elif recipe.model.weights is not None:

@@ -53,9 +53,9 @@ def passed_over(
                 other_files += [] if described or (part is not None and part not in parts_read) else [place]
             elif part is not None and part not in parts_read:
                 unused[part] += 1
-            elif not os.path.exists(path := os.path.join(folder, file)):
+            elif not os.path.exists(file_path := os.path.join(folder, file)):
                 dead_links.append(place)
-            elif not os.path.isfile(path):
+            elif not os.path.isfile(file_path):
                 pipes.append(place)
             else:
                 astray.append(place)
