@@ -311,12 +311,33 @@ def test_faiss_finds_whom_the_product_finds(faces: Path, model: FaceModel, tmp_p
     assert by_faiss == expected
 
 
-def test_without_faiss_it_is_named(tmp_path: Path, model: FaceModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    gallery = Gallery.create(tmp_path / "g", model, threshold=0.0)
-    gallery.add([Enrolled("Ann")], unit(np.eye(1, 128)))
-    with pytest.raises(ImportError, match="coalface.faiss."):
-        Gallery(tmp_path / "g", faiss=True).search(unit(np.eye(1, 128)))
+@pytest.mark.parametrize(
+    ("package", "extra", "words"),
+    [
+        ("faiss", "faiss", "gallery identify g faces --faiss --threshold 0 --quiet"),
+        ("cryptography.hazmat.primitives", "privacy", "gallery create sealed --model run --threshold 0 --key key"),
+        ("onnxscript", "onnx", "export run --to onnx --out exported"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_by_its_extra(
+    package: str,
+    extra: str,
+    words: str,
+    fedavg_run: Path,
+    faces: Path,
+    model: FaceModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Gallery.create(tmp_path / "g", model, threshold=0.0).add([Enrolled("Ann")], unit(np.eye(1, 128)))
+    (tmp_path / "run").symlink_to(fedavg_run)
+    (tmp_path / "faces").symlink_to(faces / "new")
+    (tmp_path / "key").write_bytes(bytes(range(32)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    line = refused(capsys, monkeypatch, *words.split())
+    assert line.endswith(f": pip install 'coalface[{extra}]'\n") and "defect" not in line
 
 
 def test_an_error_names_the_option_of_the_command(
