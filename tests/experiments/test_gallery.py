@@ -27,6 +27,7 @@ from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.gallery.file import Enrolled
 from coalface.experiments.gallery.gallery import Gallery
+from coalface.models.calibration import Threshold
 
 FACES = SyntheticFaces(5, 4, 5, size=32, grey=True).generate()
 
@@ -309,6 +310,24 @@ def test_faiss_finds_whom_the_product_finds(faces: Path, model: FaceModel, tmp_p
         said("gallery", "identify", tmp_path / "g", faces / "new", *words) for words in ([], ["--faiss"])
     )
     assert by_faiss == expected
+
+
+def test_who_enrolls_many_or_what_the_threshold_never_saw_is_warned(tmp_path: Path, model: FaceModel) -> None:
+    rng = np.random.default_rng(0)
+    apart = unit(np.eye(8, 128) + 0.01 * rng.normal(size=(8, 128)))  # cosines below 0.1
+    alike = unit(1 + 0.1 * rng.normal(size=(8, 128)))  # cosines above 0.9
+    chosen = [Threshold(0.5, 0.001, on="a", count=2000, impostors=1000), Threshold(0.5, 0.1, on="a", count=20)]
+    warnings = {}
+    for name, rows in (("apart", apart), ("alike", alike)):
+        gallery = Gallery.with_thresholds(tmp_path / name, model, chosen)
+        assert gallery.warnings(chosen[0]) == []  # nobody is enrolled
+        gallery.add([Enrolled(f"P{k}") for k in range(8)], rows)
+        warnings[name] = [gallery.warnings(threshold) for threshold in (*chosen, Threshold(0.5))]
+    assert warnings["apart"][0] == warnings["apart"][2] == warnings["alike"][2] == []
+    (crowd,) = warnings["apart"][1]
+    (unlike,) = warnings["alike"][0]
+    assert "8 people: about 80 % of strangers" in crowd and "28 of 28 pairs" in unlike and "about 0.028 " in unlike
+    assert len(warnings["alike"][1]) == 2
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,8 @@ def write_card(
         lines += ["No figure is known of this model by itself; `coalface evaluate --calibrate` measures some."]
     lines += ["", "## Thresholds", ""]
     if thresholds := model.thresholds:
-        lines += ["| cosine | FAR | chosen on | pairs |", "|---:|---:|---|---:|"]
-        lines += [f"| {one.cosine:.6f} | {one.rate:g} | {one.on} | {one.count:,} |" for one in thresholds if one.rate]
+        lines += ["| cosine | FAR | chosen on | by |", "|---:|---:|---|---:|"]
+        lines += [f"| {one.cosine:.6f} | {one.rate:g} | {one.on} | {one.basis} |" for one in thresholds if one.rate]
         least = min(one.rate for one in thresholds if one.rate)
         lines += [
             "",
