@@ -55,6 +55,8 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, Parts]:
         check_leaves_shared(inner)
         try:
             check(inner)
+        except RecipeError as error:
+            raise loader.within_pretrain(error) from None
         except (OSError, ValueError) as error:
             raise RecipeError(disk.explained(error), where="pretrain") from None
     elif recipe.model.weights is not None:

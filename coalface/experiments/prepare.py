@@ -27,6 +27,7 @@ from coalface.evaluation.membership import Members
 from coalface.experiments import model_folder, preflight, privacy_budget, provenance
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.plan import Plan
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.domains import NAMED_SOURCE
 from coalface.experiments.setup.evaluators import make_evaluators
@@ -180,7 +181,10 @@ def _pretrained(
                 callback.note(f"pre-training in {place}")
                 _check_begun(place)
                 place.parent.mkdir(mode=0o700, exist_ok=True)
-                make(inner, place, callback)
+                try:
+                    make(inner, place, callback)
+                except RecipeError as error:
+                    raise loader.within_pretrain(error) from None
     use(place)
     loaded = read_tensors(model.parent, model.name, read_about(model.parent))
     tensors = {name: loaded[name] for name in parts.backbone.shared()}

@@ -25,6 +25,7 @@ from coalface.core.text import several, shown
 if TYPE_CHECKING:
     from coalface.experiments.gallery.gallery import Gallery, Identified
     from coalface.experiments.gallery.images import Refusal
+    from coalface.models.calibration import Threshold
 
 Model = Annotated[Path, typer.Option(help=MODEL)]
 GalleryModel = Annotated[
@@ -185,8 +186,10 @@ def enroll(
     finder = detector_of(photographs, detector, upright)
     if name == "":
         raise RecipeError("it is empty; name whom the images show, or leave it out", where="--name")
-    enrolment = _open(place, model, party, key).enroll(images, name, detector=finder, show=show)
+    opened = _open(place, model, party, key)
+    enrolment = opened.enroll(images, name, detector=finder, show=show)
     _print_notes(images, named_by_folder=name is None)
+    _print_warnings(opened, opened.threshold())
     if as_json:
         print_json({**vars(enrolment), "refused": _rows(enrolment.refused)})
     else:
@@ -267,6 +270,7 @@ def identify(
     finder = detector_of(photographs, detector, upright)
     identified = opened.identify(images, far=far, fpir=fpir, threshold=threshold, top=top, detector=finder, show=show)
     _print_notes(images)
+    _print_warnings(opened, identified.threshold)
     if as_json:
         matches = _rows(identified.matches)
         print_json({"threshold": vars(identified.threshold), "matches": matches, "refused": _rows(identified.refused)})
@@ -325,6 +329,11 @@ def _print_notes(images: list[Path], *, named_by_folder: bool = False) -> None:
 
     for note in notes_on(images, named_by_folder=named_by_folder):
         typer.echo(f"note: {note}", err=True)
+
+
+def _print_warnings(opened: Gallery, threshold: Threshold) -> None:
+    for warning in opened.warnings(threshold):
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def _print_refused(refused: list[Refusal]) -> None:
