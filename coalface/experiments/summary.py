@@ -16,6 +16,7 @@ from coalface.evaluation import enrolled, personalised
 from coalface.experiments import plan
 from coalface.experiments.environment import environment
 from coalface.experiments.prepare import PreparedRun
+from coalface.experiments.report import runs
 from coalface.privacy import ledger
 from coalface.training.losses.spreadout import cosine_histogram, mean_cosine
 
@@ -34,7 +35,7 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
         "setting": method.setting,
         "pooled": bool(method.pools),
         "seed": recipe.seed,
-        "rounds": sum(stage.rounds for stage in method.stages()),
+        "rounds": len(runs.read_metrics(server.folder)),
         "parties": parties,
         "bytes": {name: count for name, count in server.at.totals.items() if count or name in ("down", "up")},
         "numerics": server.numerics.record(),

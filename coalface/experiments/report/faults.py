@@ -15,7 +15,11 @@ FEW = 8
 
 def at_the_head(run: Run) -> list[str]:
     """What a reader must know before the figures: simulated faults, parties that never counted, abandoned rounds."""
-    sentences = []
+    sentences = [
+        f"The run ended {clean(why)}."
+        for section in ("privacy", "templates")
+        if (why := mapping(run.summary.get(section)).get("ended"))
+    ]
     if simulated := _simulated(mapping(run.config.get("faults"))):
         sentences.append(f"Simulated faults: {'; '.join(simulated)}.")
     if warning := much_larger(run.metrics):
