@@ -22,7 +22,7 @@ from coalface.experiments import plan as planning
 from coalface.experiments import privacy_budget
 from coalface.experiments.callbacks.tracker import trackers_of
 from coalface.experiments.plan import Plan
-from coalface.experiments.recipe import loader
+from coalface.experiments.recipe import loader, validate
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts, imported_weights, network_options
@@ -87,6 +87,7 @@ def planned(parts: Parts) -> Plan:
         recipe.dp,
         recipe.secure,
     )
+    validate.check_private(recipe)
     privacy_budget.check(recipe, messages)
     if recipe.privacy.templates is not None:
         privacy_budget.check_templates(recipe.privacy.templates, messages)

@@ -91,6 +91,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
     start, classifier, before = None, None, None
     steps: tuple[str, ...] = ()
     if recipe.pretrain is not None:
+        _ = preflight.planned(early)
         start, classifier, before = _pretrained(parts, recipe.pretrain.recipe, callback, make)
         parts.backbone.load(start)
         if recipe.domains is not None and not elsewhere:
@@ -101,7 +102,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         for line in (f"starts from {recipe.model.weights} (SHA-256 {recipe.model.sha256})", *steps):
             callback.note(line)
     callback.doing(f"reading the images{', and computing what the teacher gives for them' * parts.method.taught}")
-    data, method, notes = parts.data, parts.method, []
+    data, method, planned, notes = parts.data, parts.method, preflight.planned(parts), []
     if fresh := _fresh_source(parts, elsewhere):
         notes.append(fresh)
     numerics, evaluators = parts.numerics(parts.client_batch), make_evaluators(parts)
@@ -111,7 +112,6 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         notes.append(wrong)
     if recipe.test is not None and parts.split.test is None:
         notes.append("data.test: the test images are the parties' own, so nobody is verified on them")
-    planned = preflight.planned(parts)
     if recipe.dp is not None:
         notes.append(privacy_budget.sentence(recipe, planned))
     if recipe.privacy.templates is not None:

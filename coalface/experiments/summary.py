@@ -38,7 +38,7 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
         "setting": method.setting,
         "pooled": bool(method.pools),
         "seed": recipe.seed,
-        "rounds": sum(stage.rounds for stage in method.stages()),
+        "rounds": len(runs.read_metrics(server.folder)),
         "parties": parties,
         "bytes": {name: count for name, count in server.at.totals.items() if count or name in ("down", "up")},
         "numerics": server.numerics.record(),

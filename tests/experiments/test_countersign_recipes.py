@@ -23,10 +23,11 @@ def test_a_run_of_a_recipe_is_countersigned_and_verified(tmp_path: Path) -> None
     pytest.importorskip("cryptography")
     tinyruns.run(tmp_path / "run", privacy={"countersign": True}, engine={"workers": 2})
     result = invoked("ledger", "verify", tmp_path / "run")
-    assert result.exit_code == 0 and "second party: 4 of 4 receipts" in result.output
+    assert result.exit_code == 0 and "second party: 4 of 4 receipts\n" in result.output
     (tmp_path / "run" / "countersigns.jsonl").unlink()
     result = invoked("ledger", "verify", tmp_path / "run")
-    assert result.exit_code == 1 and "the file was removed" in result.output
+    assert result.exit_code == 1 and "second party: 4 of 4 receipts, by what the parties at hand keep" in result.output
+    assert "the parties at hand keep what it had" in result.output and "no round was signed" not in result.output
 
 
 def test_a_machine_that_cannot_sign_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

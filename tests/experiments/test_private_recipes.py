@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import tinyruns
+from commands import said
+from markupsafe import escape
 from tinyruns import Silent
 
 from coalface.core.errors import RecipeError, RunError
@@ -49,10 +51,6 @@ def test_without_it_the_digest_is_as_it_was() -> None:
         ({"privacy": {"dp": {"clip": {"quantile": 2.0}}}}, "privacy.dp.clip.quantile"),
         ({"privacy": {"dp": {"clip": "much"}}}, "privacy.dp.clip"),
         ({"privacy": {"dp": {"delta": 2.0}}}, "privacy.dp.delta"),
-        ({"engine": {"client_batch": "auto"}}, "engine.client_batch"),
-        ({"engine": {"max_update_norm": 5.0}}, "engine.max_update_norm"),
-        ({"engine": {"max_share": 0.5}}, "engine.max_share"),
-        ({"engine": {"oversized": "clip"}}, "engine.oversized"),
         ({"pretrain": {"method": "centralized", "rounds": 1}}, "pretrain"),
     ],
 )
@@ -73,6 +71,12 @@ def test_a_pre_training_on_public_people_is_accepted() -> None:
         ({"method": "centralized"}, "privacy.dp"),
         ({"model": {"name": "mobilefacenet"}}, "privacy.dp"),
         ({"privacy": {"dp": {"noise_multiplier": 0.1, "target_epsilon": 1.0}}}, "privacy.dp.target_epsilon"),
+        ({"engine": {"client_batch": "auto"}}, "engine.client_batch"),
+        ({"engine": {"client_batch": 64}}, "engine.client_batch"),
+        ({"engine": {"max_update_norm": 5.0}}, "engine.max_update_norm"),
+        ({"engine": {"max_share": 0.5}}, "engine.max_share"),
+        ({"engine": {"oversized": "clip"}}, "engine.oversized"),
+        ({"method": "solo", "engine": {"client_batch": 64, "max_share": 0.5}}, "privacy.dp"),
     ],
 )
 def test_a_run_is_refused_before_it_begins(changes: Any, where: str) -> None:
@@ -93,8 +97,8 @@ def test_what_is_not_installed_is_told_before_a_run(package: str, monkeypatch: p
 def test_a_dry_run_tells_epsilon_and_how_many_rounds_fit() -> None:
     target = epsilon({Mechanism(2.0): 5}, 1e-5) + 1e-6
     recipe = private(DP | {"target_epsilon": target}, rounds=9)
-    said = preflight.as_dict(recipe)["privacy"]
-    assert said == {"epsilon": epsilon({Mechanism(2.0): 5}, 1e-5), "delta": 1e-5, "rounds": 5}
+    planned = preflight.as_dict(recipe)["privacy"]
+    assert planned == {"epsilon": epsilon({Mechanism(2.0): 5}, 1e-5), "delta": 1e-5, "rounds": 5}
     assert "after 5 rounds, where target_epsilon=" in preflight.describe(recipe)
     assert "not protected from the server" in preflight.describe(recipe)
 
@@ -127,6 +131,7 @@ def test_a_run_tells_what_its_templates_have_spent(tmp_path: Path) -> None:
     assert (summary["releases"], summary["epsilon"]) == (3, TemplateNoise(noise_multiplier=3.0).epsilon(3))
     page = (tmp_path / "run" / "report.html").read_text()
     assert "ε, each template" in page and f"{summary['epsilon']:.2f}" in page
+    assert f"privacy.templates: ε = {summary['epsilon']:.4g} at δ = 1e-05 after 3" in said("ledger", tmp_path / "run")
 
 
 def sampled(sampling: str) -> dict[str, Any]:
@@ -136,10 +141,10 @@ def sampled(sampling: str) -> dict[str, Any]:
 def test_a_dry_run_counts_draws_as_the_recipe_makes_them() -> None:
     settings = {"method": "fedavg", "methods": {"fedavg": {"sample": 1}}, "rounds": 4}
     for sampling in ("fixed", "poisson"):
-        said = preflight.as_dict(private(sampled(sampling), **settings))
+        planned = preflight.as_dict(private(sampled(sampling), **settings))
         delta = 0.4 - (4 * 0.5 * 0.5 if sampling == "poisson" else 0.0)  # both parties are passed over in a quarter
         expected = epsilon({Mechanism(2.0, Drawn(sampling, 1, 2)): 4}, delta) if delta > 0 else None  # type: ignore[arg-type]
-        assert said["privacy"]["epsilon"] == expected
+        assert planned["privacy"]["epsilon"] == expected
         assert ("draws of nobody" in preflight.describe(private(sampled(sampling), **settings))) == (expected is None)
 
 
@@ -155,9 +160,14 @@ def test_a_run_tells_what_it_spent_in_its_summary_and_on_its_page(tmp_path: Path
     summary = json.loads((out / "summary.json").read_text())["privacy"]
     assert summary["epsilon"] == epsilon({Mechanism(2.0): 2}, 1e-5) and summary["noise"] == "seed"
     assert summary["ended"].startswith("after round 2 of 4")
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 2
     assert f"{summary['epsilon']:.2f}" in (out / "report.html").read_text() and not (out / noise.FILE).exists()
     page = (out / "report.html").read_text()
     assert "ε, each party" in page and "not towards the server" in page
+    assert page.index(f"The run ended {escape(summary['ended'])}.") < page.index("Over the rounds")
+    assert f"privacy.dp: ε = {summary['epsilon']:.4g} at δ = 1e-05 after 2 rounds" in said("ledger", out)
+    spent = {"epsilon": summary["epsilon"], "delta": 1e-5, "rounds": 2}
+    assert json.loads(said("ledger", out, "--json"))["privacy"] == {"dp": spent}
 
 
 def test_a_federation_draws_its_noise_from_a_secret_that_the_seed_does_not_tell(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ VALIDATED: dict[str, Any] = {
         ({"name": "median", "radius": 1.0}, "radius", "not a key"),
         ({"name": "krum"}, "byzantine", "number of parties that may lie"),
         ({"name": "krum", "byzantine": "few"}, "byzantine", "not allowed"),
+        ({"name": "krum", "byzantine": True}, "byzantine", "use a number"),
         ({"name": "crumb"}, "name", "krum"),
         ({"byzantine": 1}, "name", "median"),
     ],
@@ -68,6 +69,7 @@ def test_the_dry_run_counts_the_replies_that_are_kept() -> None:
 
 
 def test_an_experiment_and_its_recipe_are_the_same(tmp_path: Path) -> None:
+    assert tinyruns.tiny(engine={"aggregator": "median"}).digest() == tinyruns.tiny(**MEDIAN).digest()
     given: list[Any] = [MultiKrum(byzantine=0.2, bucket=2), {"name": "multi-krum", "byzantine": 0.2, "bucket": 2}]
     experiments = [cf.Experiment(method=cf.FedAvg(rounds=2), engine=cf.Engine(aggregator=each)) for each in given]
     first, second = (experiment.recipe for experiment in experiments)
