@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from filelock import FileLock
 
+from coalface.core.errors import RunError
 from coalface.core.text import shown
 
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
@@ -71,6 +72,27 @@ def flush_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def keep_secret(path: Path) -> bytes:
+    """32 random bytes in a file of their own, for its owner alone: made at the first call and read back later.
+
+    Raises RunError where the file has another size.
+    """
+    if not path.exists():
+        fresh = path.with_name(f".{path.name}")
+        with writing(path):
+            fresh.unlink(missing_ok=True)
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(os.urandom(32))
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(fresh, path)
+        flush_folder(path.parent)
+    secret = path.read_bytes()
+    if len(secret) != 32:
+        raise RunError(f"{path} has {len(secret)} bytes, and had 32. Restore it, or start a new run.")
+    return secret
 
 
 def check_free(path: Path) -> None:

@@ -5,21 +5,18 @@ from __future__ import annotations
 import hashlib
 import hmac
 import importlib
-import os
-import secrets
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.core.disk import writing
+from coalface.core import disk
 from coalface.core.errors import RecipeError, RunError
 from coalface.privacy.accountant import EXTRA
 
 FILE = "noise.key"
 """In a run's folder, the secret of its noise."""
-_SIZE = 32
 _BLOCK = 1 << 16
 
 
@@ -30,25 +27,12 @@ def keep_secret(folder: Path, *, begun: bool) -> bytes:
     be noised a second time, and the mean of both tells more than either.
     """
     path = folder / FILE
-    if not path.exists():
-        if begun:
-            raise RunError(
-                f"{path} is gone, and sums of this run were noised with it. Restore it, or start a new run: noise that "
-                "is drawn a second time for the same sum protects less."
-            )
-        fresh = folder / f".{FILE}"
-        with writing(path):
-            fresh.unlink(missing_ok=True)
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(_SIZE))
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(fresh, path)
-    secret = path.read_bytes()
-    if len(secret) != _SIZE:
-        raise RunError(f"{path} has {len(secret)} bytes, and had {_SIZE}. Restore it, or start a new run.")
-    return secret
+    if begun and not path.exists():
+        raise RunError(
+            f"{path} is gone, and sums of this run were noised with it. Restore it, or start a new run: noise that is "
+            "drawn a second time for the same sum protects less."
+        )
+    return disk.keep_secret(path)
 
 
 def seeded_secret(seed: int) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 import torch
 
 from coalface.core import codec
-from coalface.core.disk import flush_folder, writing
 from coalface.core.steps import StepDeclaration
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.request import Request, Withheld
@@ -138,24 +136,6 @@ def contained(hidden: HiddenReply, stage: str) -> dict[str, str]:
     if stage != "mask":
         return {}
     return {"of": ", ".join(hidden.fields)} | ({"rows": ", ".join(hidden.rows)} if hidden.rows else {})
-
-
-def kept_secret(path: Path) -> bytes:
-    """A party's secret in a file of its own, made at the first call, for its owner alone.
-
-    Where it is lost another is made: what was answered with the old one is then not answered again.
-    """
-    if not path.exists():
-        fresh = path.with_name(f".{path.name}")
-        with writing(path):
-            fresh.unlink(missing_ok=True)
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(os.urandom(32))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.rename(path)
-            flush_folder(path.parent)
-    return path.read_bytes()
 
 
 def seeded_secret(seed: int) -> Callable[[str], bytes]:

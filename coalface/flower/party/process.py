@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from coalface.core import disk
 from coalface.core.errors import RecipeError
 from coalface.data.stores import telling_passed_over
 from coalface.engine.party import permissions, service
-from coalface.engine.party import sums as secure
 from coalface.engine.party.service import Data, PartyService, Said
 from coalface.engine.party.setup import Setup
 from coalface.engine.party.sums import PartySums
@@ -82,7 +82,7 @@ def _sums(sums: PartySums, folder: Path, node_config: Mapping[str, Any]) -> Part
 
     Raises RecipeError where the keys cannot be read.
     """
-    secret, names = secure.kept_secret(folder / SECRET), node_config.get("names")
+    secret, names = disk.keep_secret(folder / SECRET), node_config.get("names")
     sums = replace(sums, secret=lambda party: secret, flush=True)
     if not names:
         logging.getLogger(__name__).warning(
