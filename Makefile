@@ -45,4 +45,4 @@ schema: $(STAMP)
 	$(BIN)/python tools/recipe_schema.py
 
 clean:
-	rm -rf $(VENV) demo .demo.unfinished .demo.before build site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo build site *.egg-info .mypy_cache .pytest_cache .ruff_cache

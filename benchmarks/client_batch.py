@@ -24,27 +24,21 @@ import functools
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from engine import LOSS, above_mb, make_world, network, network_like, set_process
+from engine import LOSS, above_mb, make_world, network, network_like, serving, set_process
 from engine import bare_loop as plain_loop
 from measuring import OwnProcess, cost
 
 from coalface.core.text import several
 from coalface.data.augment import Augment, to_tensor
-from coalface.engine.local import InProcess
-from coalface.engine.party.setup import FederatedData, Setup
-from coalface.engine.rounds import RoundPolicy
+from coalface.engine.party.setup import FederatedData
 from coalface.engine.run_state import Numerics
-from coalface.engine.server import Server
-from coalface.engine.workers import Workers
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedface import FedFace
 from coalface.training.classifier import DenseClassifier
@@ -113,7 +107,7 @@ def method(count: int) -> FedFace:
 def measure(name: str, parties: int, images: int, client_batch: int, *, device: str, threads: int, count: int) -> str:
     """Ratios of a round to the bare loops, medians of `count` turns, with the seconds of each."""
     build_world = functools.partial(placed, name, parties, images, device)
-    world, numerics = build_world(), Numerics(threads=threads, client_batch=client_batch, device=device)
+    numerics = Numerics(threads=threads, client_batch=client_batch, device=device)
     loops = [OwnProcess(make_loop, build_world, device, threads, tuned) for tuned in (False, True)]
     batches = [fastest_batch(loop) for loop in loops]
     turns: list[list[float]] = []
@@ -123,11 +117,7 @@ def measure(name: str, parties: int, images: int, client_batch: int, *, device: 
             [record["seconds"], *(loop(batch, sys.maxsize) for loop, batch in zip(loops, batches, strict=True))]
         )
 
-    with tempfile.TemporaryDirectory() as place:
-        setup = Setup(method(count + 1), build_world, numerics, 0, Path(place), save_replies=False)
-        policy = RoundPolicy(run="benchmark", checkpoint_every=5)
-        server = Server(setup.method, policy, numerics, InProcess(setup, world),
-                        Path(place), backbone=world.backbone, report=report)  # fmt: skip
+    with serving(method(count + 1), build_world, numerics, report=report) as server:
         server.run()
     for loop in loops:
         loop.close()
@@ -170,7 +160,6 @@ def measure_steps(
     The milliseconds are what a round takes beyond a bare loop in batches as large as its own.
     """
     build_world = functools.partial(make_world, name, parties, 1, images)
-    world, numerics = build_world(), Numerics(threads=threads, client_batch=client_batch)
     loops = [
         OwnProcess(make_steps, build_world, batch, steps, threads, clock) for batch in (images, client_batch or images)
     ]
@@ -183,13 +172,13 @@ def measure_steps(
         began = CLOCKS[clock]()
 
     work = LocalTraining(steps_per_round=steps, batch_size=images, lr=0.01)
-    with tempfile.TemporaryDirectory() as place:
-        setup = Setup(FedAvg(rounds=rounds + 2, local=work, loss=LOSS), build_world, numerics, 0, Path(place),
-                      save_replies=False)  # fmt: skip
-        transport = InProcess(setup, world) if workers == 1 else Workers(setup, world, workers, 4 * workers)
-        Server(setup.method, RoundPolicy(run="benchmark", checkpoint_every=rounds + 2), numerics, transport,
-               Path(place), backbone=world.backbone, report=report).run()  # fmt: skip
-        transport.close()
+    fedavg, numerics = (
+        FedAvg(rounds=rounds + 2, local=work, loss=LOSS),
+        Numerics(threads=threads, client_batch=client_batch),
+    )
+    how: dict[str, Any] = {"workers": workers, "checkpoint_every": rounds + 2}
+    with serving(fedavg, build_world, numerics, **how, report=report) as server:
+        server.run()
     for loop in loops:
         loop.close()
     seconds = np.array(turns[1:-1])  # the first warms up, the last writes a checkpoint
@@ -248,11 +237,8 @@ def memory(parties: int, client_batch: int) -> dict[str, float]:
     Without the server's spreadout, whose blocks spreadout.py measures.
     """
     build_world = functools.partial(make_world, "cnn-small", parties, 1, 5)
-    world, numerics = build_world(), Numerics(threads=1, client_batch=client_batch)
-    with tempfile.TemporaryDirectory() as place:
-        setup = Setup(replace(method(1), spreadout=False), build_world, numerics, 0, Path(place), save_replies=False)
-        server = Server(setup.method, RoundPolicy(run="benchmark"), numerics, InProcess(setup, world), Path(place),
-                        backbone=world.backbone)  # fmt: skip
+    numerics = Numerics(threads=1, client_batch=client_batch)
+    with serving(replace(method(1), spreadout=False), build_world, numerics, checkpoint_every=1) as server:
         above = cost(server.run).mb
     return {"parties": parties, "above_mb": above}
 

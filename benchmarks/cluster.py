@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measuring import Cost, OwnProcess, cost, resident
+from measuring import Cost, OwnProcess, cost, resident, take_turns
 
 CASES = ["bar", "neighbours", "finch", "c-finch 0.4", "finch-clust"]
 SETS = ["random", "identities"]
@@ -106,9 +106,7 @@ def measure(kind: str, args: argparse.Namespace) -> None:
         path = Path(folder) / "features.npy"
         np.save(path, features(kind, args.points, args.d))
         cases = {case: OwnProcess(make_case, case, path) for case in args.cases}
-        turns = [{case: process() for case, process in cases.items()} for _ in range(args.turns)]
-        for process in cases.values():
-            process.close()
+        turns = take_turns(cases, args.turns)
     for case in args.cases:
         costs, memory, counts = zip(*(turn[case] for turn in turns), strict=True)
         ratio = ""

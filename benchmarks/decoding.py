@@ -1,6 +1,6 @@
 """How fast JPEGs are decoded here, as a ratio to Pillow's rate in the same run.
 
-    python benchmarks/decoding.py [--turns 15] [--images 256] [--json]
+    python benchmarks/decoding.py [--turns 15] [--images 256]
 
 The JPEGs are synthetic faces at quality 95, in memory; both sides give a square array of the same size and colour. Ours
 is `coalface.data.source.decode`, the check of the header included. Pillow's is `open`, `convert`, `resize` by BOX (its
@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import platform
 import statistics
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import cv2
 import numpy as np
@@ -110,13 +109,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--images", type=int, default=256, help="images a turn")
-    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     cv2.setNumThreads(1)
     timings = [measure(*case, arguments.turns, arguments.images) for case in CASES]
-    if arguments.json:
-        print(json.dumps([asdict(timing) for timing in timings], indent=1))
-        return
     with_pillow = "without Pillow" if PIL is None else f"Pillow {PIL.__version__}"
     print(f"{platform.processor() or platform.machine()}, OpenCV {cv2.__version__}, {with_pillow}")
     print("JPEG  wanted  colour   images/s: a thread, a source   to Pillow: a thread, a source   to its draft")

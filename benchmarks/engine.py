@@ -15,6 +15,7 @@ which other simulators' ratios are known, since the faster the network, the more
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import statistics
@@ -22,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ import torch
 from measuring import OwnProcess, cost
 from torch import nn
 
-from coalface.core.method import Federation, Party, generator, step
+from coalface.core.method import Federation, Method, Party, generator, step
 from coalface.data import partition
 from coalface.data.augment import Augment, to_tensor
 from coalface.data.faceset import FaceSet
@@ -50,6 +51,31 @@ from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
 
 LOSS = CosFace(scale=30.0, margin=0.35)
+
+
+@contextlib.contextmanager
+def serving(
+    method: Method,
+    build_world: Callable[[], FederatedData],
+    numerics: Numerics,
+    *,
+    world: FederatedData | None = None,
+    workers: int = 1,
+    in_flight: int | None = None,
+    save_replies: bool = False,
+    checkpoint_every: int = 5,
+    report: Callable[[dict[str, Any]], None] = lambda record: None,
+) -> Iterator[Server]:
+    """The server of a run over a world, in a temporary folder."""
+    world = world or build_world()
+    with tempfile.TemporaryDirectory() as place:
+        setup = Setup(method, build_world, numerics, 0, Path(place), save_replies)
+        transport = (
+            InProcess(setup, world) if workers == 1 else Workers(setup, world, workers, in_flight or 4 * workers)
+        )
+        policy = RoundPolicy(run="benchmark", checkpoint_every=checkpoint_every)
+        yield Server(method, policy, numerics, transport, Path(place), backbone=world.backbone, report=report)
+        transport.close()
 
 
 class Pooled(nn.Module):
@@ -171,7 +197,6 @@ def measure(name: str, parties: int, identities: int, images: int, *, workers: i
     """
     bare_threads = workers * threads if bare_batch is None else 1
     build_world = functools.partial(make_world, name, parties, identities, images)
-    world = build_world()
     method = FedAvg(rounds=rounds + 1, local=LocalTraining(batch_size=batch, lr=0.01), loss=LOSS)
     loop = functools.partial(OwnProcess, make_loop, build_world, bare_batch or batch, per_party, bare_threads)
     bare, tuned = loop(False), loop(True)
@@ -180,15 +205,9 @@ def measure(name: str, parties: int, identities: int, images: int, *, workers: i
     def report(record: dict[str, Any]) -> None:
         turns.append((record["seconds"], bare(), tuned()))
 
-    with tempfile.TemporaryDirectory() as place:
-        setup = Setup(method, build_world, Numerics(threads=threads), 0, Path(place), save_replies=per_party)
-        transport = InProcess(setup, world) if workers == 1 else Workers(setup, world, workers, 4 * workers)
-        rules = RoundPolicy(run="benchmark", checkpoint_every=1 if per_party else 5)
-        server = Server(method, rules, setup.numerics, transport, Path(place), backbone=world.backbone,
-                        report=report)  # fmt: skip
+    how: dict[str, Any] = {"workers": workers, "save_replies": per_party, "checkpoint_every": 1 if per_party else 5}
+    with serving(method, build_world, Numerics(threads=threads), **how, report=report) as server:
         server.run()
-        if isinstance(transport, Workers):
-            transport.close()
     bare.close()
     tuned.close()
     seconds = np.array(turns[1:])
@@ -232,17 +251,11 @@ class SingleReplies(Slow):
 def memory(parties: int, window: int, single: bool) -> dict[str, float]:
     """Peak anonymous memory of the server's process over one round, above what it held before the round, in MB."""
     build_world = functools.partial(make_world, "cnn-small", parties, 1, 1)
-    world = build_world()
     method = (SingleReplies if single else Slow)(
         window=window, rounds=1, local=LocalTraining(batch_size=5, lr=0.01), loss=LOSS
     )
-    with tempfile.TemporaryDirectory() as place:
-        setup = Setup(method, build_world, Numerics(threads=1), 0, Path(place), save_replies=False)
-        transport = Workers(setup, world, 2, window)
-        server = Server(method, RoundPolicy(run="benchmark"), setup.numerics, transport, Path(place),
-                        backbone=world.backbone)  # fmt: skip
+    with serving(method, build_world, Numerics(threads=1), workers=2, in_flight=window, checkpoint_every=1) as server:
         above = cost(server.run).mb
-        transport.close()
     return {"parties": parties, "window": window, "above_mb": above}
 
 

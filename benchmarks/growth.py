@@ -21,7 +21,6 @@ import argparse
 import functools
 import json
 import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -37,11 +36,8 @@ import torch
 from measuring import cost, resident
 
 from coalface.core.method import generator
-from coalface.engine.local import InProcess
-from coalface.engine.party.setup import Setup, keep_freed_memory
-from coalface.engine.rounds import RoundPolicy
+from coalface.engine.party.setup import keep_freed_memory
 from coalface.engine.run_state import Numerics
-from coalface.engine.server import Server
 from coalface.evaluation.metrics.templates import verify_pairs
 from coalface.methods.fedavg import FedAvg
 from coalface.training.clustering.finch import cfinch
@@ -59,10 +55,8 @@ def clients(count: int) -> Run:
     method = FedAvg(rounds=1, local=LocalTraining(batch_size=5, lr=0.01), loss=engine.LOSS)
 
     def run() -> None:
-        with tempfile.TemporaryDirectory() as place:
-            setup = Setup(method, lambda: world, Numerics(threads=1), 0, Path(place), save_replies=False)
-            Server(method, RoundPolicy(run="growth"), setup.numerics, InProcess(setup, world), Path(place),
-                   backbone=world.backbone).run()  # fmt: skip
+        with engine.serving(method, lambda: world, Numerics(threads=1), checkpoint_every=1) as server:
+            server.run()
 
     return run
 

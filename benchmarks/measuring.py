@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -64,6 +64,14 @@ class OwnProcess:
     def close(self) -> None:
         self._pipe.send(None)
         self._process.join()
+
+
+def take_turns(cases: Mapping[str, OwnProcess], turns: int) -> list[dict[str, Any]]:
+    """What each case gives, turn by turn; then they end."""
+    results = [{name: case() for name, case in cases.items()} for _ in range(turns)]
+    for case in cases.values():
+        case.close()
+    return results
 
 
 def _serve(pipe: Connection, make: Callable[..., Callable[..., Any]], arguments: tuple[Any, ...]) -> None:

@@ -19,19 +19,13 @@ import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import engine
 
 from coalface.core.method import generator
-from coalface.engine.local import InProcess
-from coalface.engine.party.setup import Setup
-from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
-from coalface.engine.server import Server
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace
@@ -61,12 +55,8 @@ def serve(pipe: Any, name: str, steps: int, rounds: int, whole: int | None) -> N
     extras = {"gradient_batches": whole} if "mime" in name else {}
     work = LocalTraining(steps_per_round=steps, batch_size=32, lr=0.001)
     method = METHODS[name](rounds=rounds, local=work, loss=CosFace(scale=30.0, margin=0.35), **extras)  # type: ignore
-    world = make_world()
-    with tempfile.TemporaryDirectory() as place:
-        setup = Setup(method, make_world, Numerics(threads=1), 0, Path(place))
-        policy = RoundPolicy(run="benchmark", checkpoint_every=10**9)
-        server = Server(method, policy, setup.numerics, InProcess(setup, world),
-                        Path(place), backbone=world.backbone, report=report)  # fmt: skip
+    how: dict[str, Any] = {"save_replies": True, "checkpoint_every": 10**9}
+    with engine.serving(method, make_world, Numerics(threads=1), **how, report=report) as server:
         wait()
         server.run()
 

@@ -1,6 +1,6 @@
 """What bfloat16 autocast, channels_last and denormal flushing gain in a training step of each backbone on this CPU.
 
-    python benchmarks/numerics.py [--threads 2] [--seconds 12] [--only cnn-small] [--json]
+    python benchmarks/numerics.py [--threads 2] [--seconds 12] [--only cnn-small]
     python benchmarks/numerics.py --auto    # what `engine.threads`, `autocast` and `channels_last: auto` choose here
     python benchmarks/numerics.py --compiled --threads 1 --only mobilefacenet --batch 64 [--forward]    # torch.compile
 
@@ -16,12 +16,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -178,7 +176,6 @@ def main() -> None:
     parser.add_argument("--forward", action="store_true", help="embed alone, without gradients")
     parser.add_argument("--processor", action="store_true", help="processor's time, with --threads 1")
     parser.add_argument("--auto", action="store_true", help="what a run chooses, and how long it takes to")
-    parser.add_argument("--json", action="store_true", help="print JSON in place of the table")
     arguments = parser.parse_args()
     if arguments.auto:
         for case in CASES:
@@ -195,15 +192,6 @@ def main() -> None:
     timings = (
         t for case in cases for t in measure(case, arguments.seconds, settings, clock, forward=arguments.forward)
     )
-    if arguments.json:
-        machine = {
-            "torch": torch.__version__,
-            "threads": arguments.threads,
-            "cpu": torch.backends.cpu.get_cpu_capability(),
-            "processor": platform.machine(),
-        }
-        print(json.dumps({"machine": machine, "timings": [asdict(t) for t in timings]}, indent=2))
-        return
     print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, {arguments.threads} threads")
     print(f"{'backbone':<18}{'batch':>5}  {'setting':<22}{'turns':>6}{'images/s':>10}{'to float32':>12}"
           f"{'to uncompiled':>15}{'first step, s':>15}")  # fmt: skip

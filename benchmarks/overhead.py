@@ -19,24 +19,19 @@ import dataclasses
 import functools
 import hashlib
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from engine import LOSS, make_world, network
+from engine import LOSS, make_world, network, serving
 
 from coalface.core import codec
 from coalface.core.method import Party, batched, step
 from coalface.engine import client_batch, federation, local
-from coalface.engine.local import InProcess
 from coalface.engine.party import executor
 from coalface.engine.party.commit_folder import CommitFolder
-from coalface.engine.party.setup import Setup
 from coalface.engine.replies import ReplyAggregator
-from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
 from coalface.engine.server import Server
 from coalface.engine.sums.running import RunningMean
@@ -171,12 +166,9 @@ def measure(
         before = now
         watch.spent.clear()
 
-    with tempfile.TemporaryDirectory() as place:
-        setup = Setup(method, lambda: world, Numerics(threads=1, client_batch=client_batch), 0, Path(place),
-                      save_replies=save)  # fmt: skip
-        policy = RoundPolicy(run="benchmark", checkpoint_every=5)
-        Server(method, policy, setup.numerics, InProcess(setup, world), Path(place), backbone=world.backbone,
-               report=report).run()  # fmt: skip
+    numerics = Numerics(threads=1, client_batch=client_batch)
+    with serving(method, lambda: world, numerics, save_replies=save, report=report) as server:
+        server.run()
     stages = {stage for turn in turns for stage in turn}
     return {s: statistics.median(turn.get(s, 0.0) for turn in turns[2:]) / clients for s in stages}
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -23,12 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import t as student
 
 from coalface.engine.robust.aggregators import AGGREGATORS
 from coalface.engine.transport import RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
 from coalface.experiments.recipe import loader
+from coalface.models.speed import processor
 
 SILOS = 10
 BASE: dict[str, Any] = {
@@ -47,6 +50,8 @@ BASE: dict[str, Any] = {
     "engine": {"threads": 1, "checkpoint_every": 8, "max_abandoned_rounds": 9, "max_update_norm": 0.0},
 }
 """Ten silos of eight people, 48 images each; 80 others are evaluated."""
+AT_MOST = 2.0
+"""Points that the right rule was expected to lose at the most, before the runs."""
 SHARE = 0.2
 """What rules that count liars are told, whatever the attack."""
 RULES: dict[str, dict[str, Any] | None] = {
@@ -101,7 +106,7 @@ def cells(worlds: Sequence[str], seeds: Sequence[int]) -> Iterator[Cell]:
 
 
 def outcome(cell: Cell) -> dict[str, Any]:
-    """The figures of a run; those of chance where it could not be evaluated."""
+    """The figures of a run, and what it was computed with; why it failed where it could not be evaluated."""
     world, rule, attack, seed = cell
     changes = {"seed": seed, "engine": {"aggregator": RULES[rule]}, "faults": {"corrupt": ATTACKS[attack]}}
     recipe = loader.parse(loader.merged(loader.merged(BASE, WORLDS[world][0]), changes))
@@ -109,39 +114,96 @@ def outcome(cell: Cell) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         try:
             experiment.run(recipe, Path(place) / "run", Progress(quiet=True), report=False)
-            figures = json.loads((Path(place) / "run" / "summary.json").read_text(encoding="utf-8"))["figures"][
-                "unseen"
-            ]
+            summary = json.loads((Path(place) / "run" / "summary.json").read_text(encoding="utf-8"))
+            kept = {name: summary["figures"]["unseen"][name] for name in ("accuracy", "eer")}
         except (RunFailed, ValueError) as error:
-            figures = {"accuracy": 50.0, "eer": 50.0, "failed": str(error)}
-    kept = {name: figures[name] for name in ("accuracy", "eer", "failed") if name in figures}
+            kept = {"failed": str(error)}
     about = dict(zip(("world", "rule", "attack", "seed"), cell, strict=True))
-    return about | kept | {"seconds": round(time.process_time() - began, 2)}
+    machine = {"processor": processor(), "torch": torch.__version__}
+    return about | kept | {"seconds": round(time.process_time() - began, 2)} | machine
+
+
+Accuracies = dict[tuple[str, str], dict[int, float | None]]
+"""(rule, attack) -> seed -> accuracy in percent; None of a run that failed."""
 
 
 def table(done: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """For every world a table of rules by attacks: accuracy in percent, means over seeds."""
+    """For every world a table of rules by attacks: accuracy in percent, means over seeds, and the worst losses."""
     for world, (_, rules, attacks) in WORLDS.items():
-        runs = [run for run in done if run["world"] == world]
-        if not runs:
+        accuracies: Accuracies = {}
+        for run in done:
+            if run["world"] == world:
+                accuracies.setdefault((run["rule"], run["attack"]), {})[run["seed"]] = run.get("accuracy")
+        if not accuracies:
             continue
-        seeds = sorted({run["seed"] for run in runs})
+        seeds = sorted({seed for by_seed in accuracies.values() for seed in by_seed})
+        deviation, freedom = spread([accuracies.get((rule, attack), {}) for rule in rules for attack in attacks])
         yield f"\n## {world}\n\nAccuracy in percent, means over seeds {', '.join(map(str, seeds))}.\n"
-        yield f"| rule | {' | '.join(attacks)} |"
-        yield f"|---|{'---:|' * len(attacks)}"
+        yield f"| rule | {' | '.join(attacks)} | worst loss to its own | to the mean's |"
+        yield f"|---|{'---:|' * (len(attacks) + 2)}"
         for rule in rules:
-            row = []
-            for attack in attacks:
-                found = [run["accuracy"] for run in runs if (run["rule"], run["attack"]) == (rule, attack)]
-                row.append(f"{statistics.mean(found):.1f}" if found else "")
+            row = [mean_text(accuracies.get((rule, attack), {})) for attack in attacks]
+            for honest in (rule, rules[0]):
+                losses = [
+                    paired(accuracies.get((honest, "none"), {}), accuracies.get((rule, attack), {}))
+                    for attack in attacks[1:]
+                ]
+                row.append(loss_text(losses, deviation, freedom))
             yield f"| {rule} | {' | '.join(row)} |"
-        spreads = []
-        for rule in rules:
-            for attack in attacks:
-                found = [run["accuracy"] for run in runs if (run["rule"], run["attack"]) == (rule, attack)]
-                spreads += [statistics.variance(found)] if len(found) > 1 else []
-        if spreads:
-            yield f"\nStandard deviation of one run about its setting's mean: {statistics.mean(spreads) ** 0.5:.1f}."
+        yield (
+            f"\nStandard deviation of one run, beside what all runs of its seed have in common: {deviation:.1f}. Worst "
+            "loss: the largest over the attacks, to the rule's own runs without a liar, and to the mean's, in points, "
+            f"with a 95 % interval; whether it is at most {AT_MOST:g} is shown where all attacks' intervals are below "
+            "that, and refuted where one lies above."
+        )
+
+
+def mean_text(by_seed: dict[int, float | None]) -> str:
+    """The mean of the runs of a setting that came to their end, and how many did not."""
+    ended = [accuracy for accuracy in by_seed.values() if accuracy is not None]
+    if len(ended) == len(by_seed):
+        return f"{statistics.mean(ended):.1f}" if ended else ""
+    return f"{statistics.mean(ended):.1f}, {len(by_seed) - len(ended)} of {len(by_seed)} fail" if ended else "fails"
+
+
+def paired(honest: dict[int, float | None], attacked: dict[int, float | None]) -> list[float | None]:
+    """Seed by seed how much an attack costs; None where the run failed."""
+    return [
+        None if (after := attacked[seed]) is None else before - after
+        for seed, before in sorted(honest.items())
+        if before is not None and seed in attacked
+    ]
+
+
+def spread(settings: Sequence[dict[int, float | None]]) -> tuple[float, int]:
+    """(standard deviation, degrees of freedom) of what is left of accuracies, of settings whole over all their seeds.
+
+    What all runs of a setting, or of a seed, have in common is taken off: the residuals of a two-way layout.
+    """
+    most = max(len(by_seed) for by_seed in settings)
+    whole = [s for s in settings if len(s) == most and None not in s.values()]
+    values = np.array([[by_seed[seed] for seed in sorted(by_seed)] for by_seed in whole], dtype=np.float64)
+    left = values - values.mean(axis=1, keepdims=True) - values.mean(axis=0) + values.mean()
+    freedom = (len(values) - 1) * (most - 1)
+    return math.sqrt(float((left**2).sum()) / freedom), freedom
+
+
+def loss_text(losses: Sequence[list[float | None]], deviation: float, freedom: int) -> str:
+    """The largest mean of some attacks' losses with its interval, and whether all are at most `AT_MOST`."""
+    if any(None in by_seed for by_seed in losses):
+        return "fails"
+    bounds = []
+    for by_seed in losses:
+        mean = statistics.mean(loss for loss in by_seed if loss is not None)
+        half = float(student.ppf(0.975, freedom)) * deviation * math.sqrt(2 / len(by_seed))
+        bounds.append((mean, half))
+    verdict = "undecided"
+    if all(mean + half <= AT_MOST for mean, half in bounds):
+        verdict = "shown"
+    elif any(mean - half > AT_MOST for mean, half in bounds):
+        verdict = "refuted"
+    worst, half = max(bounds)
+    return f"{worst:.1f} ± {half:.1f}, {verdict}".replace("-", "−")
 
 
 def tell_speed() -> None:
@@ -193,7 +255,10 @@ def main() -> int:
             done.append(run := outcome(cell))
             with open(file, "a", encoding="utf-8") as lines:
                 lines.write(json.dumps(run, ensure_ascii=False) + "\n")
-            print(f"{run['accuracy']:5.1f} {run['seconds']:5.1f} s  {' · '.join(map(str, cell))}", flush=True)
+            print(
+                f"{run.get('accuracy', math.nan):5.1f} {run['seconds']:5.1f} s  {' · '.join(map(str, cell))}",
+                flush=True,
+            )
     lines = [
         "# Robust means: all runs",
         "",

@@ -14,8 +14,6 @@ Memory is the most that a process had above what it held with the class embeddin
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -84,31 +82,13 @@ def main() -> None:
     args = parser.parse_args()
     names = ["limit", *(name for name in CASES if name != "limit" and name in (args.only or CASES))]
     cases = {name: measuring.OwnProcess(make_case, name, args) for name in names}
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    memory: dict[str, float] = {}
-    for _ in range(args.turns):
-        for name, case in cases.items():
-            elapsed, memory[name] = case()
-            seconds[name].append(elapsed)
-    for case in cases.values():
-        case.close()
+    turns = measuring.take_turns(cases, args.turns)
     pairs = f"{args.classes:,} × {args.embedding_size}, float32, {args.threads} threads, {args.turns} turns"
     print(f"{pairs}; a matrix of class embeddings is {args.classes * args.embedding_size / 2**18:.0f} MiB")
     for name in names:
-        ratios = [a / b for a, b in zip(seconds[name], seconds["limit"], strict=True)]
-        figures = {
-            "case": name,
-            "classes": args.classes,
-            "embedding_size": args.embedding_size,
-            "threads": args.threads,
-            "turns": args.turns,
-            "seconds": round(statistics.median(seconds[name]), 2),
-            "to_limit": round(statistics.median(ratios), 3),
-            "mib_above_weights": round(memory[name]),
-            "torch": torch.__version__,
-            "processor": platform.machine(),
-        }
-        print(json.dumps(figures), flush=True)
+        ratio = statistics.median(turn[name][0] / turn["limit"][0] for turn in turns)
+        spent = f"{statistics.median(turn[name][0] for turn in turns):8.2f} s, {ratio:.3f} of the limit's"
+        print(f"{name:14}{spent}, {turns[-1][name][1]:.0f} MiB above the class embeddings", flush=True)
 
 
 if __name__ == "__main__":

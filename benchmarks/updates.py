@@ -1,6 +1,6 @@
 """How far updates in float16, bfloat16 and int8 are off, and what it takes to narrow them.
 
-    python benchmarks/updates.py [updates/synthetic] [method=fedavg …] [--json]
+    python benchmarks/updates.py [updates/synthetic] [method=fedavg …]
     python benchmarks/updates.py --speed ir18
 
 Runs a recipe with updates as they are, and narrows each reply beside it in every type: ‖δ̂ − δ‖ / ‖δ‖ for each field of
@@ -12,7 +12,6 @@ the last round. `weights as …` is the same for a server that is sent the weigh
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -122,7 +121,6 @@ def main() -> None:
     parser.add_argument("recipe", nargs="?", default="updates/synthetic")
     parser.add_argument("changes", nargs="*")
     parser.add_argument("--speed", metavar="BACKBONE")
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.speed:
@@ -133,9 +131,6 @@ def main() -> None:
             last = max(when for when, _ in all_of_it)
             medians = [statistics.median(e for w, e in all_of_it if w >= since) for since in (0, last)]
             rows[f"{field}, {how}"] = dict(zip(("median, %", "last round, %"), (100 * m for m in medians), strict=True))
-    if options.json:
-        print(json.dumps(rows, indent=1))
-        return
     for name, figures in rows.items():
         print(f"{name:32}" + "  ".join(f"{key} {value:.3g}" for key, value in figures.items()))
 

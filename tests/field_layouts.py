@@ -23,6 +23,12 @@ def people(folder: Path, names: Sequence[str], images: int, first: int = 0, file
     return folder
 
 
+def rfw_lists(root: Path, persons: dict[str, tuple[str, str]]) -> None:
+    """RFW's list of each race: ten pairs of two images of the first person, and ten of the first and the second."""
+    for race, (first, second) in persons.items():
+        say(root, f"txts/{race}/{race}_pairs.txt", *[f"{first}\t1\t2", f"{first}\t1\t{second}\t2"] * 10)
+
+
 def put(root: Path, *files: str) -> None:
     for file in files:
         (root / file).parent.mkdir(parents=True, exist_ok=True)

@@ -8,15 +8,14 @@ import tomllib
 from pathlib import Path
 
 import click
-import cv2
 import pytest
 import typer
+from field_layouts import people
 from pages import blocks, commands, execute, play
 
 import coalface
 from coalface.cli import main
 from coalface.core.errors import RecipeError
-from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments.recipe import included, loader
 from coalface.experiments.sweep.differences import bases_of
 from coalface.experiments.sweep.grid import grid
@@ -153,10 +152,7 @@ def test_what_a_page_shows_runs_or_is_left_out_for_a_reason() -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("page", RUN)
 def test_a_page_runs_from_top_to_bottom(page: str, tmp_path: Path) -> None:
-    for number, pixels in enumerate(SyntheticFaces(4, 3, seed=9, size=32).generate().pixels):
-        folder = tmp_path / "IMAGES" / f"person {number // 3}"
-        folder.mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(str(folder / f"{number}.png"), pixels)
+    people(tmp_path / "IMAGES", [f"person {number}" for number in range(4)], 3)
     try:
         play(PAGES[page], tmp_path, lambda words: SHORTER.get(words[1], []))
     finally:

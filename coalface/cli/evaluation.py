@@ -5,13 +5,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from coalface.cli.console import print_json, print_table
 from coalface.cli.data import AsJson, Quiet
 from coalface.cli.use.options import MODEL, Input, Party, open_model, read_input
+from coalface.core.text import several
+
+if TYPE_CHECKING:
+    from coalface.models.calibration import Threshold
 
 Model = Annotated[Path, typer.Argument(help=MODEL)]
 Flip = Annotated[bool, typer.Option("--flip", help="Add the embedding of the mirrored image (F1).")]
@@ -76,7 +80,7 @@ def evaluate(
             show=show,
         )
     if calibrate:
-        open_model(model, party, convention).calibrate(figures, on.name)
+        typer.echo(_calibrated(open_model(model, party, convention).calibrate(figures, on.name)), err=True)
     for remark in _remarks(figures, requested_pairs=pairs):
         typer.echo(remark, err=True)
     print_json(figures) if as_json else _print_figures(figures)
@@ -175,6 +179,18 @@ def megaface(
         typer.echo(f"{name:24} {_value_text(name, value)}")
 
 
+def _calibrated(thresholds: list[Threshold]) -> str:
+    """What thresholds are worth that were just kept."""
+    if not thresholds:
+        return "warning: no threshold is kept: one at FAR 0.1 needs 10 impostor pairs; give more pairs"
+    least = min(thresholds, key=lambda threshold: threshold.rate or 1)
+    people = several(round(0.1 / (least.rate or 1)), "person", "people")
+    return (
+        f"note: the threshold at the smallest FAR that is kept, {least.rate:g}, rests on {least.basis} of {least.on}; "
+        f"with {people} enrolled it takes a tenth of all strangers for somebody. Thresholds hold for images like these"
+    )
+
+
 def _remarks(figures: dict[str, Any], requested_pairs: int | None) -> Iterator[str]:
     """What a person must know to read the figures of `coalface evaluate`; `requested_pairs` is its --pairs."""
     from coalface.evaluation.finished_model import PAIRS
@@ -185,8 +201,8 @@ def _remarks(figures: dict[str, Any], requested_pairs: int | None) -> Iterator[s
     lists = figures.get("lists", {"": figures})
     if any(of_list["trained_on"] is None for of_list in lists.values()):
         yield (
-            "note: nothing says who the model was trained on (it lies outside of its run, is of an earlier version, or "
-            "its parties have images of their own), so nobody can tell whether people in the pairs were"
+            "note: nothing says who the model was trained on (it lies outside of its run, or its parties have images "
+            "of their own), so nobody can tell whether people in the pairs were"
         )
     for name, of_list in lists.items():
         where = f"{name}: " if name else ""

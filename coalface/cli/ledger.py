@@ -16,6 +16,11 @@ from coalface.cli.data import AsJson
 
 MOST = 32
 """The most ledgers that get a line each."""
+PROTECTED = {
+    "dp": "for each party, from whoever gets the model; the server is trusted",
+    "templates": "for a template of the party that has released most, from the server too",
+}
+"""What ε is of, and from whom it protects."""
 
 
 ledger = typer.Typer(
@@ -51,9 +56,10 @@ def show(
         )
     files, contents = ledger_summary.ledger_files(path), ledger_summary.contents_of(path, method)
     summary = ledger_summary.read_ledgers(files, by_tensor=tensors, head=head, contents=contents)
-    ledgers = summary.ledgers
+    ledgers, wrong = summary.ledgers, list[str]()
+    spent = ledger_summary.privacy_spent(path, wrong)
     if as_json:
-        print_json(summary.as_dict())
+        print_json(summary.as_dict() | {"privacy": spent})
     else:
         rows = [
             {
@@ -89,7 +95,11 @@ def show(
             typer.echo(f"… and {len(ledgers) - MOST:,} more: use --json, or give the file of one")
         if head is None and ledgers:
             typer.echo("Note the head elsewhere: `--head` then checks that nothing before it has changed")
-    wrong = [entry.fault for entry in ledgers if entry.fault] + ledger_summary.missing_ledgers(path)
+        for key, so_far in spent.items():
+            bound = "has no bound" if so_far["epsilon"] is None else f"= {so_far['epsilon']:.4g}"
+            about = f"{bound} at δ = {so_far['delta']:g} after {several(so_far['rounds'], 'round')}"
+            typer.echo(f"privacy.{key}: ε {about} {PROTECTED[key]}")
+    wrong += [entry.fault for entry in ledgers if entry.fault] + ledger_summary.missing_ledgers(path)
     if head is not None:
         for entry in ledgers:
             if entry.found is not None and not as_json:
@@ -128,7 +138,8 @@ def verify(
             for who, count in found.signed.items():
                 typer.echo(f"{who} signed {several(count, 'round')}, with the key {found.keys[who]}")
             of_all = f"{found.covered:,} of {several(found.receipts, 'receipt')}"
-            typer.echo(f"signed by the server and a second party: {of_all}")
+            source = ", by what the parties at hand keep: the run's file lacks it" if found.by_parties else ""
+            typer.echo(f"signed by the server and a second party: {of_all}{source}")
     for why in comparison.faults:
         typer.echo(f"coalface: {why}", err=True)
     if comparison.faults:

@@ -20,7 +20,7 @@ from coalface.cli.flower import flower
 from coalface.cli.party import party
 from coalface.cli.provision import provision
 from coalface.cli.use import export, gallery
-from coalface.core.errors import RunError
+from coalface.core.errors import MissingExtra, RunError
 
 app = typer.Typer(
     cls=Commands,
@@ -122,7 +122,7 @@ def _explained(error: Exception, arguments: list[str]) -> str:
         path = disk.named_by(error)
         then = disk.GOES_ON if arguments[:1] and arguments[0] in _RUNS else disk.AGAIN
         return ". ".join(filter(None, [disk.explained(error, then), "" if path is None else caches.advice(path)]))
-    if isinstance(error, RunError | ValueError | click.ClickException):
+    if isinstance(error, RunError | MissingExtra | ValueError | click.ClickException):
         return str(error)
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}. This is a defect; the same command with --debug shows where"

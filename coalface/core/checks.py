@@ -135,6 +135,8 @@ def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[
             values[key] = _adapter(types[key]).validate_python(value)
         except ValidationError as error:
             raise wrong_value(f"{where}.{key}", value, error.errors()) from None
+        if isinstance(value, bool) and values[key] is not value:  # pydantic takes it for 0 or 1
+            raise RecipeError(f"{value} is not allowed; use a number", where=f"{where}.{key}")
         if not _finite(values[key]):
             raise RecipeError(f"{repr(value)[:200]} is not allowed; use finite numbers", where=f"{where}.{key}")
     try:

@@ -30,6 +30,19 @@ class RunError(RuntimeError):
     """A run that cannot go on; the text says why, and what to do."""
 
 
+class MissingExtra(ImportError):
+    """A package that an extra of Coalface installs is not here.
+
+    >>> print(MissingExtra("a search by faiss", "faiss"))
+    a search by faiss needs the extra `faiss`, which is not installed: pip install 'coalface[faiss]'
+    """
+
+    def __init__(self, what: str, extra: str) -> None:
+        text = f"{what} needs the extra `{extra}`, which is not installed: pip install 'coalface[{extra}]'"
+        super().__init__(text)
+        self.extra = extra
+
+
 class RecipeError(CoalfaceError):
     """A recipe, a command or a folder that cannot be run as it is."""
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from coalface.core.errors import DataError
-from coalface.data.source import decode
+from coalface.data.source import central_square, decode
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,14 +112,11 @@ def _pixels(image: Any, i: int) -> NDArray[np.uint8]:
 
 
 def _resized(pixels: NDArray[np.uint8], size: int, grey: bool) -> NDArray[np.uint8]:
-    height, width, channels = pixels.shape
-    side = min(height, width)
-    top, left = (height - side) // 2, (width - side) // 2
-    image: Any = pixels[top : top + side, left : left + side]
+    image, channels = central_square(pixels), pixels.shape[2]
     if grey and channels == 3:
         image = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)
     elif not grey and channels == 1:
         image = cv2.cvtColor(image, cv2.COLOR_GRAY2RGB)
-    if side != size:
+    if (side := len(image)) != size:
         image = cv2.resize(image, (size, size), interpolation=cv2.INTER_AREA if side > size else cv2.INTER_LINEAR)
     return np.asarray(image, dtype=np.uint8).reshape(size, size, 1 if grey else 3)

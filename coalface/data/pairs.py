@@ -16,9 +16,6 @@ from coalface.core.text import first_few, several, shown
 from coalface.data.faceset import FaceSet
 from coalface.data.readers.pair_lines import ListedPair, read_pair_lines
 
-DEVTEST_ALL_SHA256 = "6653e83c3d32815f79336c90a43e1ac311d018fd3c2ee6e837278a11b00933e7"
-"""`list_sha256` of `devtest_all` over LFW's images and the names in pairsDevTest.txt."""
-
 
 @dataclass(frozen=True, eq=False)
 class PairList:
@@ -157,8 +154,7 @@ def refuse_matlab(path: Path) -> None:
 def devtest_all(faces: FaceSet, names: Collection[str]) -> PairList:
     """Every genuine and 200,000 impostor pairs of the named identities: LFW's pairsDevTest, evaluated finely.
 
-    It is `all_pairs` with 20 genuine pairs per identity in the headline and `numpy.random.default_rng(2048)`; its hash
-    over LFW is `DEVTEST_ALL_SHA256`.
+    It is `all_pairs` with 20 genuine pairs per identity in the headline and `numpy.random.default_rng(2048)`.
     """
     rng = np.random.default_rng(2048)
     return all_pairs(faces, impostors=200_000, per_identity=20, rng=rng, names=names, title="devtest-all")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import cv2
 import numpy as np
@@ -68,16 +68,19 @@ def decode(encoded: bytes | memoryview, where: str | Path, *, size: int, grey: b
     header = check_header(encoded, where)
     even = header.width % 2 == 0 and header.height % 2 == 0  # of an odd side, the last column would be averaged alone
     halved = header.kind == "jpeg" and min(header.width, header.height) >= 2 * size and even
-    image: NDArray[np.uint8] | cv2.typing.MatLike = decode_pixels(encoded, where, _FLAGS[grey, halved])
-    height, width = image.shape[:2]
-    side = min(height, width)
-    if height != width:
-        top, left = (height - side) // 2, (width - side) // 2
-        image = image[top : top + side, left : left + side]
-    if side != size:
+    image = central_square(decode_pixels(encoded, where, _FLAGS[grey, halved]))
+    if (side := len(image)) != size:
         linearly = side < size or (halved and side < 2 * size)
         image = cv2.resize(image, (size, size), interpolation=cv2.INTER_LINEAR if linearly else cv2.INTER_AREA)
     return np.asarray(image[:, :, None] if grey else cv2.cvtColor(image, cv2.COLOR_BGR2RGB), dtype=np.uint8)
+
+
+def central_square(image: Any) -> Any:
+    """The middle of an image (height, width, …), as wide as it is high."""
+    height, width = image.shape[:2]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return image[top : top + side, left : left + side]
 
 
 _FLAGS = {

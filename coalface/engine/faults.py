@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coalface.core.checks import TypedSettings
+from coalface.core.checks import TypedSettings, nearest
 from coalface.core.codec import Forms
+from coalface.core.errors import RecipeError
 from coalface.core.method import Tensors, generator
 from coalface.engine.transport import late
 
@@ -68,23 +69,20 @@ class SimulatedFaults(TypedSettings):
     def __post_init__(self) -> None:
         kinds = [*TENSOR_FAULTS, *COUNT_FAULTS, *UPDATE_FAULTS]
         for party, kind in self.corrupt.items():
-            if kind not in kinds:
-                raise ValueError(f"faults.corrupt.{party}: {kind!r} is unknown; choose one of {', '.join(kinds)}.")
-        for name in ("dropout", "lost"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"faults.{name} is a probability, 0 to 1; got {getattr(self, name)}.")
-        for stage, probability in self.stages.items():
-            if stage not in SUM_STAGES:
-                raise ValueError(f"faults.stages.{stage} is unknown; choose one of {', '.join(SUM_STAGES)}.")
+            nearest(kind, dict.fromkeys(kinds), f"corrupt.{party}")
+        for stage in self.stages:
+            nearest(stage, dict.fromkeys(SUM_STAGES), f"stages.{stage}")
+        shares = {f"stages.{stage}": probability for stage, probability in self.stages.items()}
+        for where, probability in ({"dropout": self.dropout, "lost": self.lost} | shares).items():
             if not 0 <= probability <= 1:
-                raise ValueError(f"faults.stages.{stage} is a probability, 0 to 1; got {probability}.")
+                raise RecipeError(f"it is a probability, 0 to 1; got {probability}", where=where)
         for party, mean in self.slow.items():
             if not 0 <= mean < math.inf:
-                raise ValueError(f"faults.slow.{party} is a mean delay in seconds, 0 or more; got {mean}.")
+                raise RecipeError(f"it is a mean delay in seconds, 0 or more; got {mean}", where=f"slow.{party}")
         if not self.deadline > 0:
-            raise ValueError(f"faults.deadline is in seconds, more than 0; got {self.deadline}.")
+            raise RecipeError(f"it is in seconds, more than 0; got {self.deadline}", where="deadline")
         if any(self.slow.values()) and self.deadline == math.inf:
-            raise ValueError("faults.slow needs a deadline; set faults.deadline, in simulated seconds.")
+            raise RecipeError("it needs a deadline; set faults.deadline, in simulated seconds", where="slow")
 
     def before(self, seed: int, party: str, when: tuple[str | int, ...], tries: int = 1) -> str | None:
         """Why none of so many tries reaches the party, or None."""

@@ -55,6 +55,7 @@ class ServerFederation(Gathering):
         at_least: int | None = None,
     ) -> Answer:
         call, failed = self._call(step, to, common, each, aggregate), dict[str, str]()
+        self._admit(call, aggregate)
         requests = self._requests(call, failed)
         self._event("asks", call)
         if self.secure is not None:
@@ -87,6 +88,7 @@ class ServerFederation(Gathering):
         if self.secure is not None:
             raise RecipeError(secure_settings.POSTED, where=secure_settings.WHERE)
         call = self._call(step, to, common, each, ())
+        self._admit(call, ())
         ticket = Ticket(call.stage, call.round, call.call)
         self.at.posted[ticket] = call
         self._event("posts", call)

@@ -25,11 +25,13 @@ from coalface.engine.sums.opened import FILE as OPENED
 from coalface.engine.sums.opened import Opened
 from coalface.engine.sums.private import PrivateSums
 from coalface.engine.sums.running import heaviest
+from coalface.engine.sums.templates import TemplateReleases
 from coalface.engine.transport import Reply, Transport
 from coalface.engine.update_bounds import FEW, LARGE
 from coalface.privacy import secure as secure_settings
 from coalface.privacy.dp import BATCHED, PartyPrivacy, check_tensors
 from coalface.privacy.secure import SecureSettings
+from coalface.privacy.templates import TOGETHER
 from coalface.training.public_images import PublicImages
 
 BELIEVED = 4.0
@@ -79,6 +81,11 @@ class Gathering(Federation):
             check_tensors(self.parameters, self.initial)
             seed, names = round_policy.seed, [stage.name for stage in self._stages]
             self.private = PrivateSums(privacy, self._opened, names, secret=secret, seed=seed)
+        self.templates: TemplateReleases | None = None
+        if round_policy.templates is not None:
+            if numerics.client_batch:
+                raise RecipeError(TOGETHER, where="engine.client_batch")
+            self.templates = TemplateReleases(round_policy.templates, folder, [stage.name for stage in self._stages])
         self._seed = round_policy.seed if self.private is None else self.private.seed
         self._client_batches = ClientBatchLedger(folder / f"{CLIENT_BATCHES}.jsonl")
         self._receipts = Receipts(folder / FILE)
@@ -94,6 +101,15 @@ class Gathering(Federation):
 
     def images(self, party: str) -> int:
         return self.transport.members[party].images if self.secure is None else self.secure.most_images
+
+    def _admit(self, call: Call, aggregate: Sequence[Mean]) -> None:
+        """Have the templates counted that a call will bring."""
+        if self.templates is not None:
+            bases = {party: self._base(party) for party in call.to}
+            self.templates.admit(call, self.method.steps[call.step][1], aggregate, bases)
+
+    def _base(self, party: str) -> str | None:
+        return self._now.accepted.get(party, self.at.accepted.get(party))
 
     def _requests(
         self, call: Call, failed: dict[str, str] | None, to: Sequence[str] | None = None
@@ -118,7 +134,7 @@ class Gathering(Federation):
                 run=self.round_policy.run,
                 party=party,
                 each=encoded,
-                base=self._now.accepted.get(party, self.at.accepted.get(party)),
+                base=self._base(party),
                 horizon=(ordinal, checkpointed.get(party)),
                 **shared,
             )

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.robust.aggregators import Aggregator
+from coalface.privacy.templates import TemplateNoise
 
 FEW = 32
 """Parties of a round up to which its line of the metrics has the training loss of each."""
@@ -47,6 +48,8 @@ class RoundPolicy:
     """Each round that counts is signed by the server and by a party of it: see `coalface.privacy.countersign`."""
     aggregator: Aggregator | None = None
     """What takes the place of every weighted mean; None: nothing."""
+    templates: TemplateNoise | None = None
+    """The noise with which templates leave their parties, which is counted here and drawn there; None: without."""
 
 
 @dataclass

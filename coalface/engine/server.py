@@ -150,7 +150,7 @@ class Server(ServerFederation):
         self.at.ordinal += 1
         self._now = Round()
         if self.private is not None:
-            self.private.begin_round()
+            self.private.begin_round(self.at.round)
         self.rng = generator(self._seed, "server", self._stage.name, self.at.round)
 
     def _accept(self, state: Any, *, beginning: bool = False) -> Any:
@@ -209,6 +209,8 @@ class Server(ServerFederation):
         self._count()
         if self.private is not None:
             self._now.metrics |= self.private.metrics(self._stage.name, self.at.round)
+        if self.templates is not None:
+            self._now.metrics |= self.templates.metrics(self._stage.name, self.at.round)
         record = self._now.record(self._stage.name, self.at.round, abandoned)
         if self.round_policy.evaluate_every and (self.at.round % self.round_policy.evaluate_every == 0 or last):
             models = self.method.models(self, state)
@@ -267,7 +269,9 @@ class Server(ServerFederation):
         record["rules"], record["cohorts"] = self._row_policy, self._client_batches.size
         record["receipts"] = vars(self._receipts.head)
         if self.private is not None:
-            record["noised"] = self.private.record() | {"ended": self.ended}
+            record["noised"] = self.private.opened.record_lines() | {"ended": self.ended}
+        if self.templates is not None:
+            record["released"] = self.templates.listed.record_lines() | {"ended": self.ended}
         packed = bytes(codec.pack(state).data)
         current = checkpoint.Checkpoint(at.ordinal, at.stage, at.round, packed, record, posted)
         os.sync()  # the parties' commits of these rounds before the checkpoint that names them
@@ -332,7 +336,9 @@ class Server(ServerFederation):
             if self.round_policy.countersign:
                 self._countersigns = Countersigns(self.folder, self.transport.countersign)
             if self.private is not None and last is not None:
-                self.private.check(last.record.get("noised"))
+                self.private.opened.check(last.record.get("noised"))
+            if self.templates is not None and last is not None:
+                self.templates.listed.check(last.record.get("released"))
         except ValueError as error:
             raise RunFailed(str(error)) from error
         if last is None:
@@ -342,7 +348,7 @@ class Server(ServerFederation):
         for why in last.passed_over:
             self._write_line("events.jsonl", {"event": "passed over", "why": why, "time": time.time()})
         check_same(last.record, self.numerics, self.round_policy.seed)
-        self.ended = last.record.get("noised", {}).get("ended", "")
+        self.ended = (last.record.get("noised") or last.record.get("released", {})).get("ended", "")
         self.at.ordinal, self.at.stage, self.at.round = last.ordinal, last.stage, last.round
         self.at.restore(last.record, last.posted, self.method, self.round_policy.keep_checkpoints)
         if last.record.get("rules") != self._row_policy:  # other rules: a row of abandoned rounds begins anew

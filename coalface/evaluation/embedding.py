@@ -11,9 +11,6 @@ from coalface.core.method import Backbone, Tensors
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
 
-BATCH = 256
-"""Images that are embedded at a time."""
-
 
 def load(backbone: Backbone, model: Tensors) -> None:
     """A whole model into the backbone, with what its policy keeps at parties where the model has that."""
@@ -21,15 +18,9 @@ def load(backbone: Backbone, model: Tensors) -> None:
     backbone.load({n: model[n] for n in shared}, {n: model[n] for n in private} if private else None)
 
 
-@torch.no_grad()
 def embeddings(data: FederatedData, faces: FaceSet) -> Tensor:
     """(n, d) embeddings of all images as at the parties, unaugmented, not brought to length one."""
-    module, places = data.backbone.module.eval(), np.arange(len(faces))
-    batches = [
-        data.compute.embed(module, data.compute.plain(faces.select(places[start : start + BATCH]))).cpu()
-        for start in range(0, len(faces), BATCH)
-    ]
-    return torch.cat(batches) if batches else torch.empty(0, data.backbone.embedding_size)
+    return data.compute.embed_all(data.backbone, faces).cpu()
 
 
 def unit(rows: Tensor) -> NDArray[np.float32]:

@@ -285,9 +285,9 @@ class _Evaluation:
         threshold_pairs = None if threshold_from is None else self._threshold_list(threshold_from, chosen, on)
         trained_on, strangers = self._trained_on(chosen)
         evaluated = self._scored(chosen)
-        figures: dict[str, Any] = {"pairs": len(chosen), "trained_on": trained_on, **self._figures_of(evaluated)}
+        figures: dict[str, Any] = _counts(chosen) | {"trained_on": trained_on} | self._figures_of(evaluated)
         on_strangers = evaluated.only(strangers)
-        others_figures: dict[str, Any] = {"pairs": len(on_strangers.pairs)}
+        others_figures: dict[str, Any] = _counts(on_strangers.pairs)
         if _carries(on_strangers.pairs):
             others_figures |= self._figures_of(on_strangers)
         has_members = not strangers.all()
@@ -368,6 +368,10 @@ class _Scored:
 def _by_threshold(second: _Scored, evaluated: _Scored) -> dict[str, float]:
     accuracy = two_list_accuracy(second.scores, second.pairs.same, evaluated.scores, evaluated.pairs.same)
     return {ACCURACY_TWO_LISTS.name: 100 * accuracy.mean, THRESHOLD_TWO_LISTS.name: accuracy.thresholds[0]}
+
+
+def _counts(pairs: PairList) -> dict[str, Any]:
+    return {"pairs": len(pairs), "impostor_pairs": int((~pairs.same).sum())}
 
 
 def _has_both(pairs: PairList) -> bool:

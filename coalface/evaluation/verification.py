@@ -167,7 +167,7 @@ class Verification(Evaluator):
             same = chosen.pairs.same
             for party, scores in zip(self.last_parties or [""], self.last_scores[chosen.name], strict=True):
                 thresholds.setdefault(party, []).extend(
-                    Threshold(tar.threshold, tar.far, on=chosen.name, count=len(same))
+                    Threshold(tar.threshold, tar.far, on=chosen.name, count=len(same), impostors=tar.impostors)
                     for tar in tar_at_far(scores, same, CALIBRATED)
                     if tar.carried
                 )

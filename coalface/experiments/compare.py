@@ -22,10 +22,6 @@ from coalface.experiments.report.runs import read, whole_number
 from coalface.experiments.report.table import Interval
 
 TAIL = "EER has no interval, since of so many impostors only the best are kept, and it lies below them"
-EARLY = (
-    "TAR and EER have no interval, since {run} was evaluated before these had evidence; `coalface resume RUN` "
-    "evaluates a finished run again"
-)
 
 Evidence = Mapping[str, Sequence[Mapping[str, Any]]]
 """List name -> model by model, as a run keeps it."""
@@ -72,18 +68,15 @@ def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], Interval]:
 
 def left_out(runs: Sequence[Path]) -> list[str]:
     """Why figures of the runs have no interval: a sentence for each list and reason."""
-    reasons: dict[tuple[str, str], list[str]] = {}
+    reasons: list[str] = []
     for run in runs:
         for name, models in _evidence(run).items():
             own = {figure: drawn for model in models for figure, drawn in model.get("own", {}).items()}
             for figure in (figure for figure, drawn in own.items() if drawn is None):
-                reasons[name, f"{figure} has no interval, since the list has more than {MOST_PAIRS:,} pairs"] = []
-            forms = [(str(model.get("form")), "fars" in model) for model in models]
-            if any(form == "tail-1" for form, _ in forms):
-                reasons[name, TAIL] = []
-            elif not all(fars for _, fars in forms):
-                reasons.setdefault((name, EARLY), []).append(str(run))
-    return [f"{name}: {reason.format(run=' and '.join(paths))}" for (name, reason), paths in reasons.items()]
+                reasons.append(f"{name}: {figure} has no interval, since the list has more than {MOST_PAIRS:,} pairs")
+            if any(model["form"] == "tail-1" for model in models):
+                reasons.append(f"{name}: {TAIL}")
+    return list(dict.fromkeys(reasons))
 
 
 def resampled(models: Sequence[Mapping[str, Any]], bootstrap: Bootstrap, seed: int) -> dict[str, list[Resampled]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,6 @@ from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report import page, table
 
-RECIPE = {
-    "name": "demo",
-    "rounds": 30,
-    "local": {"epochs": 1, "batch_size": 16, "lr": 0.02, "schedule": "cosine"},
-    "loss": {"name": "cosface", "scale": 16.0, "margin": 0.2},
-    "data": {
-        "faces": {"kind": "synthetic", "identities": 360, "images": 10, "domains": ["studio"]},
-        "hold_out": 120,
-        "partition": {"kind": "equal", "parties": 8},
-    },
-    "engine": {"workers": 2, "threads": 1},
-    "evaluation": {"every": 10, "pairs": {"unseen": {"kind": "balanced", "pairs": 1500}}},
-}
-
 METHODS = ("fedavg", "solo", "centralized")
 
 REPORT = "report.html"
@@ -43,7 +28,7 @@ MARKER = "demonstration.json"
 
 def recipe(method: str) -> Recipe:
     """The demonstration's recipe for one method."""
-    return loader.parse({**RECIPE, "name": f"demo-{method}", "method": method})
+    return loader.load("synthetic/silos", [f"method={method}", f"name=demo-{method}"])
 
 
 @dataclass(frozen=True)
@@ -69,58 +54,43 @@ class Demonstration:
 
 
 def run(out: Path, callback: Callback, *, fresh: bool = False) -> Demonstration:
-    """Train and compare.
+    """Train and compare; one that was stopped goes on.
 
-    It is made in a hidden folder beside `out`, where an unfinished one is gone on with, and takes its place when it is
-    whole. A finished one of the same version and recipes is kept, and only its page is made anew, unless `fresh`.
-
-    Raises RecipeError where `out` holds anything that no demonstration has made.
+    A finished one of the same version and recipes is kept, and only its page is made anew, unless `fresh`. Raises
+    RecipeError where `out` holds anything that no demonstration has made.
     """
+    marker = {"version": __version__, "recipes": {method: recipe(method).digest() for method in METHODS}}
     out = out.resolve() if out.is_symlink() or not out.name else out
-    making, before = (out.with_name(f".{out.name}.{what}") for what in ("unfinished", "before"))
-    mine = {"version": __version__, "recipes": {method: recipe(method).digest() for method in METHODS}}
-    whole = all((out / method / "summary.json").exists() for method in METHODS)
-    if whole and _made(out) == mine and not fresh:
-        compared = _compare([out / method for method in METHODS], out / REPORT)
-        return Demonstration(out, compared, trained=False)
-    for place in (out, making, before):
-        _may_go(place)
-    if making.exists() and (fresh or _made(making) != mine):
-        shutil.rmtree(making)
-    making.mkdir(parents=True, exist_ok=True)
-    (making / MARKER).write_text(json.dumps(mine, indent=1) + "\n", encoding="utf-8")
-    for method in METHODS:
-        place = making / method
-        if not (place / "config.yaml").exists():
-            experiment.run(recipe(method), place, callback)
-        elif not (place / "report.html").exists():  # the last thing that a run writes
+    _check_replaceable(out)
+    runs, trained = [out / method for method in METHODS], False
+    if fresh or _read_marker(out) != marker:
+        for place in filter(Path.exists, runs):
+            shutil.rmtree(place)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+    for method, place in zip(METHODS, runs, strict=True):
+        if (place / "report.html").exists():  # the last thing that a run writes
+            continue
+        trained = True
+        if (place / "config.yaml").exists():
             callback.note(f"resuming {place}")
             experiment.resume(place, callback)
-    compared = _compare([making / method for method in METHODS], making / REPORT)
-    _may_go(out)  # somebody may have put something there meanwhile
-    if out.exists():
-        shutil.rmtree(before, ignore_errors=True)
-        out.rename(before)
-    making.rename(out)
-    shutil.rmtree(before, ignore_errors=True)
-    return Demonstration(out, compared, trained=True)
-
-
-def _compare(runs: Sequence[Path], to: Path) -> table.Comparison:
+        else:
+            experiment.run(recipe(method), place, callback)
     intervals = compare.intervals(runs)
-    page.build(runs[0], *runs[1:], intervals=intervals, to=to)
-    return table.compare(runs, intervals)
+    page.build(runs[0], *runs[1:], intervals=intervals, to=out / REPORT)
+    return Demonstration(out, table.compare(runs, intervals), trained)
 
 
-def _made(folder: Path) -> object:
-    """What the folder's marker says: the version and the recipes that a demonstration is of; None without a marker."""
+def _read_marker(folder: Path) -> object:
+    """The version and the recipes that a demonstration is of; None without a marker that can be read."""
     try:
         return json.loads((folder / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
 
-def _may_go(folder: Path) -> None:
+def _check_replaceable(folder: Path) -> None:
     """Raise RecipeError unless nothing but a demonstration would be lost with the folder."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return

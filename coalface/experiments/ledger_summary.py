@@ -10,7 +10,7 @@ from typing import Any
 from coalface.core.compression import SCALES
 from coalface.core.errors import RecipeError
 from coalface.core.parsing import parse_yaml
-from coalface.core.text import natural, several
+from coalface.core.text import first_few, natural, several
 from coalface.engine import checkpoint, receipts
 from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.party.commits import Commit
@@ -20,6 +20,8 @@ from coalface.methods import METHODS
 from coalface.privacy import countersign, ledger
 from coalface.privacy.countersign import Signatures
 
+NAMED = 8
+"""The most parties that a fault names."""
 Contents = Mapping[tuple[str, str], str]
 """(step, field) -> what it holds, a `coalface.core.declarations.Content`."""
 
@@ -262,14 +264,17 @@ def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison
         faults.append(f"{error}")
     folders = [run, *(home / name for home in homes)]
     at_hand = {p.stem: (f, p) for f in folders for p in sorted(f.glob("ledger/*.jsonl"))}
-    for folder in folders:
-        for commit in sorted(folder.glob("parties/*/*.commit")):
-            receipt = Commit.receipts_in(commit)
-            if receipt is not None and (receipt[0] >= len(chain) or chain[receipt[0]] != receipt[1]):
-                faults.append(
-                    f"{path}: {commit.parent.name} was told that line {receipt[0]:,} ends with {receipt[1]} "
-                    f"({commit.name}), and it does not: lines were changed or removed at the server"
-                )
+    told: dict[tuple[int, str], set[str]] = {}
+    for commit in (file for folder in folders for file in sorted(folder.glob("parties/*/*.commit"))):
+        receipt = Commit.receipts_in(commit)
+        if receipt is not None and (receipt[0] >= len(chain) or chain[receipt[0]] != receipt[1]):
+            told.setdefault(receipt, set()).add(commit.parent.name)
+    for (line_number, line_hash), parties in sorted(told.items()):
+        names = first_few(sorted(parties, key=natural), NAMED)
+        faults.append(
+            f"{path}: {names} {'was' if len(parties) == 1 else 'were'} told that line {line_number:,} ends with "
+            f"{line_hash}, and it does not: lines were changed or removed at the server"
+        )
     if last is not None and (last.lines >= len(chain) or chain[last.lines] != last.chain):
         faults.append(
             f"{path} does not hold the {last.lines:,} lines that it had at the last checkpoint, of which the last ends "
@@ -294,9 +299,31 @@ def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison
 
 def _is_countersigned(run: Path) -> bool:
     """Whether a run has signatures, or should have some."""
+    return (run / countersign.FILE).exists() or bool(_privacy_of(run).get("countersign"))
+
+
+def _privacy_of(run: Path) -> dict[str, Any]:
+    """The section `privacy` of a run's recipe."""
     config = run / "config.yaml"
     recipe = runs.mapping(parse_yaml(config.read_text(encoding="utf-8"))) if config.exists() else {}
-    return (run / countersign.FILE).exists() or bool(runs.mapping(recipe.get("privacy")).get("countersign"))
+    return runs.mapping(recipe.get("privacy"))
+
+
+def privacy_spent(run: Path, faults: list[str]) -> dict[str, dict[str, Any]]:
+    """ε, δ and rounds so far by what has noise, `dp` or `templates`; nothing where `run` is no run's folder.
+
+    ε is None where it has no bound. `faults` comes to name metrics that are damaged.
+    """
+    metrics, privacy = _metrics(run, faults), _privacy_of(run)
+    return {
+        key: {
+            "epsilon": metrics[-1][metric],
+            "delta": runs.mapping(privacy.get(key)).get("delta"),
+            "rounds": len(metrics),
+        }
+        for key, metric in (("dp", "epsilon"), ("templates", "template_epsilon"))
+        if metrics and metric in metrics[-1]
+    }
 
 
 def missing_ledgers(path: Path) -> list[str]:
@@ -346,8 +373,7 @@ def _metrics(run: Path, faults: list[str]) -> Sequence[Mapping[str, Any]]:
 def _uncounted(run: Path, metrics: Iterable[Mapping[str, Any]], accepted: Iterable[Mapping[str, Any]]) -> Iterable[str]:
     """Of rounds that count, those with fewer receipts than parties whose replies arrived.
 
-    A client batch has no receipts, and posted work has those of the round that posted it: such runs are not looked at,
-    nor rounds before the first receipt, which a version without receipts may have begun.
+    A client batch has no receipts, and posted work has those of the round that posted it: such runs are not looked at.
     """
     posted = any(event.get("event") == "posts" for event in runs.read_events(run)[0])
     if posted or (run / f"{CLIENT_BATCHES}.jsonl").exists():
@@ -355,14 +381,11 @@ def _uncounted(run: Path, metrics: Iterable[Mapping[str, Any]], accepted: Iterab
     listed: dict[tuple[Any, Any], set[str]] = {}
     for line in accepted:
         listed.setdefault((line.get("stage"), line.get("round")), set()).add(line["party"])
-    has_receipts = False
     for record in metrics:
         when = record.get("stage"), record.get("round")
-        receipted = listed.get(when, set())
-        has_receipts |= bool(receipted)
-        count = len(receipted - set(runs.mapping(record.get("failed"))))
+        count = len(listed.get(when, set()) - set(runs.mapping(record.get("failed"))))
         arrived = runs.number(record.get("arrived")) or 0
-        if has_receipts and not record.get("abandoned") and count < arrived:
+        if not record.get("abandoned") and count < arrived:
             yield (
                 f"{run / receipts.FILE}: {when[0]} round {when[1]} has receipts of "
                 f"{several(count, 'party', 'parties')}, and metrics.jsonl counts {arrived:g}: lines were removed "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,14 @@ from typing import Any
 from coalface.core.disk import write_text
 from coalface.core.local_results import CLASS_EMBEDDINGS, OWN_MODEL
 from coalface.core.method import Models
+from coalface.core.text import several
 from coalface.engine.server import Server
 from coalface.evaluation import verification
 from coalface.evaluation.figures import figure_of
 from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import OnDisk
+from coalface.methods.distill import Distill
 from coalface.models.calibration import Threshold, fingerprint, write_thresholds
 from coalface.models.folder import save, write_about
 
@@ -77,16 +79,30 @@ def built(recipe: Recipe) -> dict[str, Any]:
     return about if recipe.model.input is None else about | {"input": asdict(recipe.model.input)}
 
 
+def _networks_learnt_from(recipe: Recipe) -> Iterator[str]:
+    """A line for each network of a file that a run, or its pre-training, starts from or learns from."""
+    files = [("weights", recipe.model.weights, recipe.model.sha256)]
+    if isinstance(method := recipe.build_method(), Distill):
+        files += [("teacher", method.teacher, method.sha256)]
+    for kind, file, sha256 in files:
+        if file:
+            concerns = "its licence and the people it was trained on concern this model too"
+            yield f"- {kind}: from `{Path(file).name}`, SHA-256 {sha256}; {concerns}"
+    if recipe.pretrain is not None:
+        yield from _networks_learnt_from(recipe.pretrain.recipe)
+
+
 def _card(recipe: Recipe, server: Server, models: Models, figures: verification.Figures, readable: str) -> str:
     method, count = server.method, len(server.at.party_stats)
     images = "their own"
     if isinstance(recipe.data, OfFaces):
         source = recipe.data.faces
-        images = " ".join([source.kind, *([source.path] if isinstance(source, OnDisk) else []), *recipe.data.parts])
+        on_disk = [Path(source.path).absolute().name] if isinstance(source, OnDisk) else []  # a card leaves the machine
+        images = " ".join([source.kind, *on_disk, *recipe.data.parts])
     elif recipe.own is not None:
         images = " ".join(["own", *recipe.own.parties])
     lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
-    lines += [f"- method: {recipe.method}, {recipe.rounds} rounds, seed {recipe.seed}"]
+    lines += [f"- method: {recipe.method}, {several(recipe.rounds, 'round')}, seed {recipe.seed}"]
     side, colour = recipe.data.size, "grey" if recipe.data.grey else "RGB"
     lines += [f"- backbone: {recipe.model.name}, {side}×{side} {colour}"]
     assigned: str = recipe.partition.kind if recipe.partition is not None else "each its own images"
@@ -95,7 +111,7 @@ def _card(recipe: Recipe, server: Server, models: Models, figures: verification.
         assigned = f"source {two.source_domain}, target {two.target_domain} {labels} its identities"
     parties = "pooled at one party" if method.pools else f"{count:,} {'party' if count == 1 else 'parties'}"
     parties = parties if method.pools and two is None else f"{assigned}, {parties}"
-    lines += [f"- data: {images}; {parties}"]
+    lines += [f"- data: {images}; {parties}", *dict.fromkeys(_networks_learnt_from(recipe))]
     pixels = "(x − 127.5) / 127.5" if recipe.model.input is None else str(recipe.model.input)
     lines += [f"- pixels: {pixels}; compare embeddings by cosine", ""]
     if models.shared is None:

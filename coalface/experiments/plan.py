@@ -138,7 +138,7 @@ def plan(
             fed.begin_round()
             state = check_state(method, stage, stage.round(fed, state))
         stages.append(PlannedStage(stage.name, stage.rounds, fed.asked))
-        noised.append(tuple(fed.noised(privacy)) if privacy is not None else ())
+        noised.append(tuple(fed.noised(privacy, stage.name)) if privacy is not None else ())
         fed.asked = {}
     sent = tuple(_averaged(sent, method, {field for field, _ in fed.means}) for sent in fed.sent.values())
     models = method.models(fed, state)
@@ -259,11 +259,16 @@ class _Paper(Federation):
     def sample(self, role: str, n: int | None) -> tuple[str, ...]:
         return self.draws.sample(lambda: Federation.sample(self, role, n), self.parties(role), n, self.rng)
 
-    def noised(self, privacy: PartyPrivacy) -> Iterator[Mechanism]:
+    def noised(self, privacy: PartyPrivacy, stage: str) -> Iterator[Mechanism]:
         """The mechanisms of the round; sums over the parties of one draw are one."""
-        for draw, count in self._sums.items():
-            drawn = None if draw is None else replace(draw[1], drawing=privacy.sampling)
-            yield Mechanism(privacy.noise_multiplier / math.sqrt(count), drawn)
+        draws = {draw: draw and replace(draw[1], drawing=privacy.sampling) for draw in self._sums}
+        for drawn in draws.values():
+            privacy.check_bands(drawn)
+        if privacy.sampling == "cyclic" and draws:
+            yield privacy.stage_mechanism(stage, draws.values(), self._sums.total())
+            return
+        for draw, drawn in draws.items():
+            yield Mechanism(privacy.noise_multiplier / math.sqrt(self._sums[draw]), drawn)
 
     def log(self, **metrics: float) -> None:
         """Numbers of a plan mean nothing."""

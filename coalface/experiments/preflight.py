@@ -20,9 +20,9 @@ from coalface.data.stores import telling_passed_over
 from coalface.engine.robust.aggregators import Aggregator
 from coalface.experiments import plan as planning
 from coalface.experiments import privacy_budget
-from coalface.experiments.callbacks.registry import trackers_of
+from coalface.experiments.callbacks.tracker import trackers_of
 from coalface.experiments.plan import Plan
-from coalface.experiments.recipe import loader
+from coalface.experiments.recipe import loader, validate
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts, imported_weights, network_options
@@ -55,6 +55,8 @@ def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, Parts]:
         check_leaves_shared(inner)
         try:
             check(inner)
+        except RecipeError as error:
+            raise loader.within_pretrain(error) from None
         except (OSError, ValueError) as error:
             raise RecipeError(disk.explained(error), where="pretrain") from None
     elif recipe.model.weights is not None:
@@ -85,7 +87,10 @@ def planned(parts: Parts) -> Plan:
         recipe.dp,
         recipe.secure,
     )
+    validate.check_private(recipe)
     privacy_budget.check(recipe, messages)
+    if recipe.privacy.templates is not None:
+        privacy_budget.check_templates(recipe.privacy.templates, messages)
     if recipe.engine.aggregator is not None:
         _check_aggregator(recipe, parts.method, messages, recipe.engine.aggregator)
     return messages
@@ -215,6 +220,7 @@ def describe(recipe: Recipe) -> str:
         *_traffic(messages),
         *([privacy_budget.sentence(recipe, messages)] if recipe.dp is not None else []),
         *dict.fromkeys(planned_sum.sentence() for planned_sum in messages.sums.values()),
+        *([privacy_budget.templates_sentence(noised, messages)] if (noised := recipe.privacy.templates) else []),
         f"{several(engine.workers, 'process', 'processes')} of "
         f"{'as many threads as pay' if engine.threads == 'auto' else several(engine.threads, 'thread')}; a checkpoint "
         f"every {every}",

@@ -27,6 +27,7 @@ from coalface.evaluation.membership import Members
 from coalface.experiments import model_folder, preflight, privacy_budget, provenance
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.plan import Plan
+from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.domains import NAMED_SOURCE
 from coalface.experiments.setup.evaluators import make_evaluators
@@ -90,6 +91,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
     start, classifier, before = None, None, None
     steps: tuple[str, ...] = ()
     if recipe.pretrain is not None:
+        _ = preflight.planned(early)
         start, classifier, before = _pretrained(parts, recipe.pretrain.recipe, callback, make)
         parts.backbone.load(start)
         if recipe.domains is not None and not elsewhere:
@@ -100,7 +102,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         for line in (f"starts from {recipe.model.weights} (SHA-256 {recipe.model.sha256})", *steps):
             callback.note(line)
     callback.doing(f"reading the images{', and computing what the teacher gives for them' * parts.method.taught}")
-    data, method, notes = parts.data, parts.method, []
+    data, method, planned, notes = parts.data, parts.method, preflight.planned(parts), []
     if fresh := _fresh_source(parts, elsewhere):
         notes.append(fresh)
     numerics, evaluators = parts.numerics(parts.client_batch), make_evaluators(parts)
@@ -110,9 +112,10 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         notes.append(wrong)
     if recipe.test is not None and parts.split.test is None:
         notes.append("data.test: the test images are the parties' own, so nobody is verified on them")
-    planned = preflight.planned(parts)
     if recipe.dp is not None:
         notes.append(privacy_budget.sentence(recipe, planned))
+    if recipe.privacy.templates is not None:
+        notes.append(privacy_budget.templates_sentence(recipe.privacy.templates, planned))
     return PreparedRun(
         recipe=recipe,
         method=method,
@@ -149,6 +152,7 @@ def round_policy(recipe: Recipe) -> RoundPolicy:
         equal_steps=recipe.local.steps_per_round is not None,
         faults=recipe.faults,
         countersign=bool(recipe.privacy.countersign),
+        templates=recipe.privacy.templates,
         **bounds,
     )
 
@@ -177,7 +181,10 @@ def _pretrained(
                 callback.note(f"pre-training in {place}")
                 _check_begun(place)
                 place.parent.mkdir(mode=0o700, exist_ok=True)
-                make(inner, place, callback)
+                try:
+                    make(inner, place, callback)
+                except RecipeError as error:
+                    raise loader.within_pretrain(error) from None
     use(place)
     loaded = read_tensors(model.parent, model.name, read_about(model.parent))
     tensors = {name: loaded[name] for name in parts.backbone.shared()}

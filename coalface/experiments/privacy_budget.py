@@ -13,6 +13,7 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.privacy.accountant import Mechanism, epsilon, most, unseen_draws
 from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.noise import load_ciphers
+from coalface.privacy.templates import NONE_LEAVES, TemplateNoise, averaged_error
 
 
 def spent(privacy: PartyPrivacy, planned: Plan, rounds: int) -> float:
@@ -42,6 +43,35 @@ def check(recipe: Recipe, planned: Plan) -> None:
             "noise_multiplier, or the target",
             where="privacy.dp.target_epsilon",
         )
+
+
+def check_templates(noise: TemplateNoise, planned: Plan) -> None:
+    """Raise RecipeError where no template leaves singly, or not one release of it stays within the target."""
+    load_ciphers()
+    templates = [s for s in planned.sent if s.direction == "up" and s.content == "template"]
+    if not templates:
+        raise RecipeError(NONE_LEAVES, where="privacy.templates")
+    for template in templates:
+        if template.kind.endswith("aggregated"):
+            raise averaged_error(template.step, template.field)
+    if noise.target_epsilon is not None and (first := noise.epsilon(1)) > noise.target_epsilon:
+        raise RecipeError(
+            f"one release alone makes ε = {first:.4g} at δ = {noise.delta:g}, which is above it; raise "
+            "noise_multiplier, or the target",
+            where="privacy.templates.target_epsilon",
+        )
+
+
+def templates_sentence(noise: TemplateNoise, planned: Plan) -> str:
+    """What is promised to a person whose template leaves, and what is not."""
+    steps = {s.step for s in planned.sent if s.direction == "up" and s.content == "template"}
+    most = sum(stage.rounds * len(steps & set(stage.parties)) for stage in planned.stages)
+    ended = "" if noise.target_epsilon is None else f"; target_epsilon={noise.target_epsilon:g} ends the run before"
+    return (
+        f"templates leave with noise: ε = {noise.epsilon(1):.4g} at δ = {noise.delta:g} for each release, "
+        f"{noise.epsilon(most):.4g} for a party that is asked in all rounds{ended}. What else it sends has no noise, "
+        "and tells of the same images."
+    )
 
 
 def as_dict(privacy: PartyPrivacy, planned: Plan) -> dict[str, Any]:

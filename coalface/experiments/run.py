@@ -18,7 +18,7 @@ from coalface.data.stores import telling_passed_over
 from coalface.engine import checkpoint
 from coalface.experiments import provenance, status
 from coalface.experiments.callbacks.base import Callback, Callbacks, PretrainingCallbacks
-from coalface.experiments.callbacks.registry import trackers_of
+from coalface.experiments.callbacks.tracker import trackers_of
 from coalface.experiments.execution import Carrier, execute, finish
 from coalface.experiments.prepare import prepare
 from coalface.experiments.recipe import loader, schema

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from coalface.core.method import Models
+from coalface.core.method import Method, Models
+from coalface.core.steps import plays
 from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.server import READ, Server
 from coalface.engine.transport import Member
@@ -17,7 +18,9 @@ from coalface.evaluation import enrolled, personalised
 from coalface.experiments import plan
 from coalface.experiments.environment import environment
 from coalface.experiments.prepare import PreparedRun
+from coalface.experiments.report import runs
 from coalface.privacy import ledger
+from coalface.training.local_work import LocalTraining, WorksByRound
 from coalface.training.losses.spreadout import cosine_histogram, mean_cosine
 
 
@@ -35,7 +38,7 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
         "setting": method.setting,
         "pooled": bool(method.pools),
         "seed": recipe.seed,
-        "rounds": sum(stage.rounds for stage in method.stages()),
+        "rounds": len(runs.read_metrics(server.folder)),
         "parties": parties,
         "bytes": {name: count for name, count in server.at.totals.items() if count or name in ("down", "up")},
         "numerics": server.numerics.record(),
@@ -45,11 +48,45 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
     }
     if server.private is not None:
         about["privacy"] = server.private.summary() | ({"ended": server.ended} if server.ended else {})
+    if server.templates is not None:
+        about["templates"] = server.templates.summary() | ({"ended": server.ended} if server.ended else {})
     if run.weights_steps:
         about["weights"] = {"sha256": recipe.model.sha256, "steps": list(run.weights_steps)}
     if models.class_embeddings:
         about["class_embeddings"] = class_embeddings(torch.cat(list(models.class_embeddings.values())))
-    return about | {key: value for key, value in evaluated.items() if key != "judged"}
+    about |= {key: value for key, value in evaluated.items() if key != "judged"}
+    work = trained(method, about, runs.read_metrics(server.folder))
+    return about if work is None else about | {"trained": work}
+
+
+def trained(method: Method, summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:
+    """Local `steps` and `images` seen, of all trainers together, a pre-training apart; None where nothing tells.
+
+    A method whose rounds are alike has them from the rounds of each party. One that says what a round is
+    (`WorksByRound`) has them round by round, if nobody was left out of any.
+    """
+    local = getattr(method, "local", None)
+    trainers = [party for party in summary["parties"] if plays(party["role"], "trainer")]
+    if any(party["images"] is None for party in trainers):  # hidden in secure sums
+        return None
+    used = summary.get("public_images", {}).get("used", {})
+    rounds = [record for record in records if not record["abandoned"]]
+    pairs: list[tuple[int, int] | None] = []
+    if isinstance(method, WorksByRound):
+        if getattr(method, "sample", None) is not None or any(record["failed"] for record in rounds):
+            return None
+        for party in trainers:
+            for place, record in enumerate(rounds):
+                images = party["images"] + (used[party["name"]][place] if party["name"] in used else 0)
+                pairs.append(method.round_work(record["stage"], record["round"], party["role"], party["name"], images))
+    elif isinstance(local, LocalTraining) and type(method).stages is Method.stages:
+        for party in trainers:
+            steps, images = local.work(party["name"], party["images"])
+            pairs.append((party["rounds"] * steps, party["rounds"] * images))
+    if not pairs or None in pairs:
+        return None
+    steps_of, images_of = zip(*filter(None, pairs), strict=True)
+    return {"steps": sum(steps_of), "images": sum(images_of)}
 
 
 def _told(member: Member) -> dict[str, Any]:

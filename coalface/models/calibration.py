@@ -16,6 +16,7 @@ from coalface.core.checks import build
 from coalface.core.disk import write_json
 from coalface.core.errors import DataError
 from coalface.core.parsing import parse_json
+from coalface.core.text import several
 
 CALIBRATION = "calibration.json"
 """Beside `model.json`: a model's fingerprint, and its thresholds."""
@@ -36,11 +37,20 @@ class Threshold:
     """What it was chosen on."""
     count: int = 0
     """Pairs, or strangers, that it was chosen on."""
+    impostors: int = 0
+    """The impostor pairs among them, of which the rate is a share; 0 where a version before did not keep it."""
+
+    @property
+    def basis(self) -> str:
+        """What its rate rests on."""
+        if self.kind == "FPIR":
+            return several(self.count, "stranger")
+        return several(self.impostors, "impostor pair") if self.impostors else several(self.count, "pair")
 
     def __str__(self) -> str:
         if self.rate is None:
             return f"threshold {self.cosine:.4f}"
-        source = f", chosen on {self.on} ({self.count:,})" if self.on else ""
+        source = f", chosen on {self.on} ({self.basis})" if self.on else ""
         return f"threshold {self.cosine:.4f} at {self.kind} {self.rate:g}{source}"
 
 

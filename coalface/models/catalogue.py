@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from coalface.models import BACKBONES, Backbone, sketch
 from coalface.models.embedding import eval_mode
-from coalface.models.speed import USUAL, Arithmetic, check_measure, measure
+from coalface.models.speed import USUAL, Arithmetic, measure
 
 
 def catalogue(
@@ -32,11 +32,8 @@ def catalogue(
     `measured`, `speed` (as `Speed`; `begins` is told each name before it is measured). A backbone that cannot take the
     size has `name` and `cannot`, the reason.
 
-    Raises ValueError for an unknown name, for channels that no backbone takes, and before all else where a batch or
-    threads cannot be measured.
+    Raises ValueError for an unknown name, for channels that no backbone takes, and as `measure` does.
     """
-    if measured:
-        check_measure(batch, arithmetic.threads)
     entries: list[dict[str, Any]] = []
     for name in names or BACKBONES:
         try:

@@ -70,9 +70,12 @@ def measure(
 
     torch's number of threads is put back afterwards. Other work on the machine shows in the figures.
 
-    Raises ValueError as `check_measure` and `build` do.
+    Raises ValueError for a batch below 2 (BatchNorm cannot train on one image), no thread, and as `build` does.
     """
-    check_measure(batch, arithmetic.threads)
+    if batch < 2:
+        raise ValueError(f"a batch of {batch} cannot be trained through BatchNorm; give a batch of 2 or more")
+    if arithmetic.threads < 1:
+        raise ValueError(f"{arithmetic.threads} threads cannot compute anything; give 1 or more")
     module = build(name, size=size, channels=channels, generator=np.random.default_rng(0))
     images = random_images(batch, channels, size, arithmetic)
     train = training_step(module, images, arithmetic)
@@ -139,14 +142,6 @@ def threads(count: int) -> Iterator[None]:
     finally:
         torch.set_num_threads(before[0])
         cv2.setNumThreads(before[1])
-
-
-def check_measure(batch: int, threads: int) -> None:
-    """Raise ValueError for a batch below 2 (BatchNorm cannot train on one image) or no thread."""
-    if batch < 2:
-        raise ValueError(f"a batch of {batch} cannot be trained through BatchNorm; give a batch of 2 or more")
-    if threads < 1:
-        raise ValueError(f"{threads} threads cannot compute anything; give 1 or more")
 
 
 def processor() -> str:

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from coalface.core.errors import RecipeError
+from coalface.privacy.correlated import squared_sensitivity
 
 EXTRA = "pip install 'coalface[privacy]'"
 
 _ORDERS = (1.25, 1.5, 1.75, *range(2, 33), 40, 48, 64, 96, 128)
 """α of the Rényi bound, which holds for any: those that are best where ε is from 0.1 to 100."""
 
-Drawing = Literal["fixed", "poisson"]
-"""`fixed`: so many of the parties without replacement; `poisson`: each with the same probability, by itself."""
+Drawing = Literal["fixed", "poisson", "cyclic"]
+"""`fixed`: so many of the parties without replacement; `poisson`: each with the same probability, by itself; `cyclic`:
+so many, in turn."""
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,32 @@ class Drawn:
         """q, the probability that a party is drawn."""
         return self.asked / self.of
 
+    @property
+    def separation(self) -> int:
+        """Rounds from one in which a party takes part to its next one, at the least."""
+        return self.of // self.asked if self.drawing == "cyclic" else 1
+
 
 @dataclass(frozen=True)
 class Mechanism:
     """A Gaussian mechanism: σ over the most that one party can change, and how its parties were drawn (None: all).
 
-    Where several sums are over the parties of one draw, they are one mechanism of σ / √k.
+    Where several sums are over the parties of one draw, they are one mechanism of σ / √k. Of parties in turn all rounds
+    of a stage belong together: so many of the mechanism are that many rounds, whose noise may be correlated.
     """
 
     noise_multiplier: float
     drawn: Drawn | None = None
+    bands: int = 1
+    """Those of `coalface.privacy.correlated`."""
+    stage: str = ""
+    """Rounds of another stage are another mechanism: a party may take part in the last of one and the first of the
+    next."""
+
+    @property
+    def separation(self) -> int:
+        """See `Drawn.separation`."""
+        return 1 if self.drawn is None else self.drawn.separation
 
 
 def epsilon(mechanisms: Mapping[Mechanism, int], delta: float) -> float:
@@ -51,11 +69,13 @@ def epsilon(mechanisms: Mapping[Mechanism, int], delta: float) -> float:
     replies are zero in one of them.
 
     Without draws all is one Gaussian mechanism of σ = (Σ 1/σ_t²)^(−1/2), whose ε is known exactly (Balle & Wang, ICML
-    2018, Theorem 8). Poisson draws are composed as privacy loss distributions (Koskela et al., AISTATS 2020; Doroshenko
-    et al., PoPETs 2022), rounded upwards to 1e-4. Draws of a fixed size have no such distribution: the smaller of two
-    bounds is taken, that of the run without draws, and the Rényi bound of Wang et al. (AISTATS 2019, Theorem 27). It is
-    for the neighbours where one party's replies are *replaced* by others, which change a sum by up to twice the clip:
-    so its σ is σ / 2. It holds for a reply of zero in their place too.
+    2018, Theorem 8). So it is for parties in turn, each of whom takes part in few of the rounds, also where the noise
+    of these is correlated: Σ 1/σ_t² is `squared_sensitivity` / σ² then. Poisson draws are composed as privacy loss
+    distributions (Koskela et al., AISTATS 2020; Doroshenko et al., PoPETs 2022), rounded upwards to 1e-4. Draws of a
+    fixed size have no such distribution: the smaller of two bounds is taken, that of the run without draws, and the
+    Rényi bound of Wang et al. (AISTATS 2019, Theorem 27). It is for the neighbours where one party's replies are
+    *replaced* by others, which change a sum by up to twice the clip: so its σ is σ / 2. It holds for a reply of zero in
+    their place too.
 
     Raises RecipeError where the package is not installed.
 
@@ -74,15 +94,27 @@ def _epsilon(mechanisms: frozenset[tuple[Mechanism, int]], delta: float) -> floa
         return math.inf
     poisson = [(m, count) for m, count in mechanisms if m.drawn is not None and m.drawn.drawing == "poisson"]
     others = [(m, count) for m, count in mechanisms if (m, count) not in poisson]
-    sigma = sum(count / m.noise_multiplier**2 for m, count in others) ** -0.5 if others else None
+    lost = sum(squared_sensitivity(n, m.separation, m.bands) / m.noise_multiplier**2 for m, n in others)
+    sigma = lost**-0.5 if others else None
     if sigma is not None and not poisson:
         whole = float(_package("dp_accounting").get_epsilon_gaussian(sigma, delta))
-        fixed = any(m.drawn is not None for m, _ in others)
+        fixed = any(m.drawn is not None and m.drawn.drawing == "fixed" for m, _ in others)
         return min(whole, _replaced(others, delta)) if fixed else whole
     distributions = [_sampled(m).self_compose(count) for m, count in sorted(poisson, key=repr)]
     if sigma is not None:
         distributions.append(_distribution(sigma))
     return float(functools.reduce(lambda a, b: a.compose(b), distributions).get_epsilon_for_delta(delta))
+
+
+def concentrated_epsilon(rho: float, delta: float) -> float:
+    """ε at δ of ρ-concentrated differential privacy: D_α ≤ ρ α for all orders α. ρ adds up over sums, such as those of
+    `coalface.privacy.noise_shares`; draws of the parties take nothing from it.
+
+    The conversion is that of Canonne, Kamath & Steinke (NeurIPS 2020), Proposition 12, at the best of some orders.
+    Raises RecipeError where the package is not installed.
+    """
+    package, rdp = _package("dp_accounting"), _package("dp_accounting.rdp")
+    return float(rdp.RdpAccountant(_ORDERS).compose(package.ZCDpEvent(rho)).get_epsilon(delta))
 
 
 def _replaced(mechanisms: list[tuple[Mechanism, int]], delta: float) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,6 +154,8 @@ class Signatures:
     """How many there are."""
     covered: int = 0
     """How many, up to the last statement that holds and that a party has signed too."""
+    by_parties: bool = False
+    """Whether that statement is known from what a party at hand keeps alone: the run's file lacks it."""
     signed: dict[str, int] = field(default_factory=dict)
     """Who signed how many rounds, by signatures that hold; first the server, as `the server`."""
     keys: dict[str, str] = field(default_factory=dict)
@@ -201,20 +203,23 @@ def verify(run: Path, receipts: Sequence[str], folders: Iterable[Path] = ()) -> 
         if text_of(line) not in listed:
             every.append((line, [SERVER, party]))
     if not statements:
-        found.faults.append(f"{path} does not exist or is empty: no round was signed, or the file was removed")
-    return _held(found, every, receipts)
+        why = "the parties at hand keep what it had" if kept else "no round was signed, or the file was removed"
+        found.faults.append(f"{path} does not exist or is empty: {why}")
+    return _held(found, every, listed, receipts)
 
 
 def _held(
     found: Signatures,
     statements: Iterable[tuple[Mapping[str, Any], Sequence[str]]],
+    listed: Container[str],
     receipts: Sequence[str],
 ) -> Signatures:
-    """Hold what was stated against the receipts: the first round that does not hold is a fault."""
+    """Hold what was stated, or `listed` in the run's file, against the receipts: the first that fails is a fault."""
     for statement, signers in sorted(statements, key=lambda entry: int(entry[0]["lines"])):
         lines, head = statement["lines"], statement["head"]
         if 0 < lines < len(receipts) and receipts[lines] == head:
-            found.covered = lines if len(signers) > 1 else found.covered
+            if len(signers) > 1:
+                found.covered, found.by_parties = lines, text_of(statement) not in listed
             continue
         now = f"it ends with {receipts[lines]}" if lines < len(receipts) else f"there are {len(receipts) - 1:,} lines"
         found.faults.append(

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from coalface.core.codec import Entry
@@ -42,14 +43,25 @@ class Head:
         return Head(self.lines + len(lines), json.loads(lines[-1])["chain"], size) if lines else self
 
 
-def lines_for(entries: Sequence[Entry], sums: Sequence[str], context: Mapping[str, str | int], head: Head) -> list[str]:
+def lines_for(
+    entries: Sequence[Entry],
+    sums: Sequence[str],
+    context: Mapping[str, str | int],
+    head: Head,
+    protections: Mapping[str, str] = MappingProxyType({}),
+) -> list[str]:
     """The ledger lines of one message: its header and every tensor, with name, kind, shape, dtype, bytes and SHA-256.
 
-    `context` says when, by which step, to whom and how protected. The bytes of the lines add up to the bytes sent.
+    `context` says when, by which step, to whom and how protected; `protections` has the tensors, by name, that are
+    protected otherwise. The bytes of the lines add up to the bytes sent.
     """
     common = json.dumps(dict(context))[1:-1]
+    other = {name: json.dumps({**context, "protection": how})[1:-1] for name, how in protections.items()}
     pieces = zip(entries, sums, strict=True)
-    return chained((f'{common}, {_described(entry)}, "sha256": "{digest}"' for entry, digest in pieces), head)
+    return chained(
+        (f'{other.get(entry.name, common)}, {_described(entry)}, "sha256": "{digest}"' for entry, digest in pieces),
+        head,
+    )
 
 
 def chained(contents: Iterable[str], head: Head) -> list[str]:

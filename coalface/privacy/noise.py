@@ -74,6 +74,19 @@ def load_ciphers() -> Any:
         raise RecipeError(f"its noise needs the package cryptography; run {EXTRA}", where="privacy.dp") from error
 
 
+class KeyStream:
+    """The bytes of ChaCha20 under a secret and a name, one after the other; raises as `load_ciphers` does."""
+
+    def __init__(self, secret: bytes, kind: str, name: str) -> None:
+        key, ciphers = bytes.fromhex(digest(secret, kind, name)), load_ciphers()
+        self._stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def bytes(self, length: int) -> bytes:
+        """The next bytes."""
+        drawn: bytes = self._stream.update(bytes(length))
+        return drawn
+
+
 def normals(secret: bytes, name: str, count: int) -> NDArray[np.float64]:
     """(count,) standard normal numbers, of the stream that a secret and a name make: ChaCha20 and Box & Muller.
 
@@ -81,13 +94,12 @@ def normals(secret: bytes, name: str, count: int) -> NDArray[np.float64]:
 
     Raises RecipeError as `load_ciphers` does.
     """
-    key, ciphers = bytes.fromhex(digest(secret, "normals", name)), load_ciphers()
-    stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+    stream = KeyStream(secret, "normals", name)
     pairs = -(-count // 2)
     drawn = np.empty((pairs, 2))
     for first in range(0, pairs, _BLOCK):  # what is computed at a time stays in a cache
         size = min(_BLOCK, pairs - first)
-        bits = np.frombuffer(stream.update(bytes(16 * size)), dtype="<u8").reshape(size, 2)
+        bits = np.frombuffer(stream.bytes(16 * size), dtype="<u8").reshape(size, 2)
         uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
         radius, angle = np.sqrt(-2 * np.log(uniform[:, 0])), 2 * np.pi * uniform[:, 1]
         drawn[first : first + size, 0] = radius * np.cos(angle)

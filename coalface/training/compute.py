@@ -10,8 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from coalface.core.method import Backbone
 from coalface.data.augment import DRAWS, Augment, to_tensor
 from coalface.data.faceset import FaceSet
+
+BATCH = 256
+"""Images that are embedded at a time where all of a set are."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,14 @@ class Compute:
     def plain(self, faces: FaceSet) -> Tensor:
         """(n, c, h, w) all images of a face set as they are."""
         return self._ready(to_tensor(faces.take(np.arange(len(faces)))))
+
+    @torch.no_grad()
+    def embed_all(self, backbone: Backbone, faces: FaceSet) -> Tensor:
+        """(n, d) embeddings of all images as they are, `BATCH` at a time; the module is left in evaluation mode."""
+        module, places = backbone.module.eval(), np.arange(len(faces))
+        starts = range(0, len(faces), BATCH)
+        parts = [self.embed(module, self.plain(faces.select(places[at : at + BATCH]))) for at in starts]
+        return torch.cat(parts) if parts else torch.empty(0, backbone.embedding_size, device=self.device)
 
     def _ready(self, images: Tensor) -> Tensor:
         if self.channels_last:

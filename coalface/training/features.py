@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from coalface.core.method import Party, Tensors
 from coalface.data.faceset import FaceSet
 from coalface.training.losses.base import unit
-
-BATCH = 256
-"""Images that are embedded at a time."""
 
 
 @torch.no_grad()
@@ -21,12 +17,7 @@ def unit_features(party: Party, faces: FaceSet, backbone: Tensors, kept: Tensors
     `kept` is what the BatchNorm policy keeps at the party. Raises ValueError where a feature is not finite or zero.
     """
     party.backbone.load(backbone, kept)
-    module = party.backbone.module.eval()
-    parts = [
-        party.compute.embed(module, party.compute.plain(faces.select(np.arange(at, min(at + BATCH, len(faces))))))
-        for at in range(0, len(faces), BATCH)
-    ]
-    features = unit(torch.cat(parts)) if parts else torch.empty(0, party.backbone.embedding_size, device=party.device)
+    features = unit(party.compute.embed_all(party.backbone, faces))
     bad = (~((features.norm(dim=1) - 1).abs() < 0.5)).nonzero().view(-1)
     if len(bad):
         raise ValueError(

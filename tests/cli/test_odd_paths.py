@@ -26,6 +26,7 @@ from commands import refused
         ("ledger PATH", "binary"),
         ("resume PATH", "empty"),
         ("data pack PATH new", "missing"),
+        ("data preview PATH", "folder"),
         ("data align faces new --landmarks PATH", "binary"),
         ("data align faces new --detector PATH", "binary"),
     ],

@@ -135,15 +135,19 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
 
 
 def damaged(way: str, image: bytes) -> bytes:
-    """No image; a header and nothing behind it; an image cut off; one whose header alone is whole."""
+    """A header and nothing behind it; one whose header alone is whole; one that the decoder fills in."""
     png = bytes(cv2.imencode(".png", cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR))[1])
     scan = image.index(b"\xff\xda")
     hollow = png[:60] + bytes(len(png) - 80) + png[-20:]
-    return {"text": b"no image", "header": image[:scan], "cut": image[:-60], "hollow": hollow}[way]
+    filled = image[: scan + 200] + 20 * b"\xff" + image[scan + 220 :]
+    return {"header": image[:scan], "hollow": hollow, "filled": filled}[way]
 
 
-@pytest.mark.parametrize("way", ["header", "hollow"])
-@pytest.mark.parametrize("kind", ["folder", "rec", "bin", "pack"])
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [(kind, way) for kind in ("folder", "rec", "bin") for way in ("header", "hollow", "filled")]
+    + [("pack", "header"), ("pack", "hollow")],  # which takes an image as the decoder fills it
+)
 def test_a_damaged_image_is_not_handed_on_and_leaves_nothing_half_written(tmp_path: Path, kind: str, way: str) -> None:
     image = faces(tmp_path / "f") / "Bo" / "Bo_0002.jpg"
     image.write_bytes(damaged(way, image.read_bytes()))

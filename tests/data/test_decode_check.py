@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
-from commands import invoked
 
 from coalface.core.errors import DataError
 from coalface.data.source import decode
@@ -55,22 +53,6 @@ def test_the_first_damage_counts_whichever_way_it_shows() -> None:
         list(all_whole(lambda i: (images[[0, 2, 1][i]], f"image {i}"), 3))
 
 
-@pytest.mark.parametrize("kind", ["folder"])
-def test_a_conversion_ends_at_it_and_leaves_nothing(
-    tmp_path: Path, kind: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "set" / "a").mkdir(parents=True)
-    for i in range(6):
-        (tmp_path / "set" / "a" / f"a_000{i + 1}.jpg").write_bytes(hurt() if i == 3 else WHOLE + bytes([i]))
-    (tmp_path / "set" / "b").mkdir()
-    (tmp_path / "set" / "b" / "b_0001.jpg").write_bytes(WHOLE)
-    (tmp_path / "list").write_text("1\na 4 1\na 2 b 1\n")
-    pairs = ["--pairs", str(tmp_path / "list")] if kind == "bin" else []
-    result = invoked("data", "convert", tmp_path / "set", tmp_path / "out", "--to", kind, *pairs)
-    assert "a_0004.jpg: it is damaged in the middle" in str(result.exception)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["list", "set"] and capfd.readouterr().err == ""
-
-
 def test_what_others_write_meanwhile_is_passed_on_and_what_decoders_say_is_not(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -82,7 +64,7 @@ def test_what_others_write_meanwhile_is_passed_on_and_what_decoders_say_is_not(
     assert capfd.readouterr().err == "a bar\n"
 
 
-def test_opencv_keeps_its_own_lines_to_itself(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_opencv_keeps_its_own_lines_to_itself(capfd: pytest.CaptureFixture[str]) -> None:
     png = cv2.imencode(".png", np.zeros((40, 40, 3), np.uint8))[1].tobytes()
     claimed = png[:16] + (1 << 21).to_bytes(4, "big") + (1).to_bytes(4, "big") + png[24:]  # beyond OpenCV's own limit
     with pytest.raises(DataError, match="x: it is damaged or not an image"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,18 @@ def test_hidden_and_linked_folders_of_an_identity_are_named_and_not_entered(tmp_
     assert store.passed_over() == [
         f"2 images {ASTRAY}: ann/.old/2.jpg, ann/fr/.x/4.jpg",
         "2 links to folders, which are not followed: ann/more, bo/even/more",
+    ]
+
+
+def test_dead_links_and_pipes_are_called_what_they_are(tmp_path: Path) -> None:
+    put(tmp_path, "ann/1.jpg", "loose.png")
+    (tmp_path / "gone.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "away.png").symlink_to(tmp_path / "ann" / "1.jpg")
+    os.mkfifo(tmp_path / "ann" / "pipe.jpg")
+    assert open_store(tmp_path).passed_over() == [
+        f"2 images {ASTRAY}: away.png, loose.png",
+        "1 link to files that are not there: gone.jpg",
+        "1 pipe or device, which are not read: ann/pipe.jpg",
     ]
 
 

@@ -8,13 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from counting_source import Counting
-from numpy.typing import NDArray
 
 from coalface.core.errors import DataError
 from coalface.data.readers.pack import cached_pack, default_cache, read_pack, write_pack
@@ -175,28 +174,11 @@ def test_the_cache_lies_where_the_environment_says(tmp_path: Path, monkeypatch: 
     assert default_cache() == tmp_path / ".cache" / "coalface"
 
 
-class Given:
-    """A source of given pixels."""
-
-    def __init__(self, pixels: NDArray[np.uint8], labels: list[int], names: list[str], files: list[str]) -> None:
-        self.pixels, self.labels = pixels, np.array(labels)
-        self.names, self.files = tuple(names), tuple(files)
-
-    def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:
-        return iter(self.pixels)
-
-    def fingerprint(self) -> str:
-        return hashlib.sha256(self.pixels.tobytes()).hexdigest()
-
-
-SOURCE = Given(np.arange(24, dtype=np.uint8).reshape(6, 2, 2, 1), [0, 0, 1, 1, 1, 2], list("abc"), list("uvwxyz"))
-
-
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The four files of a pack."""
     pack = tmp_path_factory.mktemp("sound") / "pack"
-    write_pack(SOURCE, pack, size=2, grey=True)
+    write_pack(Counting(), pack, size=2, grey=True)
     return {path.name: path.read_bytes() for path in pack.iterdir()}
 
 
@@ -221,16 +203,12 @@ def forge(folder: Path, files: dict[str, bytes]) -> None:
     ("file", "change", "reason"),
     [
         *(
-            (
-                "labels.npy",
-                lambda raw, labels=labels: raw[:-48] + np.array(labels, "<i8").tobytes(),
-                "6 labels from 0 to 2",
-            )
-            for labels in ([0, 0, 1, 1, 2, 3], [0, 0, 1, 1, 1, -1], [2**63 - 1] * 6)
+            ("labels.npy", lambda raw, labels=labels: raw[:-40] + np.array(labels, "<i8").tobytes(), "from 0 to 1")
+            for labels in ([0, 0, 1, 1, 2], [0, 0, 1, 1, -1], [2**63 - 1] * 5)
         ),
         (
             "labels.npy",
-            lambda raw: raw.replace(b"(6,)", b"(1099511627776,)").replace(b" " * 13 + b"\n", b" \n"),
+            lambda raw: raw.replace(b"(5,)", b"(1099511627776,)").replace(b" " * 13 + b"\n", b" \n"),
             "damaged",
         ),
         *(
@@ -242,7 +220,7 @@ def forge(folder: Path, files: dict[str, bytes]) -> None:
             for file in ("meta.json", "index.json")
             for text in (b"[" * 100_000, b'{"a":' * 100_000, b"1" * 5000, b"", b"\xed\xa0\x80", b"null", b"[]")
         ),
-        ("index.json", lambda raw: raw.replace(b'"u"', b"1"), "does not name"),
+        ("index.json", lambda raw: raw.replace(b'"ann/1"', b"1"), "does not name"),
         *(("meta.json", lambda raw, key=key: raw.replace(key, b'"x"'), "damaged|not a pack") for key in META_KEYS),
         ("meta.json", lambda raw: raw.replace(b'"version": 1', b'"version": 2'), "version is 2"),
     ],

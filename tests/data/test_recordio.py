@@ -250,14 +250,6 @@ def test_records_in_any_order_and_repeated(tmp_path: Path) -> None:
             file.read_many([3, missing])
 
 
-@pytest.mark.parametrize("line", ["-1\t0", "1\t0\t0", "1", "1\t0x10", "1\t" + "9" * 19, "é\t0"])
-def test_a_line_that_is_no_index(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "some.idx"
-    path.write_bytes("".join(f"{key}\t{16 * key}\n" for key in range(30)).encode() + f"{line}\n70\t2000\n".encode())
-    with pytest.raises(DataError, match=r"some\.idx, line 31: .* is not a record number, a tab and an offset; fetch"):
-        read_index(path)
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.binary(max_size=60) | st.text("0123456789\t\n", max_size=60).map(str.encode))
 def test_an_index_of_any_bytes(text: bytes) -> None:

@@ -53,14 +53,9 @@ def numbered(*names: str, count: int = 2) -> list[str]:
             [f"{name}/{i}_id{k}.jpg" for name, k in (("a", 1), ("b", 2), ("c", 1), ("d", 2), ("e", 3)) for i in EACH],
             ["every file of 2 folders", "id1 (a, c), and so for 1 more"],
         ),
-        ([f"{camera}/{i:03}.jpg" for camera in ("DSC", "IMG_0412") for i in range(5)], ["a camera", "DSC, IMG_0412"]),
         (
             [f"smile/{k:03}_frontal_{i:02}.jpg" for k in (1, 2, 3, 4) for i in (1, 2)],
             ["1 folder of 1 holds", "001, 002, 003, …"],
-        ),
-        (
-            [f"cam{c}/{k}_{i}.png" for c in (1, 2, 3) for k in range(8) for i in (0, 1)],
-            ["a camera", "cam1, cam2, cam3"],
         ),
         ([f"{how}_front/{k:03}.jpg" for how in ("neutral", "smiling") for k in (1, 2, 5, 9)], ["2 identities"]),
         (
@@ -71,14 +66,9 @@ def numbered(*names: str, count: int = 2) -> list[str]:
             [f"{place}/{name}_{i}.jpg" for place in ("indoor", "street") for name in WORDS for i in EACH],
             ["the same 10 names", "ann, bo, cy, …"],
         ),
-        (
-            [f"{place}/IMG_ID{k % 12:02}_{k:04}.jpg" for place in ("hall", "gate") for k in range(100)],
-            ["2 folders of 2", "gate", "ID00, ID01, ID02"],
-        ),
         ([f"2024-05-{day:02}/{k:04}.jpg" for day in (1, 2) for k in range(9)], ["2 identities", "2024-05-01"]),
         ([f"202405{day:02}/IMG_{k}.jpg" for day in (1, 2) for k in range(9)], ["2 identities", "20240501"]),
-        ([f"{name}/{k}.jpg" for name in ("camera-2", "DCIM", "100CANON") for k in (1, 2)], ["3 identities", "DCIM"]),
-        ([f"{name}/{k}.jpg" for name in ("session1", "IMG", "Visit 3") for k in (1, 2)], ["3 identities", "IMG"]),
+        ([f"{name}/{k}.jpg" for name in ("cam-2", "Visit 3", "100CANON") for k in (1, 2)], ["3 identities", "cam-2"]),
     ],
 )
 def test_folders_that_are_no_people_are_told(tmp_path: Path, files: list[str], fragments: list[str]) -> None:

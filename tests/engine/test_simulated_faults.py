@@ -6,7 +6,9 @@ import pytest
 import torch
 from toys import Moved, Note, Values
 
+from coalface.core import checks
 from coalface.core.codec import forms
+from coalface.core.errors import RecipeError
 from coalface.engine.faults import COUNT_FAULTS, TENSOR_FAULTS, SimulatedFaults
 
 WHEN = [("train", round_, 1) for round_ in range(1, 401)]
@@ -77,19 +79,23 @@ def test_single_tensors_are_corrupted_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "names"),
+    ("settings", "where"),
     [
-        ({"corrupt": {"silo-1": "nonsense"}}, "faults.corrupt.silo-1"),
-        ({"lost": 1.5}, "faults.lost"),
-        ({"dropout": -0.1}, "faults.dropout"),
-        ({"slow": {"*": 5.0}}, "faults.deadline"),
-        ({"slow": {"silo-1": float("nan")}, "deadline": 1.0}, "faults.slow.silo-1"),
-        ({"slow": {"silo-1": 1.0}, "deadline": -1.0}, "faults.deadline"),
+        ({"corrupt": {"silo-1": "nonsense"}}, "corrupt.silo-1"),
+        ({"stages": {"nonsense": 0.5}}, "stages.nonsense"),
+        ({"stages": {"mask": 1.5}}, "stages.mask"),
+        ({"lost": 1.5}, "lost"),
+        ({"dropout": -0.1}, "dropout"),
+        ({"slow": {"*": 5.0}}, "slow"),
+        ({"slow": {"silo-1": -1.0}, "deadline": 1.0}, "slow.silo-1"),
+        ({"slow": {"silo-1": 1.0}, "deadline": -1.0}, "deadline"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: Any, names: str) -> None:
-    with pytest.raises(ValueError, match=names):
-        SimulatedFaults(**settings)
+def test_settings_that_cannot_be_are_refused(settings: Any, where: str) -> None:
+    for build in (lambda: SimulatedFaults(**settings), lambda: checks.build(SimulatedFaults, settings, "faults")):
+        with pytest.raises(RecipeError) as error:
+            build()
+        assert error.value.where.removeprefix("faults.") == where and "faults.faults" not in str(error.value)
     assert SimulatedFaults(slow={"*": 0.0}).after(0, "silo-0", WHEN[0]) is None
 
 

@@ -49,14 +49,6 @@ def test_by_hand():
     assert result.figures((1, 2, 3)) == {"rank-1": 50, "rank-2": 75, "rank-3": 100}
 
 
-def test_ties_go_against_the_query_wherever_they_stand():
-    gallery = unit([[1, 0], [1, 0], [0, 1]])
-    query = unit([[1, 0]])
-    for names in ([5, 6, 7], [6, 5, 7]):
-        assert identify(query, gallery, np.array([5]), np.array(names)).ranks.tolist() == [2]
-    assert identify(query, gallery, np.array([5]), np.array([5, 5, 7])).ranks.tolist() == [1]  # of its own: no harm
-
-
 @pytest.mark.parametrize("dimensions", [3, 256, 509])
 def test_a_collapsed_model_finds_nobody(dimensions):
     rng = np.random.default_rng(dimensions)

@@ -1,9 +1,10 @@
-"""`coalface ijb` on made-up lists over drawn faces, against loops that follow the definitions."""
+"""`coalface ijb` on made-up lists over drawn faces, against its metrics on features of single images."""
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from coalface.data.align import TEMPLATE
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.evaluation import feature_file, finished_model
 from coalface.evaluation.ijb import evaluate_ijb
+from coalface.evaluation.metrics.open_set import search
+from coalface.evaluation.metrics.verification import tar_at_far
 
 SUBJECTS, EACH = 10, 6
 GALLERIES = {"G1": range(5), "G2": range(5, 10)}
@@ -115,13 +118,6 @@ def pooled(of: dict[int, list[tuple[int, np.ndarray, float]]], norm: bool, score
     return vectors
 
 
-def tar(pairs: list[tuple[float, bool]], far: float) -> tuple[float, float]:
-    """In percent, where at most floor(far × impostors) impostors are accepted, and the best that is rejected."""
-    genuine, impostors = ([s for s, same in pairs if same is kind] for kind in (True, False))
-    limit = sorted(impostors, reverse=True)[math.floor(far * len(impostors) + 1e-9)]
-    return 100 * sum(s > limit for s in genuine) / len(genuine), limit
-
-
 @pytest.mark.parametrize(("flip", "norm", "scored"), [(False, True, None), (True, False, False), (True, True, True)])
 def test_the_figures_are_those_of_the_definitions(
     model: Path, ijbc: Path, flip: bool, norm: bool, scored: bool | None
@@ -144,29 +140,20 @@ def test_the_figures_are_those_of_the_definitions(
     listed = [
         [int(x) for x in line.split()] for line in (meta / "ijbc_template_pair_label.txt").read_text().splitlines()
     ]
-    pairs = [(float(vectors[a] @ vectors[b]), bool(same)) for a, b, same in listed]
-    assert (result["pairs"], result["genuine"]) == (len(pairs), sum(same for _, same in pairs))
-    for far in FARS:
-        rate, limit = tar(pairs, far)
-        assert result[f"tar@far={far:g}"] == pytest.approx(rate)
-        assert result[f"threshold@far={far:g}"] == pytest.approx(limit, abs=1e-5)
+    same = np.array([bool(label) for _, _, label in listed])
+    assert (result["pairs"], result["genuine"]) == (len(listed), same.sum())
+    tars = tar_at_far(np.array([vectors[a] @ vectors[b] for a, b, _ in listed]), same, FARS)
+    for tar in tars:
+        assert result[f"tar@far={tar.far:g}"] == pytest.approx(100 * tar.tar)
+        assert result[f"threshold@far={tar.far:g}"] == pytest.approx(tar.threshold, abs=1e-5)
     assert "tar@far=1e-06" not in result  # so few impostors do not carry it
 
+    probes = [template for template in vectors if template >= 200]
     for name, subjects in GALLERIES.items():
-        right, strangers = [], []
-        for template in (t for t in vectors if t >= 200):
-            scores = sorted(((float(vectors[template] @ vectors[100 + s]), s) for s in subjects), reverse=True)
-            if who(template) in subjects:
-                rank = [s for _, s in scores].index(who(template)) + 1
-                right.append((rank, next(v for v, s in scores if s == who(template))))
-            else:
-                strangers.append(scores[0][0])
-        figures = result["galleries"][name]
-        assert figures["rank-1"] == pytest.approx(100 * sum(rank == 1 for rank, _ in right) / 15)
-        assert figures["rank-5"] == 100
-        limit = sorted(strangers, reverse=True)[1]  # a tenth of 15 is one
-        assert figures["tpir@fpir=0.1"] == pytest.approx(100 * sum(r == 1 and v > limit for r, v in right) / 15)
-        assert "tpir@fpir=0.01" not in figures
+        sides = [probes, [100 + subject for subject in subjects]]
+        rows = [np.stack([vectors[template] for template in side]).astype(np.float32) for side in sides]
+        searched = search(*rows, *(np.array(list(map(who, side))) for side in sides))
+        assert result["galleries"][name] == pytest.approx(searched.figures())
     for name, value in result["mean"].items():
         assert value == pytest.approx((result["galleries"]["G1"][name] + result["galleries"]["G2"][name]) / 2)
 
@@ -187,8 +174,6 @@ def test_the_command_prints_tables_or_json(model: Path, ijbc: Path) -> None:
 
 @pytest.fixture
 def copied(ijbc: Path, tmp_path: Path) -> Path:
-    import shutil
-
     shutil.copytree(ijbc, tmp_path / "copy")
     return tmp_path / "copy"
 
@@ -334,8 +319,9 @@ def test_the_splits_of_ijba(model: Path, ijba: Path) -> None:
         vectors = pooled(of, norm=True, scored=False)
         text = (ijba / "splits" / f"split{number}" / f"verify_comparisons_{number}.csv").read_text()
         listed = [[int(x) for x in line.split(",")] for line in text.splitlines()]
-        pairs = [(float(vectors[a] @ vectors[b]), (a % 1000) // 2 == (b % 1000) // 2) for a, b in listed]
-        tars_of_splits.append([tar(pairs, far)[0] for far in FARS])
+        scores = np.array([vectors[a] @ vectors[b] for a, b in listed])
+        same = np.array([(a % 1000) // 2 == (b % 1000) // 2 for a, b in listed])
+        tars_of_splits.append([100 * tar.tar for tar in tar_at_far(scores, same, FARS)])
     for k, far in enumerate(FARS):
         values = [tars[k] for tars in tars_of_splits]
         assert [tars[f"tar@far={far:g}"] for tars in figures["each"]] == pytest.approx(values)

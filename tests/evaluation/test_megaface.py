@@ -66,15 +66,6 @@ def test_worked_by_hand():
     assert megaface.evaluate_probes(probes, identities, distractors, fars=()).figures() == {"rank-1": 0}
 
 
-def test_ties_go_against_the_model():
-    probes, distractors = np.eye(2, dtype=np.float32)[[0, 0]], np.eye(2, dtype=np.float32)
-    result = megaface.evaluate_probes(probes, np.zeros(2, int), distractors, fars=(0.25, 0.5))
-    assert result.right == 0  # the mate is as like the probe as a distractor
-    quarter, half = result.tars  # of the four impostors two are at 1: one may be accepted, or both
-    assert (quarter.tar, quarter.false_accepts) == (0, 0) and (half.tar, half.false_accepts) == (1, 2)
-    assert megaface.evaluate_probes(probes, np.zeros(2, int), distractors[1:], fars=()).right == 2
-
-
 def test_distractors_from_a_file(tmp_path):
     probes, identities, distractors = drawn(coarse, 3)
     path = tmp_path / "features"

@@ -1,9 +1,8 @@
-"""`coalface megaface` on made-up lists over drawn faces, against loops that follow the definitions."""
+"""`coalface megaface` on made-up lists over drawn faces, against its metrics on features of single images."""
 
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from coalface.core.errors import DataError, RecipeError
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.evaluation import finished_model
 from coalface.evaluation.megaface import evaluate_megaface
+from coalface.evaluation.metrics.megaface import evaluate_probes
 
 NOISY = ("Ann Lee/Ann Lee_2.png", "1/12@N00/3_0.jpg")
 """A probe and a distractor that insightface's lists have, in the kit's words."""
@@ -64,7 +64,7 @@ def evaluated(run: Path, kit: Path, **options: Any) -> dict[str, Any]:
 
 
 def naive(run: Path, kit: Path, size: int, flip: bool, noises: bool) -> dict[str, float]:
-    """The figures from cosines of embeddings of single images."""
+    """The figures of `evaluate_probes` on embeddings of single images."""
     module = finished_model.read_model(run)[0].module
 
     def unit(file: Path) -> np.ndarray:
@@ -75,24 +75,16 @@ def naive(run: Path, kit: Path, size: int, flip: bool, noises: bool) -> dict[str
     listed = json.loads((kit / "lists" / "facescrub_features_list.json").read_text())
     crowd = json.loads((kit / "lists" / f"megaface_features_list.json_{size}_1").read_text())["path"]
     probes = [p for p in zip(listed["path"], listed["id"], strict=True) if not (noises and p[0] in NOISY)]
-    probe_features = [(unit(kit / "facescrub" / file.replace(" ", "_")), name) for file, name in probes]
+    probe_features = [unit(kit / "facescrub" / file.replace(" ", "_")) for file, _ in probes]
     distractor_features = []
     for file in crowd:
         if not (noises and file in NOISY):
             place = kit / "megaface" / file
             distractor_features.append(unit(place if place.exists() else place.with_suffix(".png")))
-    right, genuine = [], []
-    for i, (x, name) in enumerate(probe_features):
-        best = max(float(x @ y) for y in distractor_features)
-        for j, (y, mate_name) in enumerate(probe_features):
-            if i != j and name == mate_name:
-                right.append(float(x @ y) > best)
-                genuine += [float(x @ y)] if i < j else []
-    impostors = sorted((float(x @ y) for x, _ in probe_features for y in distractor_features), reverse=True)
-    figures = {"rank-1": 100 * sum(right) / len(right), "pairs": len(right), "distractors": len(distractor_features)}
-    for far in (0.01, 0.1):
-        limit = impostors[math.floor(far * len(impostors) + 1e-9)]
-        figures[f"tar@far={far:g}"] = 100 * sum(s > limit for s in genuine) / len(genuine)
+    rows, crowd_rows = (np.stack(features).astype(np.float32) for features in (probe_features, distractor_features))
+    people = np.unique([name for _, name in probes], return_inverse=True)[1]
+    result = evaluate_probes(rows, people, crowd_rows, fars=(0.01, 0.1))
+    figures = {**result.figures(), "pairs": result.pairs, "distractors": result.distractors}
     return figures
 
 

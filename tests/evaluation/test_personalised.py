@@ -205,24 +205,6 @@ def test_templates_of_the_mean_s_length_alter_official_alone():
         p.evaluate_client(*arguments, gallery, names, one_to_many="legacy")
 
 
-def test_a_mated_probe_that_is_not_first_counts_in_legacy_alone():
-    features, gallery = by_angle(30, 170, 200), by_angle(0, 40)
-    arguments = (features, np.array([5, 7, 8]), np.array([0, 1, 1]), 0, gallery, np.array([5, 6]))
-    assert p.evaluate_client(*arguments, fpirs=(1,)).tpirs[0].tpir == 0
-    assert p.evaluate_client(*arguments, fpirs=(1,), one_to_many="legacy").tpirs[0].tpir == 1
-
-
-def test_ties_go_against_the_probe():
-    # A model that gives all images one embedding recognises nobody, though all could be accepted.
-    features, gallery = by_angle(*[30] * 9), by_angle(30, 30)
-    identities, clients = np.array([5, 5, 6, 7, 7, 8, 8, 9, 9]), np.repeat([0, 1, 1], [3, 3, 3])
-    result = p.evaluate_client(
-        features, identities, clients, 0, gallery, np.array([5, 6]), fars=(0.5, 1), fpirs=(0.5, 1)
-    )
-    assert [(t.tar, t.false_accepts) for t in result.tars] == [(0, 0), (1, 18)]
-    assert [(t.tpir, t.false_positives) for t in result.tpirs] == [(0, 0), (0, 6)]
-
-
 def test_a_client_of_one_identity_and_identities_of_one_image():
     features = unit(np.random.default_rng(0).normal(size=(6, 8)))
     identities, clients = np.array([3, 3, 4, 5, 6, 6]), np.array([0, 0, 1, 1, 2, 2])

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from tinyruns import Stop
 
+from coalface.engine import server
 from coalface.experiments.api.face_model import FaceModel
 
 WriteRun = Callable[..., Path]
@@ -129,6 +131,23 @@ def run_folder(
 def write_run(tmp_path: Path) -> WriteRun:
     """A function (folder name, changes…) → a run folder under the test's own directory."""
     return lambda name="demo-fedavg", **changes: run_folder(tmp_path / name, **changes)
+
+
+@pytest.fixture
+def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Stop runs once the line of a round is written, before its checkpoint; 0: never more."""
+    write = server.Server._write_line
+
+    def stop(round_number: int) -> None:
+        def write_and_stop(self: Any, name: str, record: Any) -> bytes:
+            line = write(self, name, record)
+            if name == "metrics.jsonl" and record["round"] == round_number:
+                raise Stop
+            return line
+
+        monkeypatch.setattr(server.Server, "_write_line", write_and_stop)
+
+    return stop
 
 
 @pytest.fixture(scope="module")

@@ -123,8 +123,6 @@ def test_settings_are_names_classes_or_objects(
     ("settings", "where", "nearest"),
     [
         ({"partys": 2}, "partys", "data.partition.parties"),
-        ({"method": "fedvag"}, "method", "'fedavg'"),
-        ({"loss": "arcfase"}, "loss.name", "'arcface'"),
         ({"backbone": "ir81"}, "model.name", "'ir18'"),
         ({"lr": "x"}, "local.lr", "a number"),
     ],

@@ -52,6 +52,8 @@ CANNOT: list[tuple[str, dict[str, Any], str]] = [
     ("fedface", {"engine": {"update_dtype": "int8"}}, "engine.update_dtype narrows"),
     ("fedavg", {"engine": {"max_update_norm": 3.0}}, "engine.max_update_norm bounds"),
     ("fedavg", {"engine": {"max_share": 0.5}}, "engine.max_share holds down"),
+    ("fedface", {"engine": {"aggregator": {"name": "median"}}}, "engine.aggregator needs the reply of each party"),
+    ("fedface", {"privacy": {"countersign": True}}, "privacy.countersign signs which replies"),
 ]
 
 

@@ -7,22 +7,17 @@ from typing import Any
 
 import pytest
 import tinyruns
-from tinyruns import TINY, Silent, Stop
+from tinyruns import Silent, Stop, tiny
 
 from coalface.core.errors import RecipeError
 from coalface.experiments import demo
-from coalface.experiments.recipe import loader
-
-WHOLE = demo.RECIPE
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small() -> Iterator[None]:
     """The demonstration at a size of seconds, in one process."""
-    shrunk: dict[str, Any] = {**WHOLE, "rounds": 1, "local": TINY["local"]}
-    shrunk |= {key: TINY[key] for key in ("data", "evaluation", "engine")}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "RECIPE", shrunk)
+        patch.setattr(demo, "recipe", lambda method: tiny(rounds=1, name=f"demo-{method}", method=method))
         yield
 
 
@@ -70,32 +65,26 @@ def test_a_second_call_trains_nothing_and_makes_the_page_anew(out: Path, tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["demo"]
 
 
-def test_one_of_other_recipes_or_not_whole_is_replaced(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    view = Silent()
-    monkeypatch.setitem(demo.RECIPE, "seed", 1)
+def test_one_of_other_recipes_is_replaced(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view, first = Silent(), demo.recipe
+    monkeypatch.setattr(demo, "recipe", lambda method: first(method).model_copy(update={"seed": 1}))
     demo.run(out, view)
     assert len(view.started) == 3
-    shutil.rmtree(out / "solo")
-    demo.run(out, view)
-    assert len(view.started) == 6 and (out / "solo" / "summary.json").exists()
 
 
-def test_the_old_one_stays_until_the_new_one_is_whole_and_a_stopped_one_goes_on(out: Path, tmp_path: Path) -> None:
+def test_one_that_was_stopped_goes_on(tmp_path: Path) -> None:
     class Stops(Silent):
         def start(self, name: str, rounds: int, already: int = 0, sent: Any = (0, 0), before: Any = ()) -> None:
             super().start(name, rounds, already, sent)
             if name == "demo-solo":
                 raise Stop
 
-    before = marks(out)
     with pytest.raises(Stop):
-        demo.run(out, Stops(), fresh=True)
-    assert marks(out) == before and (out / "report.html").exists()
-    shutil.rmtree(out)
+        demo.run(tmp_path / "demo", Stops())
     view = Silent()
-    demo.run(out, view)
+    assert demo.run(tmp_path / "demo", view).trained
     assert [name for name, _, _ in view.started] == ["demo-solo", "demo-centralized"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["demo"]
+    assert (tmp_path / "demo" / "report.html").exists()
 
 
 def test_runs_of_a_person_are_left_alone_whatever_they_are_called(out: Path, tmp_path: Path) -> None:
@@ -107,15 +96,3 @@ def test_runs_of_a_person_are_left_alone_whatever_they_are_called(out: Path, tmp
             demo.run(tmp_path / place, Silent(), fresh=True)
         assert error.value.where == str(tmp_path / place)
     assert all((tmp_path / place / "summary.json").exists() for place in ("mine/fedavg", "mine/solo", "demo/own"))
-    (tmp_path / ".new.unfinished").mkdir()
-    (tmp_path / ".new.unfinished" / "notes").touch()
-    with pytest.raises(RecipeError) as error:
-        demo.run(tmp_path / "new", Silent())
-    assert error.value.where == str(tmp_path / ".new.unfinished")
-    assert (tmp_path / ".new.unfinished" / "notes").exists()
-
-
-def test_its_recipe_is_that_of_the_silos(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "RECIPE", WHOLE)
-    shipped = loader.load("synthetic/silos")
-    assert shipped.digest() == demo.recipe("fedavg").digest()

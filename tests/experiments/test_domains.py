@@ -11,7 +11,6 @@ import tinyruns
 from tinydomains import METHODS, TREE, domains, two_domains
 
 from coalface.core.errors import RecipeError
-from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
 from coalface.experiments.recipe import loader
@@ -209,17 +208,6 @@ def test_clients_hold_together_what_is_pooled_whatever_their_number() -> None:
     pooled = rows(*built(two_domains({"method": "merge"})).data.values())
     for clients in (1, 2, 4):
         assert rows(*built(two_domains(domains(clients=clients))).data.values()) == pooled
-
-
-def test_unlabelled_takes_the_names_of_one_part_alone() -> None:
-    faces = sources.open_source(two_domains(), two_domains().data.faces)
-    mixed = faces.select(generator(0, "test").permutation(len(faces)))
-    for source, known in (("studio", 10), ("street", 9), (None, 0)):
-        found = dealing.unlabelled(mixed, source)
-        assert len(found.names) == known
-        for label, true in zip(found.labels, mixed.labels, strict=True):
-            name = mixed.names[true]
-            assert (label < 0) if not name.startswith(f"{source}/") else found.names[label] == name
 
 
 def test_a_third_part_is_nobodys() -> None:

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import tinyruns
 from naive import naive_accuracy
-from paired_runs import paired
 from tinyruns import Silent, tiny
 
 from coalface.core.errors import RecipeError
 from coalface.core.method import Tensors
 from coalface.data.pairs import all_pairs
-from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, draw_identities
+from coalface.evaluation.metrics.bootstrap import PairIdentities, draw_identities
 from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.metrics.paired import compare, resample
 from coalface.evaluation.metrics.verification import eer, evaluate_pairs, score_pairs, tenths
@@ -140,18 +139,6 @@ def made_list(seed: int, pairs: int = 600, people: int = 60) -> tuple[PairIdenti
     return PairIdentities(left, right, "x" * 64, None, np.arange(pairs) * 10 // pairs), scores
 
 
-def test_a_draw_that_leaves_a_half_without_impostors_does_not_count() -> None:
-    """Identity 0 has the genuine pairs of fold 0, 1 and 2 its impostor pair; 3 and 4 those of fold 1."""
-    left, right = np.array([0, 1, 3, 3]), np.array([0, 2, 3, 4])
-    pairs = PairIdentities(left, right, "x" * 64, None, np.array([0, 0, 1, 1]))
-    counts = np.array([[1, 2, 0, 1, 1], [1, 1, 1, 1, 1]], dtype=np.int32).T
-    scores = np.array([0.9, 0.1, 0.8, 0.2])
-    draws = resample(
-        accuracy_evidence(scores, pairs, fars=(), folds=(0,)), Bootstrap(pairs, np.ascontiguousarray(counts))
-    )
-    assert np.isnan(draws["accuracy"].values).tolist() == [True, False]
-
-
 def test_evaluating_some_folds_of_a_list_that_brings_none_makes_tenths_first() -> None:
     pairs, _ = made_list(3, pairs=80)
     features = np.random.default_rng(0).standard_normal((60, 8)).astype(np.float32)
@@ -161,19 +148,6 @@ def test_evaluating_some_folds_of_a_list_that_brings_none_makes_tenths_first() -
     explicit = evaluate_pairs(score_pairs(features, *sides), pairs.same, tenths(pairs.same), folds=(0, 1, 2, 3, 4))
     assert evaluate_pairs(score_pairs(features, *sides), pairs.same, None, folds=(0, 1, 2, 3, 4)) == explicit
     assert explicit != evaluate_pairs(score_pairs(features, *sides), pairs.same, None)
-
-
-def test_runs_of_other_halves_are_not_compared_as_if_they_had_seen_the_same_pairs() -> None:
-    pairs, scores = made_list(4)
-    bootstrap = draw_identities(pairs, np.random.default_rng(0), draws=50)
-    first, second = ([accuracy_evidence(scores, pairs, folds=f)] for f in ((0, 1, 2, 3, 4), (5, 6, 7, 8, 9)))
-    whole = [accuracy_evidence(scores, pairs)]
-    assert paired([first], [second], bootstrap) == paired([first], [whole], bootstrap) == {}
-    assert paired([first + second], [first], bootstrap) == {}
-    both = paired([first + second], [second + first], bootstrap)
-    assert both["accuracy"].difference == 0 and both["accuracy"].low == both["accuracy"].high == 0
-    with pytest.raises(ValueError, match="on different lists or folds"):
-        compare(*([resample(e, bootstrap)["accuracy"] for e in side] for side in (first, second)))
 
 
 def test_the_mean_of_both_halves_is_resampled_as_such() -> None:

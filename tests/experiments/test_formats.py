@@ -8,16 +8,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import cv2
 import numpy as np
 import pytest
+from field_layouts import people, rfw_lists
 from tinyruns import Silent
 
 from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.core.text import shown
 from coalface.data.stores import open_store
-from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.data.tools.convert import Pairs, convert
 from coalface.evaluation.finished_model import evaluate_model
 from coalface.experiments import preflight
@@ -30,12 +29,8 @@ from coalface.experiments.setup.parts import Parts
 def root(tmp_path: Path) -> Path:
     """A data root with `faces/` as folders and records, and `other.bin` of other people."""
     for folder, first in (("faces", 0), ("other", 50)):
-        source = SyntheticFaces(4, 5, 0, size=32, grey=False, first=first)
-        images = source.images(size=32, grey=False)
-        for i, (label, pixels) in enumerate(zip(source.labels.tolist(), images, strict=True)):
-            path = tmp_path / folder / source.names[label] / f"{source.names[label]}_{i % 5 + 1:04d}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(bytes(cv2.imencode(".png", pixels[:, :, ::-1])[1]))
+        names = [f"{folder}-{number}" for number in range(4)]
+        people(tmp_path / folder, names, 5, first=first, file="{name}_{:04}.png")
     convert(open_store(tmp_path / "faces"), tmp_path / "records", "rec")
     pairs = Pairs(draw=20, rng=generator(0))
     convert(open_store(tmp_path / "other"), tmp_path / "records" / "other.bin", "bin", pairs=pairs)
@@ -98,17 +93,10 @@ def test_a_list_that_is_no_bin_is_refused(root: Path) -> None:
 
 def test_rfw_is_trained_on_by_race_and_evaluated_on_its_lists(root: Path) -> None:
     """One party for each race, and a list of one race; the identities evaluated are left out by hand."""
-    source = SyntheticFaces(8, 3, 0, size=32, grey=False, first=80)
-    for i, (label, pixels) in enumerate(zip(source.labels, source.images(size=32, grey=False), strict=True)):
-        race = ("African", "Asian")[label // 4]
-        path = root / "rfw" / "data" / race / f"m.{label}" / f"m.{label}_{i % 3 + 1:04d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes(cv2.imencode(".png", pixels[:, :, ::-1])[1]))
     for race, first in (("African", 0), ("Asian", 4)):
-        lines = [f"m.{first}\t1\t2", f"m.{first}\t1\tm.{first + 1}\t2"] * 10
-        path = root / "rfw" / "txts" / race / f"{race}_pairs.txt"
-        path.parent.mkdir(parents=True)
-        path.write_text("\n".join(lines) + "\n")
+        names = [f"m.{number}" for number in range(first, first + 4)]
+        people(root / "rfw" / "data" / race, names, 3, first=80 + first, file="{name}_{:04}.png")
+        rfw_lists(root / "rfw", {race: (names[0], names[1])})
     made = recipe(root, {"kind": "folder", "path": "rfw"})
     by_domain = {**made.data.model_dump(), "partition": {"kind": "by-domain"}}
     deal = Parts(loader.parse({**made.model_dump(), "data": by_domain})).trainers

@@ -27,6 +27,7 @@ from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.gallery.file import Enrolled
 from coalface.experiments.gallery.gallery import Gallery
+from coalface.models.calibration import Threshold
 
 FACES = SyntheticFaces(5, 4, 5, size=32, grey=True).generate()
 
@@ -237,15 +238,6 @@ def test_the_commands_enroll_identify_and_remove(model: FaceModel, faces: Path, 
     assert "among 5 people, about 50 % of strangers" in said("gallery", "identify", other, faces / "new")
 
 
-def test_a_gallery_of_a_partys_own_model_is_refused_by_one_for_all(
-    fedavg_run: Path, solo_run: Path, faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    own = FaceModel.from_run(solo_run, party="silo-01")
-    Gallery.create(tmp_path / "g", own, threshold=0.0)
-    line = refused(capsys, monkeypatch, "gallery", "identify", tmp_path / "g", faces / "new", "--model", fedavg_run)
-    assert all(one.fingerprint[:16] in line for one in (own, FaceModel.from_run(fedavg_run)))
-
-
 def test_a_gallery_of_a_saved_model_takes_the_run_with_the_partys_name(
     solo_run: Path, faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:
@@ -320,12 +312,51 @@ def test_faiss_finds_whom_the_product_finds(faces: Path, model: FaceModel, tmp_p
     assert by_faiss == expected
 
 
-def test_without_faiss_it_is_named(tmp_path: Path, model: FaceModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    gallery = Gallery.create(tmp_path / "g", model, threshold=0.0)
-    gallery.add([Enrolled("Ann")], unit(np.eye(1, 128)))
-    with pytest.raises(ImportError, match="coalface.faiss."):
-        Gallery(tmp_path / "g", faiss=True).search(unit(np.eye(1, 128)))
+def test_who_enrolls_many_or_what_the_threshold_never_saw_is_warned(tmp_path: Path, model: FaceModel) -> None:
+    rng = np.random.default_rng(0)
+    apart = unit(np.eye(8, 128) + 0.01 * rng.normal(size=(8, 128)))  # cosines below 0.1
+    alike = unit(1 + 0.1 * rng.normal(size=(8, 128)))  # cosines above 0.9
+    chosen = [Threshold(0.5, 0.001, on="a", count=2000, impostors=1000), Threshold(0.5, 0.1, on="a", count=20)]
+    warnings = {}
+    for name, rows in (("apart", apart), ("alike", alike)):
+        gallery = Gallery.with_thresholds(tmp_path / name, model, chosen)
+        assert gallery.warnings(chosen[0]) == []  # nobody is enrolled
+        gallery.add([Enrolled(f"P{k}") for k in range(8)], rows)
+        warnings[name] = [gallery.warnings(threshold) for threshold in (*chosen, Threshold(0.5))]
+    assert warnings["apart"][0] == warnings["apart"][2] == warnings["alike"][2] == []
+    (crowd,) = warnings["apart"][1]
+    (unlike,) = warnings["alike"][0]
+    assert "8 people: about 80 % of strangers" in crowd and "28 of 28 pairs" in unlike and "about 0.028 " in unlike
+    assert len(warnings["alike"][1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "words"),
+    [
+        ("faiss", "faiss", "gallery identify g faces --faiss --threshold 0 --quiet"),
+        ("cryptography.hazmat.primitives", "privacy", "gallery create sealed --model run --threshold 0 --key key"),
+        ("onnxscript", "onnx", "export run --to onnx --out exported"),
+    ],
+)
+def test_a_package_that_is_missing_is_named_by_its_extra(
+    package: str,
+    extra: str,
+    words: str,
+    fedavg_run: Path,
+    faces: Path,
+    model: FaceModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Gallery.create(tmp_path / "g", model, threshold=0.0).add([Enrolled("Ann")], unit(np.eye(1, 128)))
+    (tmp_path / "run").symlink_to(fedavg_run)
+    (tmp_path / "faces").symlink_to(faces / "new")
+    (tmp_path / "key").write_bytes(bytes(range(32)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, package, None)
+    line = refused(capsys, monkeypatch, *words.split())
+    assert line.endswith(f": pip install 'coalface[{extra}]'\n") and "defect" not in line
 
 
 def test_an_error_names_the_option_of_the_command(

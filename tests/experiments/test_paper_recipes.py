@@ -13,11 +13,9 @@ from tinyruns import Silent
 from coalface.core.method import generator
 from coalface.data.stores import open_store
 from coalface.data.tools.convert import Pairs, convert
-from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import LOSS
-from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep.differences import baseline_of
 from coalface.experiments.sweep.grid import Cell, grid
 
@@ -67,34 +65,6 @@ def test_the_recipe_of_pfms_paper_runs(
     assert [p["name"] for p in trainers] == parties
     validators = [p["name"] for p in summary["parties"] if p["role"] == "validator"]
     assert validators == (["agedb", "calfw", "cfp", "cplfw", "lfw"] if method.endswith("-fv") else [])
-
-
-@pytest.mark.parametrize("recipe", ["paper-3-party", "paper-12-party"])
-def test_every_k_of_the_paper_divides_its_schedule(recipe: str) -> None:
-    for k, rounds in ((100, 3328), (400, 832), (1600, 208)):
-        made = loader.load(f"pfm/{recipe}", [f"local.steps_per_round={k}"])
-        assert made.rounds == rounds
-        local = made.local
-        marks = (0, 128_000, 230_400, 307_200)
-        assert [local.lr_at(steps // k + 1, rounds) for steps in marks] == pytest.approx([0.1, 0.01, 0.001, 0.0001])
-        assert local.lr_at(128_000 // k, rounds) == 0.1
-
-
-TWELVE = {f"ms1m-{part}": 2 for part in "abcd"}
-
-
-@pytest.mark.parametrize(
-    ("recipe", "silos"), [("paper-3-party", {"ms1m": 8, "asian": 4, "vgg": 4}), ("paper-12-party", TWELVE)]
-)
-@pytest.mark.parametrize("method", ["centralized", "solo", "pfm-fv"])
-def test_one_recipe_says_for_every_method_over_how_many_processes(
-    root: Path, recipe: str, silos: dict[str, int], method: str
-) -> None:
-    made = loader.load(f"pfm/{recipe}", [*SMALL, f"method={method}", f"data.root={root}"])
-    assert preflight.check(made)
-    assert Parts(made).numerics().processes_per_party == ({"pooled": 8} if method == "centralized" else silos)
-    if method == "centralized":
-        assert made.engine.processes_per_party == silos | {"pooled": 8}
 
 
 # --- the sweeps -------------------------------------------------------------------------------------------------------

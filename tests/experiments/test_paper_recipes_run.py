@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from field_layouts import people
+from field_layouts import people, rfw_lists
 from tinyruns import Silent
 
 from coalface.core.method import generator
@@ -46,12 +46,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     people(root / "casia-webface", [f"{45 + n:07}" for n in range(15)], 5, file="{:03}.png")
     for number, race in enumerate(("Caucasian", "African")):
         people(root / "bupt-balancedface" / race, [f"m.{race[0]}{n}" for n in range(6)], 4, first=100 + 10 * number)
-        names = ["m.01", "m.0x"]
+        names = ("m.01", "m.0x")
         people(root / "rfw" / "data" / race, names, 2, first=200 + 10 * number, file="{name}_{:04}.png")
-        lists = root / "rfw" / "txts" / race
-        lists.mkdir(parents=True)
-        lines = ["m.01\t1\t2", "m.0x\t1\tm.01\t2"] * 10
-        (lists / f"{race}_pairs.txt").write_text("".join(f"{line}\n" for line in lines))
+        rfw_lists(root / "rfw", {race: names})
     for number, (name, images) in enumerate((("faces_ms1m", 3), ("faces_emore", 7))):
         made = people(root / "made" / name, [f"m.0{n:02}" for n in range(14)], images, first=300 + 100 * number)
         convert(open_store(made), root / name, "rec")

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import tinyruns
+from commands import said
+from markupsafe import escape
 from tinyruns import Silent
 
 from coalface.core.errors import RecipeError, RunError
@@ -19,6 +21,7 @@ from coalface.experiments.recipe import loader
 from coalface.privacy import noise
 from coalface.privacy.accountant import Drawn, Mechanism, epsilon
 from coalface.privacy.dp import AdaptiveClip, PartyPrivacy
+from coalface.privacy.templates import TemplateNoise
 
 DP = {"noise_multiplier": 2.0}
 
@@ -48,10 +51,6 @@ def test_without_it_the_digest_is_as_it_was() -> None:
         ({"privacy": {"dp": {"clip": {"quantile": 2.0}}}}, "privacy.dp.clip.quantile"),
         ({"privacy": {"dp": {"clip": "much"}}}, "privacy.dp.clip"),
         ({"privacy": {"dp": {"delta": 2.0}}}, "privacy.dp.delta"),
-        ({"engine": {"client_batch": "auto"}}, "engine.client_batch"),
-        ({"engine": {"max_update_norm": 5.0}}, "engine.max_update_norm"),
-        ({"engine": {"max_share": 0.5}}, "engine.max_share"),
-        ({"engine": {"oversized": "clip"}}, "engine.oversized"),
         ({"pretrain": {"method": "centralized", "rounds": 1}}, "pretrain"),
     ],
 )
@@ -72,6 +71,12 @@ def test_a_pre_training_on_public_people_is_accepted() -> None:
         ({"method": "centralized"}, "privacy.dp"),
         ({"model": {"name": "mobilefacenet"}}, "privacy.dp"),
         ({"privacy": {"dp": {"noise_multiplier": 0.1, "target_epsilon": 1.0}}}, "privacy.dp.target_epsilon"),
+        ({"engine": {"client_batch": "auto"}}, "engine.client_batch"),
+        ({"engine": {"client_batch": 64}}, "engine.client_batch"),
+        ({"engine": {"max_update_norm": 5.0}}, "engine.max_update_norm"),
+        ({"engine": {"max_share": 0.5}}, "engine.max_share"),
+        ({"engine": {"oversized": "clip"}}, "engine.oversized"),
+        ({"method": "solo", "engine": {"client_batch": 64, "max_share": 0.5}}, "privacy.dp"),
     ],
 )
 def test_a_run_is_refused_before_it_begins(changes: Any, where: str) -> None:
@@ -92,10 +97,41 @@ def test_what_is_not_installed_is_told_before_a_run(package: str, monkeypatch: p
 def test_a_dry_run_tells_epsilon_and_how_many_rounds_fit() -> None:
     target = epsilon({Mechanism(2.0): 5}, 1e-5) + 1e-6
     recipe = private(DP | {"target_epsilon": target}, rounds=9)
-    said = preflight.as_dict(recipe)["privacy"]
-    assert said == {"epsilon": epsilon({Mechanism(2.0): 5}, 1e-5), "delta": 1e-5, "rounds": 5}
+    planned = preflight.as_dict(recipe)["privacy"]
+    assert planned == {"epsilon": epsilon({Mechanism(2.0): 5}, 1e-5), "delta": 1e-5, "rounds": 5}
     assert "after 5 rounds, where target_epsilon=" in preflight.describe(recipe)
     assert "not protected from the server" in preflight.describe(recipe)
+
+
+def one_each(templates: Any, **changes: Any) -> Any:
+    """Four devices of a person each."""
+    base = {"method": "fedface", "rounds": 3, "data": {"scenario": "devices"}, "privacy": {"templates": templates}}
+    return tinyruns.tiny(**loader.merged(base, changes))
+
+
+def test_templates_are_checked_before_a_run_and_a_dry_run_tells_what_they_cost() -> None:
+    noise = TemplateNoise(noise_multiplier=3.0)
+    told = preflight.describe(one_each({"noise_multiplier": 3.0}))
+    assert f"ε = {noise.epsilon(1):.4g}" in told and f"{noise.epsilon(3):.4g} for a party" in told
+    for recipe, where in (
+        (tinyruns.tiny(privacy={"templates": {}}), "privacy.templates"),
+        (one_each({"target_epsilon": 0.1}), "privacy.templates.target_epsilon"),
+    ):
+        with pytest.raises(RecipeError) as caught:
+            preflight.check(recipe)
+        assert caught.value.where == where
+    with pytest.raises(RecipeError) as caught:
+        one_each({"noise": 1.0})
+    assert caught.value.where == "privacy.templates.noise"
+
+
+def test_a_run_tells_what_its_templates_have_spent(tmp_path: Path) -> None:
+    experiment.run(one_each({"noise_multiplier": 3.0}), tmp_path / "run", Silent())
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())["templates"]
+    assert (summary["releases"], summary["epsilon"]) == (3, TemplateNoise(noise_multiplier=3.0).epsilon(3))
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "ε, each template" in page and f"{summary['epsilon']:.2f}" in page
+    assert f"privacy.templates: ε = {summary['epsilon']:.4g} at δ = 1e-05 after 3" in said("ledger", tmp_path / "run")
 
 
 def sampled(sampling: str) -> dict[str, Any]:
@@ -105,10 +141,10 @@ def sampled(sampling: str) -> dict[str, Any]:
 def test_a_dry_run_counts_draws_as_the_recipe_makes_them() -> None:
     settings = {"method": "fedavg", "methods": {"fedavg": {"sample": 1}}, "rounds": 4}
     for sampling in ("fixed", "poisson"):
-        said = preflight.as_dict(private(sampled(sampling), **settings))
+        planned = preflight.as_dict(private(sampled(sampling), **settings))
         delta = 0.4 - (4 * 0.5 * 0.5 if sampling == "poisson" else 0.0)  # both parties are passed over in a quarter
         expected = epsilon({Mechanism(2.0, Drawn(sampling, 1, 2)): 4}, delta) if delta > 0 else None  # type: ignore[arg-type]
-        assert said["privacy"]["epsilon"] == expected
+        assert planned["privacy"]["epsilon"] == expected
         assert ("draws of nobody" in preflight.describe(private(sampled(sampling), **settings))) == (expected is None)
 
 
@@ -124,9 +160,14 @@ def test_a_run_tells_what_it_spent_in_its_summary_and_on_its_page(tmp_path: Path
     summary = json.loads((out / "summary.json").read_text())["privacy"]
     assert summary["epsilon"] == epsilon({Mechanism(2.0): 2}, 1e-5) and summary["noise"] == "seed"
     assert summary["ended"].startswith("after round 2 of 4")
+    assert json.loads((out / "summary.json").read_text())["rounds"] == 2
     assert f"{summary['epsilon']:.2f}" in (out / "report.html").read_text() and not (out / noise.FILE).exists()
     page = (out / "report.html").read_text()
     assert "ε, each party" in page and "not towards the server" in page
+    assert page.index(f"The run ended {escape(summary['ended'])}.") < page.index("Over the rounds")
+    assert f"privacy.dp: ε = {summary['epsilon']:.4g} at δ = 1e-05 after 2 rounds" in said("ledger", out)
+    spent = {"epsilon": summary["epsilon"], "delta": 1e-5, "rounds": 2}
+    assert json.loads(said("ledger", out, "--json"))["privacy"] == {"dp": spent}
 
 
 def test_a_federation_draws_its_noise_from_a_secret_that_the_seed_does_not_tell(tmp_path: Path) -> None:

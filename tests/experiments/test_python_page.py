@@ -7,10 +7,8 @@ import json
 import re
 from pathlib import Path
 
-import cv2
 import pytest
-
-from coalface.data.synthetic.generator import SyntheticFaces
+from field_layouts import people
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -21,10 +19,7 @@ def test_the_examples_of_the_page_run(
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     monkeypatch.chdir(tmp_path)
-    faces = SyntheticFaces(14, 4, 0, size=32, grey=False).generate()
-    for i, (person, image) in enumerate(zip(faces.labels, faces.pixels, strict=True)):
-        (tmp_path / f"faces/person {person:02d}").mkdir(parents=True, exist_ok=True)
-        cv2.imwrite(f"faces/person {person:02d}/{i}.png", image)
+    people(tmp_path / "faces", [f"person {number:02d}" for number in range(14)], 4)
     names: dict[str, object] = {}
     for example in re.findall(r"^```python\n(.*?)^```", (DOCS / "python.md").read_text(), re.MULTILINE | re.DOTALL):
         exec(example, names)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tinyruns
 import yaml
+from commands import outputs
 
 from coalface.experiments.report import faults, page, runs
 
@@ -67,6 +68,17 @@ def test_parties_that_never_counted_and_abandoned_rounds_stand_at_the_head(write
     text = page.render([runs.read(folder), runs.read(write_run("other"))])
     head = text[: text.index("The runs side by side")]
     assert "demo-fedavg: No reply of silo-01 ever counted. 2 of 6 rounds were" in head and 'warn">other' not in head
+
+
+@pytest.mark.parametrize("quiet", [False, True])
+def test_replies_much_larger_than_others_are_told_once_and_stand_at_the_head(tmp_path: Path, quiet: bool) -> None:
+    changes: dict[str, Any] = {"engine": {"max_update_norm": 0}, "data": {"partition": {"parties": 4}}}
+    recipe = tinyruns.write(tmp_path / "tiny.yaml", faults={"corrupt": {"silo-01": "scaled"}}, **changes)
+    printed, warned = outputs("run", recipe, "--out", tmp_path / "run", *["--quiet"] * quiet)
+    (line,) = [line for line in (warned if quiet else printed).splitlines() if "much larger" in line]
+    assert "silo-01" in line and "in round 1 the norm of its backbone is " in line
+    (sentence,) = [line for line in faults.at_the_head(runs.read(tmp_path / "run")) if "much larger" in line]
+    assert line == f"tiny: {sentence.removesuffix('.')}" and sentence in (tmp_path / "run" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from paired_runs import paired
 from coalface.evaluation.metrics.bootstrap import bootstrap_of
 from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.experiments.recipe import loader
+from coalface.experiments.report.long_table import Record
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import differences
 from coalface.experiments.sweep.grid import Cell, grid
@@ -220,3 +221,17 @@ def test_each_setting_is_compared_with_the_baseline_most_like_it() -> None:
     assert set(differences.bases_of(settings, None).values()) == {"method=a, loss=x"}
     whole = ["method=a, methods.a.k=2", "method=a", "method=b"]  # a baseline may be a whole setting
     assert differences.bases_of(whole, "method=a") == dict.fromkeys(whole, "method=a")
+
+
+def test_losses_of_a_party_are_compared_over_seeds_alone() -> None:
+    """Of two seeds 2 and 4 apart 3 ± 12.71, t being 12.706; of three 2, 4 and 3 apart 3 ± 2.48, t being 4.303."""
+    base = [Record("base", party, 10.0, seed=seed) for party in ("large", "small") for seed in (0, 1, 2)]
+    large = [Record("other", "large", 10.0 + apart, seed=seed) for seed, apart in enumerate((2, 4, 3))]
+    small = [Record("other", "small", 10.0 + apart, seed=seed) for seed, apart in enumerate((2, 4))]
+    alone = [Record("alone", "large", 9.0, seed=2), Record("pooled", "all", 1.0, seed=0)]
+    to = [dict.fromkeys(("base", "other", "alone", "pooled"), "base"), {"base": "other", "other": "other"}]
+    lines = differences.of_numbers([*base, *large, *small, *alone], to, "final training loss")
+    assert markdown_rows("\n".join(lines))[2:] == [
+        ["other", "base", "**+3.00 (+0.52 to +5.48)**", "+3.00 (-9.71 to +15.71)", ""],
+        ["alone", "base", "-1.00 (one seed)", "", ""],
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 import tinyruns
 from tinyruns import Silent, Stop
 
-from coalface.engine import server
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks import tensorboard
 from coalface.experiments.recipe import loader
@@ -54,19 +52,14 @@ def test_what_the_metrics_hold_is_there_round_by_round(tmp_path: Path) -> None:
     assert not (plain / tensorboard.FOLDER).exists()
 
 
-def test_a_resume_leaves_each_round_once_and_the_last_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out, real = tmp_path / "run", server.Server._write_line
-
-    def stops(self: Any, name: str, record: Any) -> bytes:
-        line = real(self, name, record)
-        if name == "metrics.jsonl" and record["round"] == 3:  # after round 3 was written, before its checkpoint
-            raise Stop
-        return line
-
-    monkeypatch.setattr(server.Server, "_write_line", stops)
+def test_a_resume_leaves_each_round_once_and_the_last_figures(
+    tmp_path: Path, stop_after: Callable[[int], None]
+) -> None:
+    out = tmp_path / "run"
+    stop_after(3)
     with pytest.raises(Stop):
         tinyruns.run(out, rounds=4, **WANTED)
-    monkeypatch.undo()
+    stop_after(0)
     before = read(out)
     assert [step for step, _ in before["loss"]] == [1, 2]
     view = Silent()
@@ -80,21 +73,3 @@ def test_a_resume_leaves_each_round_once_and_the_last_figures(tmp_path: Path, mo
     assert len(list((out / tensorboard.FOLDER).iterdir())) == 1
     experiment.resume(out, Silent())  # a finished run is evaluated again
     assert read(out) == events
-
-
-def test_a_run_that_was_begun_without_has_all_its_rounds_once_it_is_wanted(fedavg_run: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(fedavg_run, tmp_path / "run"))
-    experiment.resume(run, Silent(), ("engine.trackers=tensorboard",))
-    assert read(run)["loss"] == steps(lambda r: r["loss"], run)
-
-
-def test_parties_that_failed_and_rounds_that_were_abandoned_show(tmp_path: Path) -> None:
-    changes = {
-        "engine": {"trackers": ["tensorboard"], "min_reply_fraction": 1.0, "max_abandoned_rounds": 9},
-        "faults": {"dropout": 0.3},
-    }
-    run = tinyruns.run(tmp_path / "run", rounds=5, seed=3, **changes)
-    events = read(run)
-    assert events["parties/failed"] == steps(lambda r: len(r["failed"]), run)
-    assert {count for _, count in events["parties/failed"]} > {0}
-    assert events["parties/round abandoned"] == steps(lambda r: float(r["abandoned"]), run)

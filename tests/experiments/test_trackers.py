@@ -16,12 +16,10 @@ from tinyruns import Silent, Stop, tiny
 import coalface
 from coalface.core import registry
 from coalface.core.errors import RecipeError
-from coalface.engine import server
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.mlflow import MLflow
-from coalface.experiments.callbacks.registry import TRACKERS
-from coalface.experiments.callbacks.tracker import Tracker
+from coalface.experiments.callbacks.tracker import TRACKERS, Tracker
 
 Points = dict[str, list[tuple[int, float]]]
 
@@ -51,23 +49,6 @@ class Memory(Tracker):
 
     def close(self, finished: bool) -> None:
         self.ended.append(finished)
-
-
-@pytest.fixture
-def stop_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Stop runs once the line of a round is written, before its checkpoint; 0: never more."""
-    write = server.Server._write_line
-
-    def stop(round_number: int) -> None:
-        def write_and_stop(self: Any, name: str, record: Any) -> bytes:
-            line = write(self, name, record)
-            if name == "metrics.jsonl" and record["round"] == round_number:
-                raise Stop
-            return line
-
-        monkeypatch.setattr(server.Server, "_write_line", write_and_stop)
-
-    return stop
 
 
 def losses(run: Path) -> list[tuple[int, float]]:

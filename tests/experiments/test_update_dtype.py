@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import tinyruns
 
-from coalface.core.errors import RecipeError
 from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 
@@ -32,12 +31,3 @@ def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Pat
     assert planned.in_all("up") < 0.4 * exact.in_all("up") and planned.in_all("down") == exact.in_all("down")
     assert {line["dtype"] for line in lines if line["name"] == "backbone/fc.weight"} == {"I8"}
     assert "scales of backbone/fc.weight" in {line["name"] for line in lines}
-    with pytest.raises(RecipeError, match="engine.update_dtype"):
-        experiment.resume(out, tinyruns.Silent(), ("engine.update_dtype=float16",))
-
-
-def test_a_recipe_without_it_keeps_its_hash_and_another_type_has_another() -> None:
-    made = {updates: tinyruns.tiny(engine={"update_dtype": updates}).digest() for updates in (None, "float16", "int8")}
-    assert made[None] == tinyruns.tiny().digest() and len(set(made.values())) == 3
-    with pytest.raises(RecipeError, match="engine.update_dtype.*'float8'"):
-        tinyruns.tiny(engine={"update_dtype": "float8"})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tinyruns
 import torch
-from tinyruns import Silent, tiny
+from tinyruns import tiny
 
 from coalface.core.errors import RecipeError
 from coalface.data.augment import DRAWS, Augment, to_tensor
@@ -19,7 +19,6 @@ from coalface.data.pairs import PairList
 from coalface.data.readers.bin import write_bin
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments import preflight
-from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.setup import splits
 from coalface.experiments.setup.parts import Parts
@@ -136,12 +135,6 @@ def test_of_a_joined_source_a_file_of_pairs_needs_its_part() -> None:
         loader.parse({"data": data, "validators": {"x": {"kind": "lfw", "path": "p"}}})
 
 
-def test_a_validator_is_not_called_as_a_trainer() -> None:
-    with pytest.raises(RecipeError) as error:
-        _ = Parts(recipe(validators={"silo-01": {"identities": 3, "pairs": 10}})).data
-    assert error.value.where == "validators.silo-01"
-
-
 def test_more_people_than_there_are_is_said_by_name() -> None:
     with pytest.raises(RecipeError, match="validators.w.identities: holding out 12 of 12 identities leaves one side"):
         splits.split(recipe(validators={"w": {"identities": 12}}))
@@ -212,27 +205,6 @@ def test_settings_of_the_validation_are_keys_of_the_method() -> None:
     assert loader.with_value({}, "methods.pfm-fv.validation.candidates", 4) == {
         "methods": {"pfm-fv": {"validation": {"candidates": 4}}}
     }
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"validators": None}, "there is no validator: give the recipe `validators`"),
-        (
-            {"methods": {"fedavg-fv": {"validation": {"fv": "folded"}}}},
-            r"of 2 trainers .* hidden: set",
-        ),
-        ({"model": {"batchnorm": "local"}}, "set model.batchnorm=average"),
-    ],
-)
-def test_what_cannot_be_validated_is_found_before_anything_is_written(
-    changes: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    tree = loader.merged(tinyruns.TINY, loader.merged(TWO | {"method": "fedavg-fv"}, changes))
-    parsed = loader.parse({key: value for key, value in tree.items() if value is not None})
-    with pytest.raises(ValueError, match=said):
-        experiment.run(parsed, tmp_path / "out", Silent())
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_whole_experiment_with_validators(tmp_path: Path) -> None:

@@ -124,6 +124,19 @@ def test_a_file_of_weights_that_lacks_a_setting_is_told_which(tmp_path: Path) ->
     np.testing.assert_allclose(parts.data.taught["pooled"], expected, atol=1e-5)
 
 
+def test_settings_of_a_pretraining_are_named_where_they_stand(tmp_path: Path) -> None:
+    network = build("cnn-small", size=32, channels=3, generator=generator(0, "weights"))
+    save_file(network.state_dict(), file := tmp_path / "a.safetensors")
+    pretrain = {"method": "distill", "teacher": str(file)}
+    with pytest.raises(RecipeError) as error:
+        experiment.run(tiny(pretrain=pretrain), tmp_path / "run", Silent())
+    assert error.value.where == "pretrain.methods.distill.teacher"
+    assert error.value.text.endswith(" set pretrain.methods.distill.backbone")
+    with pytest.raises(RecipeError) as error:
+        tiny(pretrain=pretrain, methods={"distill": {"backbone": "cnn-small"}})
+    assert error.value.where == "methods.distill"
+
+
 def test_a_teacher_may_add_what_it_gives_for_the_mirror_image(fedavg_run: Path) -> None:
     model = FaceModel.from_run(fedavg_run)
     parts = taught(fedavg_run, mirror=True)

@@ -69,28 +69,6 @@ def test_it_weighs_what_the_paper_says():
     assert numbers(module.parameters()) - channels == 993_344 and module.embedding_size == 128
 
 
-def test_the_parts_that_are_linear_have_no_activation():
-    module = sketched("mobilefacenet", 112, 3)
-    assert [type(part).__name__ for part in module.gdconv] == ["Conv2d", "BatchNorm2d"]
-    assert [type(part).__name__ for part in module.linear] == ["Conv2d", "BatchNorm2d"]
-    for block in module.blocks:
-        assert [type(part).__name__ for part in block.layers] == [
-            *("Conv2d", "BatchNorm2d", "PReLU", "DepthwiseConv2d", "BatchNorm2d", "PReLU"),
-            *("Conv2d", "BatchNorm2d"),
-        ]
-    assert [block.adds for block in module.blocks] == [s == 1 and a == b for _, a, b, s in TABLE]
-
-
-@pytest.mark.parametrize(("size", "side"), [(112, 7), (64, 4), (100, 7)])
-def test_the_global_convolution_weighs_every_position_of_a_channel(size, side):
-    module = build("mobilefacenet", size=size, channels=1, generator=np.random.default_rng(0)).eval()
-    weight = module.gdconv[0].weight.detach()
-    assert weight.shape == (512, 1, side, side)
-    maps = torch.randn(2, 512, side, side, generator=torch.Generator().manual_seed(0))
-    sums = (maps * weight[:, 0]).sum(dim=(2, 3), keepdim=True) / (1 + 1e-5) ** 0.5
-    torch.testing.assert_close(module.gdconv(maps).detach(), sums, rtol=1e-4, atol=1e-5)
-
-
 def test_a_bottleneck_is_added_to_its_input_only_where_the_shape_stays():
     for width, wider, stride, adds in [(8, 8, 1, True), (8, 8, 2, False), (8, 16, 1, False)]:
         block = Bottleneck(width, wider, stride, 2).eval()

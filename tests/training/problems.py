@@ -46,3 +46,16 @@ def curricularface(loss, x, rows, y, batch, t=0.0):
     scores = [c * (t + c) if c > target else c for c in cosine_list]
     scores[y] = target
     return cross_entropy([loss.scale * c for c in scores], y)
+
+
+def check_against(oracle, loss, embeddings, weights, labels):
+    """Value and gradients of a loss are those of one of pytorch-metric-learning's, at the same class embeddings."""
+    oracle.W.data = weights.T.clone()
+    ours, theirs = (embeddings.clone().requires_grad_() for _ in range(2))
+    weights = weights.clone().requires_grad_()
+    value, expected = loss(ours, weights, labels), oracle(theirs, labels)
+    torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+    value.backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(weights.grad, oracle.W.grad.T, rtol=1e-4, atol=1e-5)

@@ -5,7 +5,7 @@ import torch
 from problems import problem
 
 from coalface.training.losses.adaface import AdaFace
-from coalface.training.losses.margins import ArcFace, CosFace
+from coalface.training.losses.margins import CosFace
 
 # One class at 60° (cosine 1/2), another at 90° (cosine 0).
 WEIGHTS = torch.tensor([[1.0, math.sqrt(3), 0.0], [0.0, 0.0, 5.0]], dtype=torch.float64)
@@ -36,13 +36,6 @@ def test_hand_worked_qualities_and_loss():
     logits = loss.logits(batch, WEIGHTS, torch.zeros(3, dtype=torch.int64))
     first = 4 * (0.5 - math.pi / 6)  # of the image of mean length, at 60° from its class and 90° from the other
     torch.testing.assert_close(logits[1], torch.tensor([first, 0.0], dtype=torch.float64))
-
-
-def test_short_embeddings_get_arcface_and_those_of_mean_length_cosface():
-    cosine = torch.linspace(-0.9, 1, 50, dtype=torch.float64)[:, None]
-    loss, zeros = AdaFace(margin=0.4), torch.zeros_like(cosine)
-    torch.testing.assert_close(loss.target(cosine, zeros - 1), ArcFace(margin=0.4).target(cosine))
-    torch.testing.assert_close(loss.target(cosine, zeros), CosFace(margin=0.4).target(cosine))
 
 
 def test_a_turned_angle_is_cut_to_a_half_circle():

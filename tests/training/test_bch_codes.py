@@ -193,16 +193,6 @@ def test_code_scores_by_hand():
     assert code_scores(z[:0], torch.tensor([1, -1, -1, 1])).shape == (0,)
 
 
-def test_the_hinge_is_one_less_the_score():
-    draw = torch.Generator().manual_seed(0)
-    z = 3 * torch.randn(40, 127, generator=draw, dtype=torch.float64)
-    word = Codebook(BCH(127, 64), users=10).codeword(3, np.random.default_rng(0))
-    z[:20] += word
-    by_scores = (1 - code_scores(z, word)).clamp_min(0).mean()
-    loss = OnCodes()(z, word[None], torch.zeros(40, dtype=torch.int64), projection=torch.eye(127).double())
-    assert loss.item() == pytest.approx(by_scores.item())
-
-
 def test_scores_of_what_does_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"projections \(2, 4\) and the codeword \(3,\) do not fit: give \(n, c\)"):
         code_scores(torch.zeros(2, 4), torch.ones(3))

@@ -7,7 +7,6 @@ import torch
 from problems import cosine, cross_entropy, problem, turned
 
 from coalface.training.losses.elasticface import ElasticFace
-from coalface.training.losses.margins import ArcFace
 
 
 @pytest.mark.parametrize("plus", [False, True])
@@ -48,9 +47,3 @@ def test_margins_are_normal_within_a_half_circle_and_the_same_of_the_same_genera
     assert torch.equal(margins, loss.draw(20_000, np.random.default_rng(3))["margins"])
     far = ElasticFace(deviation=50.0).draw(100, np.random.default_rng(3))["margins"].double()
     assert far.min() == 0 and far.max() == pytest.approx(math.pi)
-
-
-def test_without_deviation_it_is_arcface():
-    inputs = problem()
-    drawn = ElasticFace(deviation=0).draw(12, np.random.default_rng(0))
-    torch.testing.assert_close(ElasticFace()(*inputs, **drawn), ArcFace()(*inputs))

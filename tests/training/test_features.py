@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from coalface.core.method import Party
 from coalface.data.faceset import FaceSet
 from coalface.experiments.conformance.tiny_federation import Tiny
-from coalface.training import features
+from coalface.training import compute
 from coalface.training.features import mean_head, unit_features
 
 NORM = Tiny(norm=True, double=True)
@@ -39,7 +39,7 @@ def test_features_are_those_of_plain_images_one_by_one(
     party: Party, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In evaluation mode and without augmentation, which this world has for training."""
-    monkeypatch.setattr(features, "BATCH", batch)
+    monkeypatch.setattr(compute, "BATCH", batch)
     party.backbone.module.train()
     found = unit_features(party, party.data, party.initial)
     assert found.shape == (11, 8) and not found.requires_grad and NORM.flip

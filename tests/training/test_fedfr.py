@@ -10,7 +10,6 @@ import naive
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coalface.core.method import generator
@@ -18,7 +17,6 @@ from coalface.experiments.conformance.tiny_federation import Tiny
 from coalface.models import build
 from coalface.models.groups import Backbone
 from coalface.training.fedfr import Distilled, JointLoss, drift, frozen, untrained
-from coalface.training.losses.base import cosines
 from coalface.training.losses.margins import CosFace
 from coalface.training.losses.sphereface2 import SphereFace2
 
@@ -124,19 +122,6 @@ def test_value_and_gradients_are_those_of_the_loop(branch: Any, contrastive: flo
     for name, gradient, oracle in zip(inputs, gradients, expected, strict=True):
         torch.testing.assert_close(gradient, oracle, rtol=1e-10, atol=1e-12, msg=lambda text, n=name: f"{n}: {text}")
         assert gradient.abs().max() > 1e-6
-
-
-def test_the_parts_by_torchs_own_losses() -> None:
-    """L_con is a cross-entropy over two logits, L_BCE a binary one over g of the cosines."""
-    inputs = problem(each=True)
-    near = torch.stack([F.cosine_similarity(inputs["embeddings"], inputs[n]) for n in ("anchor", "previous")], dim=1)
-    contrast = F.cross_entropy(near / 0.5, torch.zeros(6, dtype=torch.int64))
-    turned = inputs["embeddings"] @ inputs["turn"].T + inputs["shift"]
-    hit = (LABELS[:, None] - PUBLIC == torch.arange(OWN)).double()
-    logits = 30 * (2 * ((cosines(turned, inputs["own"]) + 1) / 2) ** 3 - 1 - 0.4 * (2 * hit - 1)) + inputs["bias"]
-    binary = F.binary_cross_entropy_with_logits(logits, hit, 0.3 + 0.4 * hit, reduction="sum") / 30 / 6
-    expected = CLASSES(inputs["embeddings"], inputs["weights"], LABELS) + 5 * contrast + 10 * binary
-    torch.testing.assert_close(called(LOSS, inputs), expected, rtol=1e-12, atol=1e-12)
 
 
 def softplus(x: float) -> float:

@@ -104,15 +104,6 @@ def test_the_softmax_against_others_in_a_naive_loop(scale, dtype):
     assert mean.item() == pytest.approx(losses.double().mean().item(), rel=1e-6)
 
 
-def test_the_softmax_against_others_is_that_of_all_rows_for_one_class():
-    # With one class of its own it is the cross-entropy over [w ; W̃], which torch has.
-    embeddings, own_term, equivalents = unit(7, 6, 1), unit(1, 6, 2), unit(5, 6, 3)
-    logits = 3.0 * embeddings @ torch.cat([own_term, equivalents]).T
-    expected = torch.nn.functional.cross_entropy(logits, torch.zeros(7, dtype=torch.int64), reduction="none")
-    loss = AgainstOthers(equivalents, 3.0).each(embeddings, own_term, torch.zeros(7, dtype=torch.int64))
-    assert torch.allclose(loss, expected, atol=1e-14)
-
-
 @pytest.mark.parametrize(("n", "scale"), [(100, 1.0), (1, 1.0), (5, 4.0)])
 def test_the_floor_of_the_softmax_against_others(n, scale):
     # On w, opposite to all of W̃: log(1 + n e^(−2s)), which is 2.68 at n = 100 and s = 1. Elsewhere it is above.

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from worlds import recipe
 
-from coalface.core.method import Method, Party
-from coalface.experiments.conformance.tiny_federation import LOSS, Ran, Tiny, run
+from coalface.core.method import Party
+from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run
 from coalface.training.classifier import HEAD
 from coalface.training.domain_adaptation import mixed_batches
 from coalface.training.domain_adaptation.losses import Discrepancy
@@ -101,13 +101,13 @@ def naive_mmd(source: Tensor, target: Tensor, kernels: int) -> Tensor:
 class Plain:
     """The pooled party, its network and class embeddings in bare torch."""
 
-    def __init__(self, work: LocalTraining, loss: Any = LOSS, target: bool = True) -> None:
+    def __init__(self, work: LocalTraining) -> None:
         party = naive.party("all", WORLD)
         faces = party.data
         self.net: nn.Module = WORLD().backbone.module
         pixels = torch.from_numpy(faces.take(np.arange(len(faces)))).permute(0, 3, 1, 2)
         self.images, self.labels = ((pixels.float() - 127.5) / 127.5).double(), torch.from_numpy(faces.labels)
-        self.work, self.loss, self.target = work, loss, target
+        self.work = work
         source_places = np.flatnonzero(faces.labels >= 0).tolist()
         unknown = np.flatnonzero(faces.labels < 0).tolist()
         self.order = permutations(party, "epoch", source_places, 100), permutations(party, "target epoch", unknown, 100)
@@ -132,7 +132,7 @@ class Plain:
                 of_source, of_target = (order[place : place + self.work.batch_size] for order in self.order)
                 place += self.work.batch_size
                 embedded = self.net(self.images[of_source])
-                classified = self.loss(embedded, self.head, self.labels[of_source])
+                classified = LOSS(embedded, self.head, self.labels[of_source])
                 target = nn.functional.normalize(self.net(self.images[of_target]))
                 optimiser.zero_grad()
                 step(classified, nn.functional.normalize(embedded), target, round_ / count)
@@ -140,13 +140,9 @@ class Plain:
         return dict(self.net.named_parameters())
 
 
-def ran(method: Method, folder: Path, build: Tiny = WORLD) -> Ran:
-    return run(method, folder, build)
-
-
 @pytest.mark.parametrize("weight", [0.0, 0.9])
 def test_dan_is_its_loop_and_without_weight_that_of_the_source_alone(tmp_path: Path, weight: float) -> None:
-    models = ran(recipe("dan", rounds=3, local=WORK, weight=weight, kernels=3)[0], tmp_path)
+    models = run(recipe("dan", rounds=3, local=WORK, weight=weight, kernels=3)[0], tmp_path, WORLD)
     plain = Plain(WORK)
 
     def step(classified: Tensor, source: Tensor, target: Tensor, progress: float) -> None:
@@ -161,7 +157,7 @@ def test_dan_is_its_loop_and_without_weight_that_of_the_source_alone(tmp_path: P
 @pytest.mark.parametrize("weight", [0.5, 2.0])
 def test_dann_is_its_loop(tmp_path: Path, weight: float) -> None:
     """Two losses in place of a reversed gradient: F − λ_p · weight · C for the features, weight · C for the other."""
-    models = ran(recipe("dann", rounds=3, local=WORK, weight=weight, hidden=7)[0], tmp_path)
+    models = run(recipe("dann", rounds=3, local=WORK, weight=weight, hidden=7)[0], tmp_path, WORLD)
     plain, party = Plain(WORK), naive.party("all", WORLD)
     rng = party.stream("train", "discriminator")
     inner = rng.standard_normal((7, 8), dtype=np.float32) * math.sqrt(2 / 8)
@@ -192,7 +188,7 @@ def test_dann_is_its_loop(tmp_path: Path, weight: float) -> None:
 @pytest.mark.parametrize("name", ["dan", "dann"])
 def test_a_loss_with_several_rows_for_a_class_is_trained_as_well(name: str, tmp_path: Path) -> None:
     method = recipe(name, local=replace(WORK, lr=0.05), loss=SubCenterArcFace(scale=8.0, margin=0.1, centers=3))[0]
-    ran(method, tmp_path)
+    run(method, tmp_path, WORLD)
     assert naive.kept(tmp_path, "all", Mixed).learner.head.shape == (6, 8)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coalface.training.losses import spreadout
-from coalface.training.losses.spreadout import cosine_histogram, gradient, mean_cosine, spread_out, value
+from coalface.training.losses.spreadout import cosine_histogram, gradient, mean_cosine, spread_out
 
 
 def random(c=40, d=12, seed=0, dtype=torch.float64):
@@ -49,12 +49,6 @@ def naive_terms(units, top_k):
         yield from ((c, o) for o in other_rows)
 
 
-def naive_value(weights, margin=0.7, reduce="sum", top_k=None):
-    units = units_of(weights)
-    terms = [max(0.0, margin - (1 - dot(units[a], units[b]))) ** 2 for a, b in naive_terms(units, top_k)]
-    return sum(terms) / (max(1, len(terms)) if reduce == "mean" else 1)
-
-
 def autograd(weights, margin=0.7, reduce="sum", top_k=None, tangent=False):
     """By the unit rows, or by W through the normalisation; which pairs count is decided in plain numbers."""
     leaf = (weights if tangent else weights / weights.norm(dim=1, keepdim=True)).clone().requires_grad_()
@@ -71,15 +65,6 @@ def close(tensor, expected, bound=1e-12):
 
 
 which_pairs = pytest.mark.parametrize(("margin", "top_k"), [(0.2, None), (2.0, None), (0.7, 1), (1.0, 3), (0.7, 1000)])
-
-
-@weights_of
-@reduces
-@which_pairs
-def test_the_value_in_a_naive_loop(weights, margin, reduce, top_k):
-    expected = naive_value(weights, margin, reduce, top_k)
-    computed = value(weights, margin=margin, reduce=reduce, top_k=top_k, block=7)
-    assert computed == pytest.approx(expected, rel=1e-12, abs=1e-15)
 
 
 @weights_of
@@ -102,8 +87,6 @@ def test_multiplying_pair_by_pair_is_multiplying_blocks(sparse, monkeypatch):
 def test_three_by_hand():
     # u_1 = (1, 0), u_2 = (3/5, 4/5), u_3 = (0, −1), cosines 3/5, 0 and −4/5; v = 7/10, so the hinges are 3/10, 0 and 0.
     weights = torch.tensor([[2.0, 0.0], [3.0, 4.0], [0.0, -1.0]], dtype=torch.float64)
-    assert value(weights) == pytest.approx(2 * 0.09)
-    assert value(weights, reduce="mean") == pytest.approx(2 * 0.09 / 6)
     expected = torch.tensor([[0.72, 0.96], [1.2, 0.0], [0.0, 0.0]], dtype=torch.float64)  # 4 · 3/10 · the other
     close(gradient(weights), expected)
     # Through the normalisation: u_1 keeps (0, 0.96), over 2; u_2 keeps 1.2 (1, 0) − 0.72 (3/5, 4/5), over 5.
@@ -115,11 +98,8 @@ def test_three_by_hand():
 
 
 def test_the_nearest_of_three_by_hand():
-    # v = 1: hinges 3/5, 0 and 0. The nearest of 1 is 2, of 2 is 1, of 3 is 1: at v = 2 with hinges 8/5, 8/5 and 1.
+    # The nearest of 1 is 2, of 2 is 1, of 3 is 1: at v = 2 with hinges 8/5, 8/5 and 1.
     weights = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.0, -1.0]], dtype=torch.float64)
-    assert value(weights, margin=1.0, top_k=1) == pytest.approx(2 * 0.36)
-    assert value(weights, margin=2.0, top_k=1) == pytest.approx(2 * 2.56 + 1)
-    assert value(weights, margin=2.0, top_k=1, reduce="mean") == pytest.approx((2 * 2.56 + 1) / 3)
     # The pair of 1 and 2 was chosen from both sides, 4 · 8/5; that of 3 and 1 from one, 2 · 1, and moves both.
     expected = torch.tensor([[3.84, 5.12 - 2], [6.4, 0.0], [2.0, 0.0]], dtype=torch.float64)
     close(gradient(weights, margin=2.0, top_k=1), expected)
@@ -131,7 +111,6 @@ def test_of_equal_neighbours_the_lower_is_nearer(block):
     rows = torch.eye(4, dtype=torch.float64).repeat(2, 1)
     for top_k in (1, 2, 3, 5):
         terms = {"margin": 1.5, "top_k": top_k}
-        assert value(rows, block=block, **terms) == pytest.approx(naive_value(rows, **terms), rel=1e-14)
         close(gradient(rows, block=block, **terms), autograd(rows, **terms))
     # One direction nine times: all neighbours are equal, and those of every class but 0 and 1 are 0 and 1.
     rows_alike = torch.tensor([[1.0, 0.0]], dtype=torch.float64).repeat(9, 1)
@@ -142,13 +121,11 @@ def test_of_equal_neighbours_the_lower_is_nearer(block):
 def test_one_class_and_two():
     single = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
     for top_k, reduce, tangent in itertools.product([None, 1, 5], ["sum", "mean"], [False, True]):
-        assert value(single, top_k=top_k, reduce=reduce) == 0
         assert gradient(single, top_k=top_k, reduce=reduce, tangent=tangent).tolist() == [[0, 0]]
         close(spread_out(single, step=10.0, top_k=top_k, reduce=reduce, tangent=tangent), single / 5)
     assert cosine_histogram(single).pairs.sum() == 0
     two = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)
     for top_k in (None, 1, 5):
-        assert value(two, margin=1.0, top_k=top_k) == 2 and value(two, margin=1.0, top_k=top_k, reduce="mean") == 1
         assert gradient(two, margin=1.0, top_k=top_k).tolist() == [[4, 0], [4, 0]]
     # Equal ones part only at a start that is not exactly equal: along the sphere there is no slope.
     assert gradient(two, tangent=True).abs().max() == 0
@@ -259,7 +236,7 @@ def test_the_histogram_by_hand():
     assert cosine_histogram(torch.cat([alike, -alike]), bins=4).pairs.tolist() == [25, 0, 0, 20]
 
 
-@pytest.mark.parametrize("function", [value, gradient, mean_cosine, cosine_histogram])
+@pytest.mark.parametrize("function", [gradient, mean_cosine, cosine_histogram])
 def test_rows_without_a_direction_are_named(function):
     for bad in (0.0, math.nan):
         weights = random(9, 4)

@@ -19,8 +19,8 @@ from coalface.models.groups import Backbone
 from coalface.training.classifier import HEAD, DenseClassifier
 from coalface.training.local_training import Learner, learn
 from coalface.training.local_work import LocalTraining
-from coalface.training.losses.adaface import AdaFace
 from coalface.training.losses.base import CosineLoss
+from coalface.training.losses.curricularface import CurricularFace
 from coalface.training.losses.elasticface import ElasticFace
 from coalface.training.sgd import SGD
 from coalface.training.stacked_training import (
@@ -89,7 +89,7 @@ def test_two_parties_of_three_steps_by_hand() -> None:
     assert backbone.module.w.item() == 1  # the module stays as it was
 
 
-LOSSES: list[CosineLoss] = [LOSS, AdaFace(scale=8.0), ElasticFace(scale=8.0)]
+LOSSES: list[CosineLoss] = [LOSS, CurricularFace(scale=8.0), ElasticFace(scale=8.0)]
 """One that is a formula, one that keeps a state from step to step, and one that draws."""
 
 

@@ -25,6 +25,7 @@ from coalface.core.text import several, shown
 if TYPE_CHECKING:
     from coalface.experiments.gallery.gallery import Gallery, Identified
     from coalface.experiments.gallery.images import Refusal
+    from coalface.models.calibration import Threshold
 
 Model = Annotated[Path, typer.Option(help=MODEL)]
 GalleryModel = Annotated[
@@ -112,15 +113,14 @@ def verify(
     The threshold is the model's at a false accept rate, 0.001 unless --far names another.
     """
     from coalface.core.errors import DataError, RecipeError
-    from coalface.experiments.gallery.gallery import check_one_rule, given
+    from coalface.experiments.gallery.gallery import choose_threshold
     from coalface.experiments.gallery.images import embed_images, find_images
 
-    check_one_rule(far, threshold)
     network, finder = open_model(model, party, convention), detector_of(photographs, detector, upright)
     for path in (first, second):
         if path.is_dir():
             raise RecipeError("a folder; give one image, or look for a person by `coalface gallery`", where=str(path))
-    decided_by = network.threshold(0.001 if far is None else far) if threshold is None else given(threshold)
+    decided_by = choose_threshold(network, far, threshold)
     (batch,) = embed_images(network, find_images([first, second]), detector=finder)
     for refusal in batch.refused:
         raise DataError(refusal.reason, where=refusal.file)
@@ -153,9 +153,8 @@ def create(
 
     created = Gallery.create(place, open_model(model, party, convention), key=key, far=far, threshold=threshold)
     if as_json:
-        print_json(
-            {"out": place, "model": created.file.about["model"], "encrypted": key is not None, **_decides(created)}
-        )
+        about = {"out": place, "model": created.file.about["model"], "encrypted": key is not None}
+        print_json({**about, "threshold": vars(created.threshold())})
     else:
         typer.echo(f"wrote {place}; it decides by {created.threshold()}")
 
@@ -187,8 +186,10 @@ def enroll(
     finder = detector_of(photographs, detector, upright)
     if name == "":
         raise RecipeError("it is empty; name whom the images show, or leave it out", where="--name")
-    enrolment = _open(place, model, party, key).enroll(images, name, detector=finder, show=show)
+    opened = _open(place, model, party, key)
+    enrolment = opened.enroll(images, name, detector=finder, show=show)
     _print_notes(images, named_by_folder=name is None)
+    _print_warnings(opened, opened.threshold())
     if as_json:
         print_json({**vars(enrolment), "refused": _rows(enrolment.refused)})
     else:
@@ -232,7 +233,8 @@ def list_people(
         else [{"person": person, "images": count} for person, count in people.items()]
     )
     if as_json:
-        print_json({"model": opened.file.about["model"], **_decides(opened), "images" if files else "people": rows})
+        about = {"model": opened.file.about["model"], "threshold": vars(opened.threshold())}
+        print_json({**about, "images" if files else "people": rows})
         return
     if rows:
         print_table([{key: shown(value) for key, value in row.items()} for row in rows], numbers={"images"})
@@ -268,6 +270,7 @@ def identify(
     finder = detector_of(photographs, detector, upright)
     identified = opened.identify(images, far=far, fpir=fpir, threshold=threshold, top=top, detector=finder, show=show)
     _print_notes(images)
+    _print_warnings(opened, identified.threshold)
     if as_json:
         matches = _rows(identified.matches)
         print_json({"threshold": vars(identified.threshold), "matches": matches, "refused": _rows(identified.refused)})
@@ -317,10 +320,6 @@ def _open(place: Path, model: Path | None, party: str | None, key: Path | None, 
     return Gallery(place, FaceModel.opened(folder, party, convention), key=key, faiss=faiss)
 
 
-def _decides(opened: Gallery) -> dict[str, Any]:
-    return {"threshold": vars(opened.threshold())}
-
-
 def _rows(items: Any) -> list[dict[str, Any]]:
     return [vars(item) for item in items]
 
@@ -330,6 +329,11 @@ def _print_notes(images: list[Path], *, named_by_folder: bool = False) -> None:
 
     for note in notes_on(images, named_by_folder=named_by_folder):
         typer.echo(f"note: {note}", err=True)
+
+
+def _print_warnings(opened: Gallery, threshold: Threshold) -> None:
+    for warning in opened.warnings(threshold):
+        typer.echo(f"warning: {warning}", err=True)
 
 
 def _print_refused(refused: list[Refusal]) -> None:

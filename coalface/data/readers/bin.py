@@ -104,15 +104,15 @@ class Bin:
         return PairList(self.path.stem, left, left + 1, self.same, folds_by_position(len(left)))
 
 
-def folds_by_position(pairs: int, folds: int = FOLDS) -> NDArray[np.int64] | None:
-    """(pairs,) the fold of each pair: consecutive parts, the first pairs mod folds of them one longer. None if too few.
+def folds_by_position(pairs: int) -> NDArray[np.int64] | None:
+    """(pairs,) the fold of each pair: consecutive parts, the first pairs mod `FOLDS` one longer. None if too few.
 
     This is how insightface's `verification.py` cuts a list (scikit-learn's KFold without shuffling).
     """
-    if pairs < folds:
+    if pairs < FOLDS:
         return None
-    sizes = [pairs // folds + (fold < pairs % folds) for fold in range(folds)]
-    return np.repeat(np.arange(folds, dtype=np.int64), sizes)
+    sizes = [pairs // FOLDS + (fold < pairs % FOLDS) for fold in range(FOLDS)]
+    return np.repeat(np.arange(FOLDS, dtype=np.int64), sizes)
 
 
 def linked(count: int, links: Iterable[tuple[int, int]]) -> NDArray[np.int64]:

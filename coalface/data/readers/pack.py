@@ -80,17 +80,14 @@ class Packed:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The identities."""
         return self.faces.names
 
     @property
     def files(self) -> Sequence[str]:
-        """(n,) where each image came from."""
         return self.faces.files or ()
 
     @property
     def labels(self) -> NDArray[np.int64]:
-        """(n,) the identity of each image."""
         return self.faces.labels
 
     def images(self, *, size: int, grey: bool) -> Iterator[NDArray[np.uint8]]:

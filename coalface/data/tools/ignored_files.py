@@ -33,6 +33,8 @@ def passed_over(
     astray: list[str] = []
     other_files: list[str] = []
     links: list[str] = []
+    dead_links: list[str] = []
+    pipes: list[str] = []
     unused: collections.Counter[str] = collections.Counter()
     for folder, folders, files in os.walk(root):
         below = os.path.relpath(folder, root)
@@ -49,10 +51,14 @@ def passed_over(
             if not file.lower().endswith(SUFFIXES):
                 described = hidden or (file.lower().endswith(TEXTS) and (below == "." or layout != ""))
                 other_files += [] if described or (part is not None and part not in parts_read) else [place]
-            elif part is None or part in parts_read:
-                astray.append(place)
-            else:
+            elif part is not None and part not in parts_read:
                 unused[part] += 1
+            elif not os.path.exists(file_path := os.path.join(folder, file)):
+                dead_links.append(place)
+            elif not os.path.isfile(file_path):
+                pipes.append(place)
+            else:
+                astray.append(place)
     sentences = []
     if not asked_part:
         sentences += [
@@ -63,6 +69,11 @@ def passed_over(
         aside = "not directly in an identity's folder, as in NAME/photo.jpg"
         why = "that no list or place of the layout names" if layout else aside
         sentences.append(f"{several(len(astray), 'image')} {why}: {first_few(astray)}")
+    if dead_links:
+        sentences.append(f"{several(len(dead_links), 'link')} to files that are not there: {first_few(dead_links)}")
+    if pipes:
+        kinds = several(len(pipes), "pipe or device", "pipes and devices")
+        sentences.append(f"{kinds}, which are not read: {first_few(pipes)}")
     if links:
         sentences.append(f"{several(len(links), 'link')} to folders, which are not followed: {first_few(links)}")
     if other_files:

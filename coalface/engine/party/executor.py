@@ -24,6 +24,7 @@ from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCom
 from coalface.engine.party.data_identity import data_identity, difference
 from coalface.engine.party.request import Request, StepFailed, Withheld
 from coalface.privacy import ledger
+from coalface.privacy.templates import TemplateRelease
 from coalface.training.distributed.shards import ShardLost, Shards
 
 if TYPE_CHECKING:
@@ -75,6 +76,8 @@ class ExecutorContext:
     """Of a process that plays one party: its commits are encrypted with it."""
     sums: PartySums | None = None
     """Where replies leave in secure sums alone."""
+    templates: TemplateRelease | None = None
+    """What puts noise on the templates of a reply."""
 
 
 class PartyExecutor:
@@ -120,11 +123,12 @@ class PartyExecutor:
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (reply := saved.read(REPLY)) is not None:
                     return codec.Encoded(reply), lambda: None
-            repeated = self._run(request, self.commits.base(request.base, commits))[0]
+            repeated: codec.Encoded = self._run(request, self.commits.base(request.base, commits))[0]
             return self._leaving(request, repeated)[0], lambda: None
+        self._check_releases(request)
         base = self.commits.base(request.base, commits)
         started = time.perf_counter()
-        encoded, private_state = self._run(request, base)
+        encoded, private_state, protections = self._run(request, base)
         costly = time.perf_counter() - started >= COSTLY
         parts = self._parts(base, private_state)
         if parts:
@@ -137,7 +141,7 @@ class PartyExecutor:
         shards = self._shards_of(request, over)
 
         def commit() -> None:
-            lines = ledger.lines_for(encoded.entries, encoded.sums, _about(request), head)
+            lines = ledger.lines_for(encoded.entries, encoded.sums, _about(request), head, protections)
             parts[LINES] = "\n".join(lines).encode()
             after, flush = head.after(lines), self.context.flush
             self.head = after.lines, after.chain
@@ -199,6 +203,15 @@ class PartyExecutor:
 
         return reply, write
 
+    def _check_releases(self, request: Request) -> None:
+        """Raise StepFailed where the templates of a reply would leave once more than their target allows."""
+        templates, known = self.context.templates, self.context.method.steps.get(request.step)
+        if templates is not None and known is not None:
+            try:
+                templates.check_target(known[1].reply, self.ledger)
+            except ValueError as error:
+                raise StepFailed(f"{request.where}: {error}") from error
+
     def share(self, request: Request) -> tuple[tuple[str, ...], Callable[[bool], str]]:
         """In another process of the party: run the step on this process's part of the private state.
 
@@ -206,7 +219,7 @@ class PartyExecutor:
         is given whether to flush. Without a commit that names it, the file is rubbish.
         """
         base = self.commits.base(request.base)
-        reply, private_state = self._run(request, base)
+        reply, private_state, _ = self._run(request, base)
 
         def keep(flush: bool) -> str:
             # by the base as well: where a commit is replaced by one from another base, both have parts for a while
@@ -250,7 +263,8 @@ class PartyExecutor:
         except Exception as error:
             raise StepFailed(f"{request.where}: {error}") from error
 
-    def _run(self, request: Request, base: Commit) -> tuple[Any, Any]:
+    def _run(self, request: Request, base: Commit) -> tuple[Any, Any, dict[str, str]]:
+        """(the encoded reply, what the party keeps, how tensors of the reply are protected by name)."""
         where, method = request.where, self.context.method
         if request.step not in method.steps:
             raise StepFailed(f"{where}: {type(method).__name__} has no such step; run one version on both sides.")
@@ -271,18 +285,22 @@ class PartyExecutor:
                 result = declaration.function(owner, party=party, **arguments)
             reply, private_state = result if isinstance(result, tuple) else (result, None)
             if declaration.reply is None:
-                return reply, None
+                return reply, None, {}
             if type(reply) is not declaration.reply or type(private_state) is not (declaration.keeps or type(None)):
                 returned = f"{type(reply).__name__} and {type(private_state).__name__}"
                 raise TypeError(
                     f"it returned {returned}, which is not what it declares; only what is declared may leave"
                 )
+            protections: dict[str, str] = {}
+            if (templates := self.context.templates) is not None:
+                reply = templates.protect(reply, f"{request.party}/{request.id}")
+                protections = templates.protections(reply)
             sent = [m for name in ("each", "common") if (m := arguments.get(name)) is not None]
             change = compression.narrowing(codec.forms(declaration.reply, sent), self.context.update_dtype)
             encoded = codec.encode(reply, hashed=True, change=change)
             if group is not None:
                 group.agree(encoded.sums)
-            return encoded, private_state
+            return encoded, private_state, protections
         except Exception as error:
             raise StepFailed(f"{where}: {type(error).__name__}: {error}".removesuffix(": ")) from error
 

@@ -19,7 +19,9 @@ from coalface.engine.party.executor import ExecutorContext, SaveReplies
 from coalface.engine.party.request import Request
 from coalface.engine.run_state import Numerics
 from coalface.engine.transport import Member
+from coalface.privacy.noise import seeded_secret
 from coalface.privacy.secure import SecureSettings
+from coalface.privacy.templates import TemplateNoise, TemplateRelease
 from coalface.training.public_images import PublicImages
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ class Setup:
     save_replies: SaveReplies = True
     secure: SecureSettings | None = None
     """Replies leave in secure sums alone. Here the parties' secrets follow from the seed."""
+    templates: TemplateNoise | None = None
+    """With which templates leave; here it is drawn from the seed."""
 
     def context(self, world: FederatedData) -> ExecutorContext:
         """The executor's view of this process."""
@@ -123,6 +127,7 @@ class Setup:
             processes_per_party=self.numerics.processes_per_party,
             update_dtype=self.numerics.update_dtype,
             sums=self._sums(),
+            templates=None if self.templates is None else TemplateRelease(self.templates, seeded_secret(self.seed)),
         )
 
     def _sums(self) -> PartySums | None:

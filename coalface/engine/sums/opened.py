@@ -15,16 +15,20 @@ from coalface.core.method import Abandoned, Mean
 from coalface.engine.run_state import Call
 
 FILE = "opened.jsonl"
+_DIFFERENCE = (
+    "the sums of this round were opened over other parties or by other weights, and the difference would tell single "
+    "replies"
+)
 
 
 class Opened:
     """A line of `path` for every call that had a `Mean(once=True)`, or whose sums were noised.
 
-    It outlives a kill, and no resume cuts it back.
+    It outlives a kill, and no resume cuts it back. `again` says why a call is not made once more in another way.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, again: str = _DIFFERENCE) -> None:
+        self.path, self._again = path, again
         self.entries: dict[tuple[str, int, int], dict[str, Any]] = {}
         """(stage, round, call) -> its line, in their order."""
         if path.exists():
@@ -57,10 +61,22 @@ class Opened:
                 os.fsync(file.fileno())
             self.entries[call_key] = entry
         elif self.entries[call_key]["sha256"] != digest:
-            raise Abandoned(
-                f"step {call.step}: before the run was resumed the sums of this round were opened over other parties "
-                "or by other weights, and the difference would tell single replies"
+            raise Abandoned(f"step {call.step}: before the run was resumed {self._again}")
+
+    def record_lines(self) -> dict[str, Any]:
+        """What a checkpoint holds of them."""
+        return {"lines": len(self.entries), "sha256": self._hash(len(self.entries))}
+
+    def check(self, record: Mapping[str, Any] | None) -> None:
+        """Raise ValueError where lines that a checkpoint knows of were removed or changed."""
+        if record is None or self._hash(record["lines"]) != record["sha256"]:
+            raise ValueError(
+                f"{self.path} is not as it was written, and what was spent of the protection is counted by it. "
+                "Restore it, or start a new run."
             )
+
+    def _hash(self, lines: int) -> str:
+        return hashlib.sha256(json.dumps(list(self.entries.values())[:lines]).encode()).hexdigest()
 
 
 def _plain(by: str | Mapping[str, float] | None) -> str | dict[str, float] | None:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.core import codec
-from coalface.core.method import Mean, Tensors
+from coalface.core.method import Abandoned, Mean, Tensors
 from coalface.core.steps import StepDeclaration
 from coalface.engine.run_state import Call
 from coalface.engine.sums.opened import Opened
 from coalface.engine.sums.running import RunningMean
 from coalface.privacy import noise
 from coalface.privacy.accountant import Drawn, Mechanism, epsilon, unseen_draws
+from coalface.privacy.correlated import inverse
 from coalface.privacy.dp import AdaptiveClip, Draws, PartyPrivacy, check_call, summed
 
 
@@ -47,9 +48,9 @@ class PrivateSums:
         self._simulated = secret is None
         self._stages = {name: place for place, name in enumerate(stages)}
 
-    def begin_round(self) -> None:
+    def begin_round(self, number: int) -> None:
         """Forget the draws of the round before."""
-        self.draws = Draws(self.settings.sampling)
+        self.draws = Draws(self.settings.sampling, number, self.seed)
 
     def clipped(
         self, call: Call, declaration: StepDeclaration, means: Sequence[Mean], everyone: Sequence[str]
@@ -64,6 +65,7 @@ class PrivateSums:
         reply: Any = declaration.reply
         common = call.common.message(declaration.common) if call.common and declaration.common else None
         draw = self.draws.of(call.to)
+        self.settings.check_bands(draw and draw[1])
         line = {"stage": call.stage, "round": call.round, "call": call.call, "drawn": _as_line(draw)}
         if (call.stage, call.round, call.call) not in self.opened.entries:
             self._check_target([line])
@@ -88,6 +90,25 @@ class PrivateSums:
         key = (call.stage, call.round, call.call)
         return self._lines()[: keys.index(key) if key in self.opened.entries else None]
 
+    def draw_noise(self, call: Call, content: str, count: int) -> NDArray[np.float64]:
+        """(count,) standard normal z of a sum; with bands its row of C⁻¹ z, of `coalface.privacy.correlated`.
+
+        They follow from the secret and the lines. Raises Abandoned where sums after this one took it for left out.
+        """
+        place = f"{call.stage}/{{}}/{call.call}"
+        if self.settings.bands is None:
+            return noise.normals(self.secret, f"{place.format(call.round)}/{content}", count)
+        key = (call.stage, call.round, call.call)
+        before = {e["round"]: e["noise"] for (s, _, c), e in self.opened.entries.items() if (s, c) == (key[0], key[2])}
+        if key not in self.opened.entries and any(number > call.round for number in before):
+            raise Abandoned(f"step {call.step}: sums after it were opened, whose noise counts with a round without it")
+        contents = before | {call.round: content}
+        drawn = np.zeros(count)
+        for ago, share in enumerate(inverse(self.settings.bands, call.round - min(contents) + 1)):
+            name = f"{place.format(call.round - ago)}/{contents.get(call.round - ago, '')}"
+            drawn += share * noise.normals(self.secret, name, count)
+        return drawn
+
     def epsilon(self) -> float:
         """ε of all sums so far."""
         return self._epsilon(self._lines())
@@ -111,30 +132,18 @@ class PrivateSums:
             "clip": self.clip(self._lines()),
             "target_epsilon": self.settings.target_epsilon,
             "sampling": self.settings.sampling,
+            "bands": self.settings.bands,
             "sums": len(self.opened.entries),
             "noise": "seed" if self._simulated else "secret",
         }
-
-    def record(self) -> dict[str, Any]:
-        """What a checkpoint holds of it."""
-        return {"lines": len(self.opened.entries), "sha256": self._hash(len(self.opened.entries))}
-
-    def check(self, record: Mapping[str, Any] | None) -> None:
-        """Raise ValueError where lines that a checkpoint knows of were removed or changed."""
-        if record is None or self._hash(record["lines"]) != record["sha256"]:
-            raise ValueError(
-                f"{self.opened.path} is not as it was written, and what was spent of the protection is counted by it. "
-                "Restore it, or start a new run."
-            )
-
-    def _hash(self, lines: int) -> str:
-        return hashlib.sha256(json.dumps(list(self.opened.entries.values())[:lines]).encode()).hexdigest()
 
     def _lines(self) -> list[dict[str, Any]]:
         return list(self.opened.entries.values())
 
     def _epsilon(self, lines: Sequence[Mapping[str, Any]]) -> float:
         """ε of lines; sums over the parties of one draw are one mechanism, √k times as loud."""
+        if self.settings.sampling == "cyclic":
+            return epsilon(dict(map(self._stage_mechanism, self._by_stage(lines))), self.settings.delta)
         sums = Counter((e["stage"], e["round"], tuple(e["drawn"])) if e["drawn"] else (i,) for i, e in enumerate(lines))
         z = self.settings.noise_multiplier
         mechanisms: Counter[Mechanism] = Counter()
@@ -142,6 +151,16 @@ class PrivateSums:
             drawn = Drawn(*key[2][1:]) if len(key) == 3 else None
             mechanisms[Mechanism(z / math.sqrt(count), drawn)] += 1
         return epsilon(mechanisms, self.settings.delta - unseen_draws(mechanisms))
+
+    def _by_stage(self, lines: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+        return [of for stage in self._stages if (of := [line for line in lines if line["stage"] == stage])]
+
+    def _stage_mechanism(self, lines: Sequence[Mapping[str, Any]]) -> tuple[Mechanism, int]:
+        """The mechanism of a stage with parties in turn, and how many rounds it has had, those left out with them."""
+        rounds = Counter(line["round"] for line in lines)
+        draws = [Drawn(*line["drawn"][1:]) if line["drawn"] else None for line in lines]
+        mechanism = self.settings.stage_mechanism(lines[0]["stage"], draws, max(rounds.values()))
+        return mechanism, max(rounds) - min(rounds) + 1
 
     def _check_target(self, coming: Sequence[Mapping[str, Any]]) -> None:
         target = self.settings.target_epsilon
@@ -189,7 +208,7 @@ class ClippedSums:
         place = f"{call.stage}/{call.round}/{call.call}"
         content = noise.digest(private.secret, place, repr(self.clip), *(t.numpy().data for t in totals if len(t)))
         sigma, count_sigma = private.settings.noise(asked)
-        drawn = noise.normals(private.secret, f"{place}/{content}", 1 + sum(len(total) for total in totals))
+        drawn = private.draw_noise(call, content, 1 + sum(len(total) for total in totals))
         within = 0.5 + (self._within + count_sigma * float(drawn[0])) / asked
         adaptive = isinstance(private.settings.clip, AdaptiveClip)
         private.opened.record(
@@ -199,6 +218,7 @@ class ClippedSums:
             content,
             drawn=self._line["drawn"],
             **({"within": within} if adaptive else {}),
+            **({"noise": content} if private.settings.bands is not None else {}),
         )
         _add(totals, torch.from_numpy(drawn[1:]), sigma * self.clip)
         by_field = {running_sum.mean.field: running_sum for running_sum in sums}

@@ -76,7 +76,7 @@ def search(
     Time O(p g d), memory O(block (block + g)). Raises ValueError where the shapes do not fit, for features of another
     length than 1 or 0, and if no probe is mated.
     """
-    _check_search(probes, gallery, probe_subjects, gallery_subjects)
+    check_unit(probes, "probe", probe_subjects)
     mated = np.isin(probe_subjects, gallery_subjects)
     if not mated.any():
         raise ValueError("no probe's subject is in the gallery: these lists do not belong together")
@@ -108,12 +108,3 @@ def mean_figures(results: Sequence[OpenSet], ks: Sequence[int] = RANKS) -> dict[
         for name in figures[0]
         if all(name in of_gallery for of_gallery in figures)
     }
-
-
-def _check_search(probes: Floats, gallery: Floats, probe_subjects: Places, gallery_subjects: Places) -> None:
-    check_unit(probes, "probe", probe_subjects)
-    check_unit(gallery, "gallery template", gallery_subjects)
-    if probes.shape[1] != gallery.shape[1]:
-        raise ValueError(
-            f"probes have {probes.shape[1]} dimensions and the gallery {gallery.shape[1]}: one model for both"
-        )

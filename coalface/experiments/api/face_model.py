@@ -199,7 +199,8 @@ class FaceModel(nn.Module):
             for key in of_list:
                 if key.startswith(THRESHOLD.name):
                     far = float(key.removeprefix(THRESHOLD.name))
-                    chosen.append(Threshold(of_list[key], far, on=name, count=of_list["pairs"]))
+                    counts = {"count": of_list["pairs"], "impostors": of_list["impostor_pairs"]}
+                    chosen.append(Threshold(of_list[key], far, on=name, **counts))
         folder = self._thresholds_folder
         write_thresholds(folder, read_thresholds(folder) | {self.fingerprint: chosen})
         write_json(folder / MEASURED, self._all_measured() | {self.fingerprint: measured})

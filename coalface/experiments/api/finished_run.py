@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from coalface.core.checks import unknown_name
-from coalface.core.errors import RecipeError
+from coalface.core.errors import MissingExtra, RecipeError
 from coalface.core.text import html_table, several
 from coalface.evaluation.figures import axis_title, figure_name, figure_of, figure_text
 from coalface.experiments.report import runs
@@ -73,12 +73,12 @@ class FinishedRun:
     def plot(self, metric: str = "loss", ax: Any = None) -> Any:
         """A metric by round, or a figure such as `unseen/eer`, on matplotlib axes, which are returned.
 
-        Raises RecipeError for a metric that the rounds do not have, and ImportError without matplotlib.
+        Raises RecipeError for a metric that the rounds do not have, and MissingExtra without matplotlib.
         """
         try:
             from matplotlib import pyplot
         except ImportError:
-            raise ImportError("plot draws with matplotlib: pip install 'coalface[plot]'") from None
+            raise MissingExtra("a plot", "plot") from None
         points: dict[str, list[tuple[int, float]]] = {}
         for ordinal, record in enumerate(self._read.metrics, 1):
             for key, value in {**record, **runs.flat_figures(record.get("judged"))}.items():

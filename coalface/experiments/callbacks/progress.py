@@ -24,6 +24,7 @@ from rich.text import Text
 from coalface.core.text import clean, several, size
 from coalface.evaluation.figures import figure_name, figure_text
 from coalface.experiments.callbacks.base import Callback, Callbacks
+from coalface.experiments.report.faults import much_larger
 from coalface.experiments.report.runs import (
     duration,
     flat_figures,
@@ -58,6 +59,8 @@ class _CurrentRun:
     abandoned: int = 0
     without: Counter[str] = field(default_factory=Counter)
     """Rounds in which a party's reply did not count, by its name."""
+    large: set[str] = field(default_factory=set)
+    """Parties that sent what is much larger than what others sent."""
     apart: set[str] = field(default_factory=set)
     """Why client batches were computed party by party, as far as it has been said."""
     bytes_down: float = 0
@@ -77,6 +80,7 @@ class _CurrentRun:
         if (loss := number(record.get("loss"))) is not None:
             self.losses.append(loss)
         self.without.update(clean(party) for party in mapping(record.get("failed")))
+        self.large |= set(mapping(record.get("large")))
         self.abandoned += bool(record.get("abandoned"))
 
     def progress(self) -> str:
@@ -198,6 +202,8 @@ class Progress(Callback):
             if loss > JUMP * before > 0:
                 place = f"{run.name}: in round {record.get('round', '')}"
                 self.note(f"{place} the mean training loss is {loss:.4g}; before it was {before:.4g}")
+        if warning := much_larger([record], run.large):
+            self.warn(f"{run.name}: {warning}")
         for why in set(mapping(record.get("apart"))) - run.apart:
             run.apart.add(why)
             self.note(f"{run.name}: parties of a client batch were computed one by one, which takes longer: {why}")

@@ -10,13 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from coalface.core import registry
 from coalface.core.disk import write_json
+from coalface.core.errors import RecipeError
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.report.runs import flat_figures, mapping, read_events
 
 if TYPE_CHECKING:
     from coalface.experiments.recipe.schema import Recipe
 
+TRACKERS = {
+    name: f"coalface.experiments.callbacks.{name}:{tracker}"
+    for name, tracker in (("tensorboard", "TensorBoard"), ("mlflow", "MLflow"), ("wandb", "WandB"))
+}
+"""Those that a recipe can name."""
 EVALUATED = "evaluated/"
 """What the names of figures begin with."""
 _OTHERWISE = {"stage", "round", "failed", "losses", "judged", "reason"}
@@ -132,6 +139,14 @@ class Tracker(Callback, ABC):
             self._works = False
             reason = str(error).partition("\n")[0] or type(error).__name__
             self._warn(f"{self.recipe.name}: {self.name} failed, so the run goes on without it: {reason}")
+
+
+def trackers_of(recipe: Recipe) -> list[Tracker]:
+    """The trackers that a recipe names. Raises RecipeError where the package of one is not installed."""
+    try:
+        return [registry.load(TRACKERS[name])() for name in recipe.engine.trackers]
+    except ImportError as error:
+        raise RecipeError(f"{error}, or leave it out", where="engine.trackers") from None
 
 
 def values_of(record: Mapping[str, Any]) -> dict[str, float]:

@@ -226,9 +226,8 @@ def run(
     """Run, or resume, a method over a tiny world to its end."""
     world = build()
     conduct = RoundPolicy("test", **rules)
-    party_setup = setup(
-        method, folder, build, seed=conduct.seed, numerics=numerics, save_replies=save_replies, secure=secure
-    )
+    settings: dict[str, Any] = {"numerics": numerics, "save_replies": save_replies, "templates": conduct.templates}
+    party_setup = setup(method, folder, build, seed=conduct.seed, secure=secure, **settings)
     carrier = transport(party_setup, world)
     try:
         server = Server(

@@ -36,6 +36,7 @@ from backbones import get_model  # insightface's arcface_torch
 model = get_model("{insightface}")
 model.load_state_dict(torch.load("{file}", weights_only=True))""",
 }
+_SAID_OF_RUN = ("- method:", "- backbone:", "- data:", "- weights:", "- teacher:")
 _INTENDED = """\
 ## Use
 
@@ -106,8 +107,8 @@ def write_card(
         lines += ["No figure is known of this model by itself; `coalface evaluate --calibrate` measures some."]
     lines += ["", "## Thresholds", ""]
     if thresholds := model.thresholds:
-        lines += ["| cosine | FAR | chosen on | pairs |", "|---:|---:|---|---:|"]
-        lines += [f"| {one.cosine:.6f} | {one.rate:g} | {one.on} | {one.count:,} |" for one in thresholds if one.rate]
+        lines += ["| cosine | FAR | chosen on | by |", "|---:|---:|---|---:|"]
+        lines += [f"| {one.cosine:.6f} | {one.rate:g} | {one.on} | {one.basis} |" for one in thresholds if one.rate]
         least = min(one.rate for one in thresholds if one.rate)
         lines += [
             "",
@@ -157,7 +158,7 @@ def _of_run(run: Path, party: str | None) -> list[str]:
     """What the card that the run left says of method and data, but for the figures."""
     path = run / "model" / "README.md" if (run / "model").exists() else run / "README.md"
     text = path.read_text("utf-8").splitlines() if path.exists() else []
-    lines = [line for line in text if line.startswith(("- method", "- backbone", "- data"))]
+    lines = [line for line in text if line.startswith(_SAID_OF_RUN)]
     return lines + [f"- {line}" for line in text if line.startswith("In training,") and party is None]
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from coalface.core.errors import RunError
+from coalface.core.errors import MissingExtra, RunError
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.experiments.api.face_model import FaceModel
 
@@ -45,7 +45,7 @@ def write_onnx(model: FaceModel, path: Path, *, uint8: bool = False) -> None:
     try:
         import onnxscript  # noqa: F401
     except ImportError:
-        raise ImportError("an ONNX file is written by onnx and onnxscript: pip install 'coalface[onnx]'") from None
+        raise MissingExtra("an export to ONNX", "onnx") from None
     images = torch.from_numpy(_faces(model, 2, uint8))
     log = logging.getLogger("torch.onnx")
     level = log.level
@@ -78,7 +78,7 @@ def check_parity(model: FaceModel, path: Path, *, uint8: bool = False, faces: in
     try:
         import onnxruntime
     except ImportError:
-        raise ImportError("an ONNX file is checked by onnxruntime: pip install 'coalface[onnx]'") from None
+        raise MissingExtra("the check of an ONNX file", "onnx") from None
     images = _faces(model, faces, uint8)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     embeddings = np.concatenate([session.run([OUTPUT], {INPUT: part})[0] for part in (images[:1], images[1:])])

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.disk import beside, check_free, put_in_place, writing
-from coalface.core.errors import DataError, RecipeError
+from coalface.core.errors import DataError, MissingExtra, RecipeError
 from coalface.core.parsing import parse_json
 
 APPLICATION, VERSION = 0x436F616C, 1
@@ -83,7 +83,7 @@ class Cipher(Checksum):
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
             from cryptography.hazmat.primitives.kdf.hkdf import HKDF
         except ImportError:
-            raise ImportError("a gallery with a key needs `cryptography`: pip install cryptography") from None
+            raise MissingExtra("a gallery with a key", "privacy") from None
         self._aead = AESGCM(HKDF(hashes.SHA256(), 32, salt, b"coalface gallery 1").derive(secret))
 
     def seal(self, value: bytes, bound: bytes) -> bytes:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from coalface.core.checks import build
 from coalface.core.errors import DataError, RecipeError
+from coalface.core.text import several
 from coalface.data.detection import Detector
 from coalface.evaluation.feature_file import QUIET, Show
 from coalface.experiments.api.face_model import FaceModel
@@ -22,6 +23,13 @@ from coalface.experiments.gallery.nearest import Faiss, Product, Search
 from coalface.models.calibration import Threshold, choose
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+MOST_STRANGERS = 0.1
+"""The share of strangers who are taken for somebody from which on a threshold is warned of."""
+COMPARED = 1000
+"""Enrolled people whose templates are compared with each other, at least where there are as many."""
+UNLIKE = 3
+"""So many times as many of their pairs as a FAR promises, and so many pairs, may reach a threshold."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +121,7 @@ class Gallery:
         names and embeddings are encrypted. Raises DataError where the model has no threshold at this FAR, and
         RecipeError where both are given.
         """
-        check_one_rule(far, threshold)
-        chosen = model.threshold(0.001 if far is None else far) if threshold is None else given(threshold)
+        chosen = choose_threshold(model, far, threshold)
         return cls.with_thresholds(
             path, model, [chosen, *(other for other in model.thresholds if other != chosen)], key
         )
@@ -282,10 +289,38 @@ class Gallery:
             )
         return choose(thresholds, rate or 0, kind, where=str(self.file.path), remedy=remedy)
 
+    def warnings(self, threshold: Threshold) -> list[str]:
+        """Why a threshold at a FAR takes strangers for somebody among those enrolled more often than its FAR says."""
+        if threshold.kind != "FAR" or threshold.rate is None:
+            return []
+        people, templates = self.templates()
+        rate, problems = threshold.rate, []
+        if (share := min(1.0, len(people) * rate)) >= MOST_STRANGERS:
+            problems.append(
+                f"FAR {rate:g} is large for {several(len(people), 'person', 'people')}: about {100 * share:.2g} % of "
+                "strangers are taken for somebody; choose a smaller FAR, or a cosine"
+            )
+        some = templates[:: max(1, len(people) // COMPARED)]
+        cosines = (some @ some.T)[np.triu_indices(len(some), 1)]
+        accepted, expected = int((cosines >= threshold.cosine).sum()), rate * len(cosines)
+        if accepted > UNLIKE * (expected + 1):
+            problems.append(
+                f"{accepted:,} of {len(cosines):,} pairs of enrolled people reach the threshold, about {expected:.2g} "
+                f"should at FAR {rate:g}: their images are unlike those that it was chosen on (photographs that nobody "
+                "aligned?), or people are enrolled twice; calibrate the model on images like these"
+            )
+        return problems
+
     def _needed_model(self) -> FaceModel:
         if self.model is None:
             raise RecipeError("this embeds images; give the gallery's model", where="model")
         return self.model
+
+
+def choose_threshold(model: FaceModel, far: float | None, cosine: float | None) -> Threshold:
+    """A model's threshold at a FAR, 0.001 where none is named, or the cosine that a person chose."""
+    check_one_rule(far, cosine)
+    return model.threshold(0.001 if far is None else far) if cosine is None else given(cosine)
 
 
 def given(cosine: float) -> Threshold:

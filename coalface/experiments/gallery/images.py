@@ -18,7 +18,7 @@ from coalface.data.detection import Detector
 from coalface.data.photographs import cut_faces, decode_photograph, find_faces
 from coalface.data.readers.folders import SUFFIXES, read_file
 from coalface.data.source import decode, in_order
-from coalface.data.stores import open_store
+from coalface.data.stores import Store, open_store
 from coalface.data.tools.decode_check import StderrCapture, check_whole
 from coalface.data.tools.ignored_files import passed_over
 from coalface.evaluation.feature_file import QUIET, Show
@@ -68,9 +68,7 @@ def find_images(paths: Sequence[Path]) -> list[ImageFile]:
         if _is_folder(path):
             images += [ImageFile(str(p), p.parent.name, partial(read_file, p)) for p in _images_below(path)]
         elif path.is_dir() or path.suffix in (".rec", ".bin"):
-            store = open_store(path, damaged="leave out")
-            for i, label in enumerate(store.labels.tolist()):
-                images.append(ImageFile(store.where(i), store.names[label], partial(store.encoded, i)))
+            images += images_of(open_store(path, damaged="leave out"))
         elif path.exists():
             images.append(ImageFile(str(path), path.absolute().parent.name, partial(read_file, path)))
         else:
@@ -81,6 +79,12 @@ def find_images(paths: Sequence[Path]) -> list[ImageFile]:
             f"no images there; give files that end in {', '.join(SUFFIXES)}, or folders of them", where=where
         )
     return images
+
+
+def images_of(store: Store) -> list[ImageFile]:
+    """The images of a set."""
+    labels = enumerate(store.labels.tolist())
+    return [ImageFile(store.where(i), store.names[label], partial(store.encoded, i)) for i, label in labels]
 
 
 def notes_on(paths: Sequence[Path], *, named_by_folder: bool = False) -> list[str]:
@@ -129,10 +133,8 @@ def embed_images(
         try:
             encoded = images[i].read()
             return hashlib.sha256(encoded).hexdigest(), face_in(encoded, images[i].file)
-        except CoalfaceError as error:
-            return Refusal(images[i].file, error.text)
         except (OSError, ValueError) as error:
-            return Refusal(images[i].file, explained(error))
+            return _refusal(images[i], error)
 
     with StderrCapture() as capture, show("embedding", len(images)) as count:
         for start in range(0, len(images), BATCH):
@@ -155,11 +157,13 @@ def _whole(image: ImageFile, capture: StderrCapture) -> Refusal | None:
     """Why an image is not taken of which the decoder complains, and fills what is missing with grey."""
     try:
         check_whole(image.read(), image.file, capture)
-    except CoalfaceError as error:
-        return Refusal(image.file, error.text)
     except (OSError, ValueError) as error:
-        return Refusal(image.file, explained(error))
+        return _refusal(image, error)
     return None
+
+
+def _refusal(image: ImageFile, error: Exception) -> Refusal:
+    return Refusal(image.file, error.text if isinstance(error, CoalfaceError) else explained(error))
 
 
 def _embedded(model: FaceModel, batch: Embedded, faces: Sequence[NDArray[np.uint8]]) -> Embedded:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from coalface.core.text import several
 from coalface.data.stores import Store
 from coalface.evaluation.feature_file import QUIET, Show
 from coalface.experiments.api.face_model import FaceModel
-from coalface.experiments.gallery.images import ImageFile, embed_images
+from coalface.experiments.gallery.images import embed_images, images_of
 
 MARGIN = 0.1
 """By so much the cosine with the other centre is greater, at least."""
@@ -63,11 +62,7 @@ class LabelNoise:
 
 def find_label_noise(model: FaceModel, store: Store, show: Show = QUIET) -> LabelNoise:
     """Embed all images of a set that can be read, and compare each with the identities."""
-    images = [
-        ImageFile(store.where(i), store.names[label], partial(store.encoded, i))
-        for i, label in enumerate(store.labels.tolist())
-    ]
-    batches = list(embed_images(model, images, show))
+    batches = list(embed_images(model, images_of(store), show))
     embedded = [image for batch in batches for image in batch.images]
     numbers = {name: number for number, name in enumerate(store.names)}
     labels = np.array([numbers[image.person] for image in embedded], dtype=np.int64)

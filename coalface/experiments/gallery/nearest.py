@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import MissingExtra
+
 Nearest = tuple[NDArray[np.float32], NDArray[np.int64]]
 """(q, top) cosines, the greatest first, and whose they are, by number."""
 
@@ -40,7 +42,7 @@ class Faiss:
         try:
             import faiss
         except ImportError:
-            raise ImportError("a search by faiss needs it: pip install 'coalface[faiss]'") from None
+            raise MissingExtra("a search by faiss", "faiss") from None
         self._index: Any = faiss.IndexFlatIP(templates.shape[1])
         self._index.add(np.ascontiguousarray(templates))
 

@@ -146,6 +146,11 @@ def _pretraining(recipe: Recipe, changes: Any) -> Pretraining:
     if not isinstance(changes, Mapping):
         raise needs_section("pretrain", changes, list(Recipe.model_fields))
     validate.check_public_start(recipe)
+    name = str(changes.get("method"))
+    if name == "distill" != recipe.method and name in recipe.methods:
+        raise RecipeError(
+            "`pretrain` distills, and its settings stand below `pretrain.methods`", where="methods.distill"
+        )
     whole = recipe.model_dump(mode="json")
     tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": made_plain(f"{recipe.name}-pretrain")}
     tree["evaluation"] = {"pairs": whole["evaluation"]["pairs"]}  # a run stops where it would train on their people
@@ -159,7 +164,13 @@ def _pretraining(recipe: Recipe, changes: Any) -> Pretraining:
             raise RecipeError("another than the run's; give both the same", where="model.input")
         return Pretraining(inner, json.dumps(with_files(changes, inner)))
     except RecipeError as error:
-        raise RecipeError(error.text, where=f"pretrain.{error.where}" if error.where else "pretrain") from None
+        raise within_pretrain(error) from None
+
+
+def within_pretrain(error: RecipeError) -> RecipeError:
+    """The error of a pre-training's recipe, with its keys as they stand in the recipe around it."""
+    where = error.where if "/" in error.where else f"pretrain.{error.where}".removesuffix(".")  # a file stays one
+    return RecipeError(error.text.replace("methods.distill.", "pretrain.methods.distill."), where=where)
 
 
 def _data_before(recipe: Recipe, data: Mapping[str, Any], pretrain: Mapping[str, Any]) -> dict[str, Any]:

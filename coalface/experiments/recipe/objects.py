@@ -61,7 +61,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Named(Settings):
-    """Marks a key that holds one of several dataclasses, which `name` below it chooses; `cls` is their base."""
+    """Marks a key that holds one of several dataclasses, which `name` below it chooses; `cls` is their base.
+
+    Where nothing else is set it can be the name alone.
+    """
 
     registry: Registry[Any] = dataclasses.field(kw_only=True, hash=False)
     usual: str = ""
@@ -71,7 +74,7 @@ class Named(Settings):
         """The object of a mapping. Raises RecipeError with the key and the remedy."""
         if isinstance(value, self.cls):
             return value
-        settings = dict(_mapping(value, self.key, ["name"]))
+        settings = {"name": value} if isinstance(value, str) else dict(_mapping(value, self.key, ["name"]))
         cls = self.registry.find(settings.pop("name", self.usual), f"{self.key}.name")
         return build(cls, settings, self.key)
 
@@ -84,8 +87,8 @@ class Named(Settings):
         return self.registry.name_of(type(value))
 
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of the mapping: one for each name."""
-        several = []
+        """The JSON schema: the name alone, or the mapping, one for each name."""
+        several: list[dict[str, Any]] = [{"type": "string"}]
         for name in self.registry.own:
             one = object_schema(self.registry[name])
             one["properties"] = {"name": {"const": name}, **one["properties"]}

@@ -139,9 +139,8 @@ class Recipe(Section):
     def model_json_schema(cls, *args: Any, **keywords: Any) -> dict[str, Any]:
         """Every key with its type, default and description, for editors; below `pretrain` stand those of a recipe."""
         schema = super().model_json_schema(*args, **keywords)
-        for key in NAMED:
-            about = {"description": cls.model_fields[key].description}
-            schema["properties"][key] = {**about, "anyOf": [{"type": "string"}, schema["properties"][key]]}
+        about = {"description": cls.model_fields["model"].description}
+        schema["properties"]["model"] = {**about, "anyOf": [{"type": "string"}, schema["properties"]["model"]]}
         about = {key: value for key, value in schema["properties"]["pretrain"].items() if key != "type"}
         schema["properties"]["pretrain"] = {**about, "anyOf": [{"$ref": "#"}, {"type": "null"}]}
         schema["properties"]["teacher"] = {"type": "string", "description": "`methods.distill.teacher`, in short."}

@@ -20,6 +20,7 @@ from coalface.models.pretrained.input import IMAGENET, InputConvention
 from coalface.models.speed import Arithmetic
 from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.secure import SecureSettings
+from coalface.privacy.templates import TemplateNoise
 
 Name = Annotated[str, AfterValidator(check_name)]
 """What becomes a file's or a folder's name."""
@@ -243,6 +244,8 @@ class Privacy(Section):
     secure: Annotated[SecureSettings, Settings("privacy.secure", SecureSettings, switch=True)] | None = None
     """Secure sums: the server learns the sum of the parties' replies, and no part of it. `true` for the usual settings.
     None or `false`: it is sent each party's reply."""
+    templates: Annotated[TemplateNoise, Settings("privacy.templates", TemplateNoise)] | None = None
+    """Noise on the sphere for class embeddings that leave a party singly, drawn where they are made. None: without."""
     countersign: Literal[True] | None = None
     """After each round the server signs which replies it has accepted, and one of their parties signs that: nobody can
     then write ledgers and receipts anew without both keys. `coalface ledger verify` checks it."""

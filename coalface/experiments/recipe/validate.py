@@ -48,8 +48,6 @@ def check(recipe: Recipe) -> None:
             where="data.scenario",
         )
     _check_validators(recipe)
-    if recipe.dp is not None:
-        _check_private(recipe)
     if recipe.secure is not None:
         _check_secure(recipe)
     elif recipe.faults.stages:
@@ -58,8 +56,13 @@ def check(recipe: Recipe) -> None:
         )
 
 
-def _check_private(recipe: Recipe) -> None:
-    """Raise RecipeError where a setting of the engine goes against differential privacy by party."""
+def check_private(recipe: Recipe) -> None:
+    """Raise RecipeError where a setting of the engine goes against differential privacy by party.
+
+    It is for recipes whose method can have that: of another, no setting is what to mend.
+    """
+    if recipe.dp is None:
+        return
     engine = recipe.engine
     if engine.client_batch:
         raise RecipeError(BATCHED, where="engine.client_batch")

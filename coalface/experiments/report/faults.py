@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 from coalface.core.method import plays
@@ -14,9 +15,15 @@ FEW = 8
 
 def at_the_head(run: Run) -> list[str]:
     """What a reader must know before the figures: simulated faults, parties that never counted, abandoned rounds."""
-    sentences = []
+    sentences = [
+        f"The run ended {clean(why)}."
+        for section in ("privacy", "templates")
+        if (why := mapping(run.summary.get(section)).get("ended"))
+    ]
     if simulated := _simulated(mapping(run.config.get("faults"))):
         sentences.append(f"Simulated faults: {'; '.join(simulated)}.")
+    if warning := much_larger(run.metrics):
+        sentences.append(f"{warning}.")
     if silent := [
         clean(p.get("name", "")) for p in run.parties if p.get("failed") and whole_number(p.get("rounds")) == 0
     ]:
@@ -64,6 +71,19 @@ def _simulated(simulated: dict[str, Any]) -> list[str]:
     for party, kind in mapping(simulated.get("corrupt")).items():
         by_kind.setdefault(clean(kind), []).append(clean(party))
     return sentences + [f"the replies of {_names(names)} are corrupted ({kind})" for kind, names in by_kind.items()]
+
+
+def much_larger(metrics: Iterable[Mapping[str, Any]], known: Container[str] = ()) -> str:
+    """Whose replies were much larger than others' and may have counted, less those `known`; '' if nobody's."""
+    first: dict[str, str] = {}
+    for record in metrics:
+        for party, why in mapping(record.get("large")).items():
+            if party not in known:
+                first.setdefault(clean(party), f"in round {record.get('round', '')} {clean(why)}")
+    if not first:
+        return ""
+    why = next(iter(first.values()))
+    return f"Replies of {_names([*first])} were much larger than those of others, and not refused: {why}"
 
 
 def not_counted(run: Run) -> str:

@@ -13,6 +13,7 @@ from coalface.experiments.report.long_table import Grid, pivot, records_of, sing
 from coalface.experiments.report.runs import (
     Run,
     as_dicts,
+    as_list,
     flat_figures,
     gaps,
     mapping,
@@ -134,8 +135,8 @@ def parties(run: Run) -> Grid:
         figures = flat_figures(party.get("judged"))
         loss = number(party.get("last_loss"))
         cells = [str(party.get("name", "")), str(party.get("role") or "")]
-        cells += [integer_text(party.get(key)) for key in ("identities", "images", "rounds")]
-        cells += [_count(party.get("failed")), size_text(party.get("bytes_down")), size_text(party.get("bytes_up"))]
+        cells += [integer_text(party.get(key)) for key in ("identities", "images", "rounds", "failed")]
+        cells += [size_text(party.get(key)) for key in ("bytes_down", "bytes_up")]
         cells += ["" if loss is None else f"{loss:#.4g}", *(figure_text(figures, key) for key in evaluated)]
         rows.append(cells)
     total = ["sum", ""] + [integer_text(_sum(entries, key)) for key in ("identities", "images")] + ["", ""]
@@ -188,7 +189,6 @@ def messages(run: Run) -> list[dict[str, Any]]:
     """What crosses the wire, step by step: each step's fields in the order of the run's own record."""
     steps: dict[str, list[dict[str, str]]] = {}
     for message in as_dicts(run.summary.get("messages")):
-        to = message.get("to")
         steps.setdefault(str(message.get("step", "")), []).append(
             {
                 "up": "up" if message.get("direction") == "up" else "",
@@ -196,7 +196,7 @@ def messages(run: Run) -> list[dict[str, Any]]:
                 "kind": str(message.get("kind") or "").replace("folded", "aggregated"),
                 "content": str(message.get("content") or ""),
                 "bytes": size_text(message.get("bytes")),
-                "to": ", ".join(map(str, to)) if isinstance(to, list) else str(to or ""),
+                "to": str(message.get("to") or ""),
             }
         )
     return [{"step": step, "fields": fields} for step, fields in list(steps.items())[:MOST_ROWS]]
@@ -230,23 +230,17 @@ def tensors(run: Run) -> Grid:
     entries = _left(run)
     rows = []
     for tensor in entries[:MOST_TENSORS]:
-        shape = tensor.get("shape")
-        shape_text = " × ".join(map(str, shape)) or "scalar" if isinstance(shape, list) else str(shape or "")
-        cells = [str(tensor.get("name", "")), str(tensor["content"]), shape_text, str(tensor.get("dtype") or "")]
+        shape = " × ".join(map(str, as_list(tensor.get("shape")))) or "scalar"
+        cells = [str(tensor.get("name", "")), str(tensor["content"]), shape, str(tensor.get("dtype") or "")]
         rows.append([*cells, size_text(tensor.get("bytes")), integer_text(tensor.get("count"))])
     header = ("tensor", "content", "shape", "dtype", "bytes, once", "times sent")
     return Grid(header, rows, frozenset({4, 5}), (), len(entries) - len(rows))
 
 
 def heads(ledger: dict[str, Any]) -> Grid:
-    """The last hash of each party's chain; given as text, or as a record with `chain` and `lines`."""
-    by_party = mapping(ledger.get("head"))
-    rows: list[list[str]] = []
-    for party, head in list(by_party.items())[:MOST_ROWS]:
-        end = mapping(head) or {"chain": head}
-        rows.append([str(party), integer_text(end.get("lines")), str(end.get("chain") or "")])
-    grid = Grid(("party", "lines", "head (SHA-256)"), rows, frozenset({1}), (), len(by_party) - len(rows))
-    return grid.without_empty_columns()
+    """The last hash of each party's chain."""
+    rows = [[str(party), str(head)] for party, head in mapping(ledger.get("head")).items()]
+    return Grid.of(("party", "head (SHA-256)"), rows, left=2, most=MOST_ROWS)
 
 
 def _median(values: Sequence[object]) -> str:
@@ -257,8 +251,3 @@ def _median(values: Sequence[object]) -> str:
 def _sum(entries: Sequence[dict[str, Any]], key: str) -> float | None:
     numbers = [value for entry in entries if (value := number(entry.get(key))) is not None]
     return sum(numbers) if numbers else None
-
-
-def _count(value: object) -> str:
-    """A number of failures, or how many a list or a record of them holds."""
-    return str(len(value)) if isinstance(value, list | dict) else integer_text(value)

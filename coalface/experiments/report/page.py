@@ -197,6 +197,11 @@ def _tiles(run: Run, evaluated: Sequence[str]) -> list[Tile]:
         spent, delta, z = (number(privacy.get(k)) for k in ("epsilon", "delta", "noise_multiplier"))
         bound = "none" if spent is None else f"{spent:.2f}"
         tiles.append(Tile("ε, each party", bound, f"δ = {delta or 0:g}, noise {z or 0:g}; not towards the server"))
+    if templates := mapping(run.summary.get("templates")):
+        spent, delta, z = (number(templates.get(k)) for k in ("epsilon", "delta", "noise_multiplier"))
+        tiles.append(
+            Tile("ε, each template", f"{spent or 0:.2f}", f"δ = {delta or 0:g}, noise {z or 0:g}; of it alone")
+        )
     if (up := number(run.bytes.get("up"))) is not None:
         down = number(run.bytes.get("down"))
         tiles.append(Tile("sent by the parties", size(up), f"{size(down)} sent to them" if down is not None else ""))

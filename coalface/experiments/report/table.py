@@ -62,13 +62,15 @@ SEVERAL_SEEDS = "Runs that differ in their seed alone are compared together: a d
 
 @dataclass(frozen=True)
 class Row:
-    """One run of a comparison. Bytes are whole runs, over all parties; figures are keyed `list/figure`."""
+    """One run of a comparison. Steps, images and bytes are whole runs, over all parties; figures are `list/figure`."""
 
     run: str
     method: str
     pooled: bool
     seed: int | None
     rounds: int | None
+    steps: int | None
+    images: int | None
     bytes_down: int | None
     bytes_up: int | None
     seconds: float | None
@@ -140,6 +142,8 @@ def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_o
                 pooled=bool(run.summary.get("pooled")),
                 seed=whole_number(run.summary.get("seed", run.config.get("seed"))),
                 rounds=whole_number(run.summary.get("rounds")),
+                steps=whole_number(mapping(run.summary.get("trained")).get("steps")),
+                images=whole_number(mapping(run.summary.get("trained")).get("images")),
                 bytes_down=whole_number(run.bytes.get("down")),
                 bytes_up=whole_number(run.bytes.get("up")),
                 seconds=number(mapping(run.summary.get("seconds")).get("total")),
@@ -171,6 +175,7 @@ def grid(comparison: Comparison, *, time: bool = False) -> Grid:
     for row in comparison.rows:
         cells = [clean(row.run), clean(row.method) + (" (pooled)" if row.pooled else "")]
         cells += ["" if value is None else str(value) for value in (row.seed, row.rounds)]
+        cells += ["" if value is None else f"{value:,}" for value in (row.steps, row.images)]
         cells += ["" if value is None else size(value) for value in (row.bytes_down, row.bytes_up)]
         cells += ["" if row.seconds is None else duration(row.seconds)] if time else []
         for key in comparison.figures:
@@ -178,7 +183,7 @@ def grid(comparison: Comparison, *, time: bool = False) -> Grid:
             beneath = "" if difference is None else f"\n{difference_text(difference)}"
             cells.append(figure_text(row.figures, key) + beneath)
         rows.append(cells)
-    header = ["run", "method", "seed", "rounds", "down", "up", *(["time"] if time else [])]
+    header = ["run", "method", "seed", "rounds", "steps", "images seen", "down", "up", *(["time"] if time else [])]
     return Grid.of([*header, *(clean(figure_name(key)) for key in comparison.figures)], rows, left=2)
 
 

@@ -285,6 +285,7 @@ class Parts:
             "the parties' images are their own, each at a node of its own": own is not None and not own.party_data,
             "privacy.dp clips the update of each party": self.recipe.dp is not None,
             "privacy.secure masks what each party sends": self.recipe.secure is not None,
+            "privacy.templates puts noise on the templates of each party": self.recipe.privacy.templates is not None,
             "faults are simulated party by party": self.recipe.faults != SimulatedFaults(),
             "data.party_augment changes the images of parties in different ways": bool(self.recipe.party_augment),
             "engine.processes_per_party splits a party's work": any(n > 1 for n in engine.processes_per_party.values()),

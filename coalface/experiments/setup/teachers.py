@@ -69,7 +69,7 @@ def open_teacher(distill: Distill, compute: Compute) -> Teacher:
         else:
             weights, size, channels = read_weights(path), distill.size, 1 if distill.input.channels == 1 else 3
             if distill.backbone is None:
-                raise DataError(f"a file of weights does not say their backbone: set {KEYS.backbone}", where=path)
+                raise DataError(f"a file of weights does not say its backbone: set {KEYS.backbone}", where=path)
             options: dict[str, Any] = {"size": size, "channels": channels, "convention": distill.input}
             tensors, _ = fit_backbone(weights, distill.backbone, KEYS, **options)
             module = build(distill.backbone, **options, generator=generator(0, "replaced by the weights"))

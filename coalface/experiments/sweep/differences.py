@@ -64,6 +64,15 @@ def bases_of(settings: Sequence[str], baseline: str | None) -> dict[str, str]:
     return {setting: setting if setting in having else most_like(setting) for setting in settings}
 
 
+def _pairs(to: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
+    """(setting, what it is compared with) by each of `to`; no two the other way round."""
+    pairs: list[tuple[str, str]] = []
+    for pair in (pair for base_of in to for pair in base_of.items()):
+        if pair[0] != pair[1] and pair not in pairs and pair[::-1] not in pairs:
+            pairs.append(pair)
+    return pairs
+
+
 # --- on pair lists ----------------------------------------------------------------------------------------------------
 
 
@@ -207,6 +216,38 @@ def verdict_of(record: Record) -> str:
     return "undecided" if not record.is_decided else "higher" if (record.low or 0) > 0 else "lower"
 
 
+# --- in what is of no list --------------------------------------------------------------------------------------------
+
+
+def of_numbers(numbers: Sequence[Record], to: Sequence[Mapping[str, str]], what: str) -> list[str]:
+    """Each setting less what it is compared with, in numbers of runs and not of a list: intervals over seeds alone."""
+    by_seed: dict[tuple[str, str], dict[int | None, list[float]]] = {}
+    for record in numbers:
+        by_seed.setdefault((record.setting, record.metric), {}).setdefault(record.seed, []).append(record.value)
+    metrics = list(dict.fromkeys(record.metric for record in numbers))
+    rows = []
+    for setting, base in _pairs(to):
+        texts = [_apart(by_seed.get((setting, name), {}), by_seed.get((base, name), {})) for name in metrics]
+        rows += [[setting, base, *texts]] if any(texts) else []
+    if not rows:
+        return []
+    text = f"Differences in {what}, 95 % interval over seeds. **Bold**: it does not hold zero."
+    return ["", text, "", *Grid.of(["setting", "less", *metrics], rows, left=2).markdown()]
+
+
+def _apart(first: Mapping[int | None, list[float]], second: Mapping[int | None, list[float]]) -> str:
+    """Mean and interval of paired seeds; a seed's runs are averaged first. Empty where both have no seed in common."""
+    apart = np.array([np.mean(first[seed]) - np.mean(second[seed]) for seed in first if seed in second])
+    if not len(apart):
+        return ""
+    mean = apart.mean()
+    if len(apart) == 1:
+        return f"{mean:+.2f} (one seed)"
+    low, high = interval(np.array([mean]), [apart])
+    text = f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
+    return text if low <= 0 <= high else f"**{text}**"
+
+
 # --- in how clients are served ----------------------------------------------------------------------------------------
 
 
@@ -216,11 +257,7 @@ def of_clients(groups: Groups, to: Sequence[Mapping[str, str]]) -> list[str]:
     Two settings are compared by the model that is most the client's own (the branch, else its backbone, else
     everybody's), and, where that is of two kinds, by the kinds that both have as well; no two the other way round.
     """
-    across: list[tuple[str, str]] = []
-    for base_of in to:
-        for pair in ((setting, base_of.get(setting, setting)) for setting in groups):
-            if pair[0] != pair[1] and pair not in across and pair[::-1] not in across:
-                across.append(pair)
+    across = _pairs(to)
     served = [personalised.by_kind(line.get("personalised", {})) for group in groups.values() for line in group]
     metrics = list(dict.fromkeys(name for kinds in served for by_metric in kinds.values() for name in by_metric))
     rows = []

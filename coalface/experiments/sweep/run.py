@@ -37,9 +37,8 @@ from coalface.experiments.sweep.differences import baseline_of
 from coalface.experiments.sweep.grid import Cell, grid
 from coalface.experiments.sweep.jobs import Job, run_jobs
 from coalface.experiments.sweep.table import table
-from coalface.experiments.sweep.work import trained
 
-KEPT = ("enrolled", "clusters", "personalised", "public_images", "own_figures")
+KEPT = ("enrolled", "clusters", "personalised", "public_images", "own_figures", "trained")
 """What a cell keeps of its run's summary, if it has it."""
 
 
@@ -226,8 +225,6 @@ def _line(cell: Cell, place: Path) -> dict[str, Any]:
     line |= {key: summary[key] for key in KEPT if key in summary}
     if "mean" in (embeddings := summary.get("class_embeddings", {})):
         line["class_embeddings"] = {key: embeddings[key] for key in ("count", "mean")}
-    if (work := trained(Parts(cell.recipe).method, summary, records)) is not None:
-        line["trained"] = work
     code = dict(provenance.begun_with(place).code)
     return {**line, "lists": lists, "evidence": evidence, "code": code}
 

@@ -85,7 +85,9 @@ def table(
         if any(len(comparable) < len(base_of) for comparable, base_of in zip(alike, to.values(), strict=True)):
             lines += ["", OTHER_PEOPLE]
     lines += _means(numbers.get("public images"), PUBLIC_IMAGES)
-    lines += _means(numbers.get("class embeddings"), COSINES)
+    embeddings = numbers.get("class embeddings", [])
+    lines += _means(embeddings, COSINES)
+    lines += differences.of_numbers(embeddings, list(to.values()), "that mean cosine")
     if missing := [cell for cell in cells if cell.recipe.digest() not in finished]:
         reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
         lines += ["", *(f"- {c.name or c.setting}: failed: {why}" for c, why in zip(missing, reasons, strict=True))]
@@ -99,6 +101,7 @@ def table(
     losses = [Record(r.setting, r.metric, r.value, seed=run) for run, r in enumerate(numbers.get("losses", ()))]
     if 1 < len(dict.fromkeys(record.metric for record in losses)) <= MANY:
         lines += _means(losses, LOSSES, metric_name=str, empty=by_setting)
+        lines += differences.of_numbers(numbers["losses"], list(to.values()), "final training loss")
     return "\n".join(lines) + "\n", whole
 
 

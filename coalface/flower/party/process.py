@@ -30,8 +30,10 @@ from coalface.flower.app.server import read
 from coalface.flower.party import daemon, rekey
 from coalface.flower.party.client import home
 from coalface.flower.provision import certificates
+from coalface.privacy.noise import keep_secret
 from coalface.privacy.secure_sums import signatures
 from coalface.privacy.secure_sums.keys import derive
+from coalface.privacy.templates import TemplateRelease
 
 SECRET = "sums.key"
 """In a party's folder of a run: what its keys of secure sums follow from."""
@@ -67,6 +69,9 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     setup.prepare()
     public = None if data.public is None else data.public.who
     context = replace(setup.context(data), flush=True, vault=vault)
+    if (templates := loaded.privacy.templates) is not None:  # of a secret that the seed does not tell
+        secret = keep_secret(folder, begun=(folder / "ledger" / f"{name}.jsonl").exists())
+        context = replace(context, templates=TemplateRelease(templates, secret))
     member = data.members()[name]
     if context.sums is not None:
         context, member = replace(context, sums=_sums(context.sums, folder, node_config)), member.untold

@@ -41,7 +41,7 @@ def check_shardable(loss: CosineLoss) -> None:
 
 def sharded_gradients(
     shards: Shards,
-    loss: CosineLoss,
+    loss: MarginSoftmax,
     embeddings: Tensor,
     backbone: Sequence[Tensor],
     rows: Tensor,
@@ -56,8 +56,6 @@ def sharded_gradients(
     below `classes`; `rows` the class embeddings `first`, `first` + 1, … of so many. Of the size of `rows` only their
     gradient is made. Raises ShardLost, and ValueError as the loss would.
     """
-    check_shardable(loss)
-    assert isinstance(loss, MarginSoftmax)  # as was just checked
     check_labels(labels, classes)
     n = len(labels)
     with torch.autocast(embeddings.device.type, enabled=False):

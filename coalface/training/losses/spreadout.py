@@ -51,15 +51,6 @@ SPARSE = 32
 """A block of which at most one pair in so many is nearer than the margin is multiplied pair by pair."""
 
 
-def value(
-    weights: Tensor, *, margin: float = 0.7, reduce: Reduce = "sum", top_k: int | None = None, block: int = BLOCK
-) -> float:
-    """reg_sp of (C, d) class embeddings; 0 for one. See above for the arguments."""
-    _check(margin, reduce, top_k, block)
-    rows = unit_rows(weights)
-    return _hinges(rows, 1 - margin, top_k, block, None) / _terms(len(rows), reduce, top_k)
-
-
 @torch.no_grad()
 def gradient(
     weights: Tensor,
@@ -72,11 +63,9 @@ def gradient(
 ) -> Tensor:
     """(C, d) the gradient of reg_sp: by the unit rows as if they were free, or with `tangent` by W. See above."""
     _check(margin, reduce, top_k, block)
-    rows = unit_rows(weights)
-    slopes = _gradient(rows, 1 - margin, reduce, top_k, block)
+    slopes = _gradient(unit_rows(weights), 1 - margin, reduce, top_k, tangent, block)
     if tangent:
-        _to_tangent(slopes, rows, block)
-        for part in _slices(len(rows), block):
+        for part in _slices(len(weights), block):
             slopes[part] /= lengths(*wide(weights[part]))
     return slopes
 
@@ -111,9 +100,7 @@ def spread_out(
     rows = unit_rows(weights)
     moved: Tensor | None = None
     for _ in range(steps):
-        slopes = _gradient(rows, 1 - margin, reduce, top_k, block)
-        if tangent:
-            _to_tangent(slopes, rows, block)
+        slopes = _gradient(rows, 1 - margin, reduce, top_k, tangent, block)
         moved = slopes if moved is None or not momentum else moved.mul_(momentum).add_(slopes)
         del slopes
         rows.add_(moved, alpha=-step)
@@ -254,60 +241,48 @@ def _blocks(rows: Tensor, block: int) -> Iterator[tuple[slice, slice, Tensor]]:
                 yield block_i, block_j, torch.mm(left, right.T, out=out)
 
 
-def _gradient(rows: Tensor, floor: float, reduce: Reduce, top_k: int | None, block: int) -> Tensor:
-    """The gradient at unit rows, as if they were free."""
+def _gradient(rows: Tensor, floor: float, reduce: Reduce, top_k: int | None, tangent: bool, block: int) -> Tensor:
+    """The gradient at unit rows, as if they were free, or with `tangent` what of it lies along the sphere."""
     slopes = torch.zeros_like(rows)
-    _hinges(rows, floor, top_k, block, slopes)
-    return slopes.div_(_terms(len(rows), reduce, top_k))
-
-
-@torch.no_grad()
-def _hinges(rows: Tensor, floor: float, top_k: int | None, block: int, into: Tensor | None) -> float:
-    """The sum of max(0, cos − floor)² over the terms; its gradient is added to `into`."""
     if top_k is not None and top_k < len(rows) - 1:
-        return _nearest_hinges(rows, floor, top_k, block, into)
-    total = 0.0
+        _add_nearest(rows, floor, top_k, block, slopes)
+    else:
+        _add_all(rows, floor, block, slopes)
+    slopes.div_(_terms(len(rows), reduce, top_k))
+    if tangent:
+        for part in _slices(len(rows), block):
+            along = (slopes[part] * rows[part]).sum(1, keepdim=True)
+            slopes[part].addcmul_(along, rows[part], value=-1)
+    return slopes
+
+
+def _add_all(rows: Tensor, floor: float, block: int, slopes: Tensor) -> None:
+    """Add the gradient of the sum over all pairs, of each two blocks 4 H U_J to I, and 4 Hᵀ U_I to J."""
     for block_i, block_j, cosines in _blocks(rows, block):
         hinge = cosines.sub_(floor).clamp_min_(0)
         if block_i == block_j:
             hinge.fill_diagonal_(0)
-        active = int(hinge.count_nonzero())
-        if active:
-            total += (1 if block_i == block_j else 2) * _squares(hinge)
-            if into is not None:
-                _multiply(hinge, active, rows, block_i, block_j, into)
-    return total
+        if not (active := int(hinge.count_nonzero())):
+            continue
+        if active * SPARSE <= hinge.numel():
+            places = hinge.nonzero().T
+            hinge = _sparse(places, hinge[places[0], places[1]], hinge.shape)
+        slopes[block_i].addmm_(hinge, rows[block_j], alpha=4)
+        if block_i != block_j:
+            slopes[block_j].addmm_(hinge.t(), rows[block_i], alpha=4)
 
 
-def _multiply(hinge: Tensor, active: int, rows: Tensor, block_i: slice, block_j: slice, into: Tensor) -> None:
-    """Add the block's part of the gradient of the sum over all pairs: 4 H U_J to I, and 4 Hᵀ U_I to J."""
-    if active * SPARSE <= hinge.numel():
-        places = hinge.nonzero().T
-        hinge = _sparse(places, hinge[places[0], places[1]], hinge.shape)
-    into[block_i].addmm_(hinge, rows[block_j], alpha=4)
-    if block_i != block_j:
-        into[block_j].addmm_(hinge.t(), rows[block_i], alpha=4)
-
-
-def _nearest_hinges(rows: Tensor, floor: float, top_k: int, block: int, into: Tensor | None) -> float:
-    """As `_hinges`, over the k nearest of each row."""
+def _add_nearest(rows: Tensor, floor: float, top_k: int, block: int, slopes: Tensor) -> None:
+    """Add the gradient of the sum over the k nearest of each row."""
     cosine, place = _nearest(rows, floor, top_k, block)
-    total = 0.0
     for part in _slices(len(rows), block):
         hinge = cosine[part].sub_(floor)  # 0 where fewer than k are nearer than the margin
-        total += _squares(hinge)
         at = hinge.nonzero().T
-        if into is not None and at.shape[1]:
+        if at.shape[1]:
             places = torch.stack([at[0], place[part][at[0], at[1]]])
             chosen = _sparse(places, hinge[at[0], at[1]], (len(hinge), len(rows)))
-            into[part].addmm_(chosen, rows, alpha=2)
-            into.addmm_(chosen.t(), rows[part], alpha=2)
-    return total
-
-
-def _squares(hinge: Tensor) -> float:
-    """The sum of squares, that over rows in float64."""
-    return float(torch.linalg.vector_norm(hinge, dim=1).double().square().sum())
+            slopes[part].addmm_(chosen, rows, alpha=2)
+            slopes.addmm_(chosen.t(), rows[part], alpha=2)
 
 
 def _nearest(rows: Tensor, floor: float, top_k: int, block: int) -> tuple[Tensor, Tensor]:
@@ -348,13 +323,6 @@ def _keep_nearest(cosine: Tensor, place: Tensor, fresh: Tensor, start: int) -> N
     merged, order = merged.sort(dim=1, descending=True, stable=True)
     cosine[better] = merged[:, :top_k]
     place[better] = places.gather(1, order[:, :top_k])
-
-
-def _to_tangent(slopes: Tensor, rows: Tensor, block: int) -> None:
-    """Take off each row of a gradient what lies along the unit row."""
-    for part in _slices(len(rows), block):
-        along = (slopes[part] * rows[part]).sum(1, keepdim=True)
-        slopes[part].addcmul_(along, rows[part], value=-1)
 
 
 def _sparse(places: Tensor, values: Tensor, shape: tuple[int, ...]) -> Tensor:
