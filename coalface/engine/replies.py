@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ class Lost(codec.Refused):
     """A reply that was sent and did not arrive in time."""
 
 
-class Replies:
+class Replies(ABC):
     """What is counted of the replies to a call. `failed` may hold parties that were not reached already."""
 
     def __init__(
@@ -54,12 +55,12 @@ class Replies:
         self.bytes["down"] += sent
         self.bytes["up"] += size
 
+    @abstractmethod
     def take(self, request: Request, reply: Reply, attempt: int | None) -> Exception | None:
         """Take in one reply, and return why it does not count; by simulated faults it may be lost at an `attempt`.
 
         Raises RunFailed where its step failed and `on_error` is `stop`.
         """
-        raise NotImplementedError
 
     def note(self, request: Request, reply: codec.Encoded, head: tuple[int, str] | None) -> None:
         """List what was taken in; `head` is that of its party's ledger."""

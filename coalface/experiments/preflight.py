@@ -353,12 +353,15 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
         lines.append(
             "the server learns the sum over a round's parties alone, and who they are; others learn what it does"
         )
-        alone = dict.fromkeys(row for planned_sum in planned.sums.values() for row in planned_sum.hidden.rows)
-        lines += [f"{name}: a row that one party alone changes is that party's in the sum too" for name in alone]
     elif any(s.direction == "up" and s.tensors for s in planned.sent):
         lines.append("not sent is not unknown: an update tells of the images that it was made of")
     if not planned.sums and (readable := planning.what_can_be_read(recipe.build_method(), planned, trainers)):
         lines.append(readable)
+    alone = {s.field for s in planned.sent if s.content == "template" and s.kind.endswith("aggregated")}
+    if alone := alone.union(*(planned_sum.hidden.rows for planned_sum in planned.sums.values())):
+        lines.append(
+            f"a row of {', '.join(sorted(alone))} that one party alone changes is that party's in a mean as well"
+        )
     if planned.means:
         means = (field if name == field else f"{field} (as {name})" for field, name in planned.means)
         lines.append(f"the server asks for means only of: {', '.join(means)}")

@@ -278,7 +278,7 @@ def nonsense(stage: str, kind: str) -> type[InProcess]:
         cls = {"advertise": messages.Advert, "mask": messages.Masked}.get(stage, messages.Rows)
         (field,) = codec.hints(cls)
         tensor = getattr(codec.decode(bytearray(reply.data), cls), field)
-        other = {"short": tensor[:-1], "type": tensor.to(torch.float32), "shape": tensor[None]}[kind]
+        other = {"short": tensor[:-1], "type": tensor.to(torch.bfloat16), "shape": tensor[None]}[kind]
         return codec.encode(cls(**{field: other.clone()}))
 
     return changing(spoil)

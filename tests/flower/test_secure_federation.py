@@ -14,10 +14,12 @@ from federations import FACES, SILOS, Standing, digests
 from grids import InProcessGrid, run_recipe
 from tinyruns import Silent
 
-from coalface.engine.party.commits import Commit
+from coalface.engine.party.commits import Commit, LockedCommit
+from coalface.engine.party.sums import HiddenReply
 from coalface.engine.transport import RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
+from coalface.flower.party import rekey
 from coalface.flower.provision import certificates
 
 RECIPE: dict[str, Any] = {**FACES, "privacy": {"secure": True}, "engine": {**FACES["engine"], "on_error": "exclude"}}
@@ -88,6 +90,22 @@ def test_nodes_that_sign_end_in_the_bytes_of_a_run_here(
     for home in homes.values():
         assert (home / "sums.key").stat().st_mode & 0o777 == 0o600 and len((home / "sums.key").read_bytes()) == 32
     assert len({(home / "sums.key").read_bytes() for home in homes.values()}) == 3
+
+
+def test_a_partys_vector_is_encrypted_on_its_disk_where_its_private_state_is(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signed_run(recipe, tmp_path, monkeypatch, key=str(tmp_path / "{party}.key"))
+    experiment.run(loader.load(recipe), tmp_path / "here", Silent(), report=False)
+    model = "model/backbone.safetensors"
+    assert (tmp_path / "there" / model).read_bytes() == (tmp_path / "here" / model).read_bytes()
+    for party in SILOS:
+        (path,) = (tmp_path / "homes" / party / "faces").glob(f"parties/{party}/*.commit")
+        with pytest.raises(LockedCommit):
+            Commit.open(path)
+        vault = rekey.vault(tmp_path / f"{party}.key", "faces", party)
+        assert len(HiddenReply.read(Commit.open(path, vault)).vector) > 200_000
+        assert not (tmp_path / "homes" / party / "faces" / "sums.key").exists()
 
 
 def test_no_party_tells_the_server_how_much_it_has(

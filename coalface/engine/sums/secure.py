@@ -73,7 +73,6 @@ class SecureReplies(Replies):
         self._sum = SecureSum(self._context, call.to, verify)
         self._asked = SumStage("advertise", len(call.to), asked)
         self._stage, self._first = "advertise", dict[str, Request]()
-        self._order: list[str] = []
 
     def stages(self, requests: Iterable[Request], settle: Callable[[], None]) -> Iterator[Iterable[Request]]:
         """The requests of each stage, whose replies are to be taken in before the next stage is asked for.
@@ -159,7 +158,10 @@ class SecureReplies(Replies):
         else:
             rows = len(self.call.to) * _ROW if self._stage in ("share", "unmask") else ADVERT + SIGNATURE
             model = torch.empty(rows, dtype=torch.uint8, device="meta")
-        message = codec.decode(data, cls, like={field: codec.Form(field, Tensor, False, model)})
+        like = {field: codec.Form(field, Tensor, False, model)}
+        message = codec.decode(data, cls, like=like)
+        if self._stage == "mask":  # the others' lengths are looked at piece by piece
+            codec.validate(message, like)
         tensor: Tensor = getattr(message, field)
         return tensor
 

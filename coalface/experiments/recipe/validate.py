@@ -98,10 +98,11 @@ def _check_secure(recipe: Recipe) -> None:
 
 
 def check_public_start(recipe: Recipe) -> None:
-    """Raise RecipeError where a pre-training would tell of the parties' people what noise hides afterwards."""
-    if recipe.dp is not None and recipe.private is None and recipe.own is None:
+    """Raise RecipeError where a pre-training would tell of the parties' people what is hidden afterwards."""
+    key = "privacy.dp" if recipe.dp is not None else "privacy.secure"
+    if (recipe.dp is not None or recipe.secure is not None) and recipe.private is None and recipe.own is None:
         raise RecipeError(
-            "it would train on the parties' own people without noise, and privacy.dp would promise too much. Use "
+            f"it would train on the parties' own people in the clear, and {key} would promise too much. Use "
             "data.scenario=private-public, whose pre-training is on public people, or model.weights from elsewhere",
             where="pretrain",
         )

@@ -32,6 +32,7 @@ from coalface.flower.party.client import home
 from coalface.flower.provision import certificates
 from coalface.privacy.noise import keep_secret
 from coalface.privacy.secure_sums import signatures
+from coalface.privacy.secure_sums.keys import derive
 from coalface.privacy.templates import TemplateRelease
 
 SECRET = "sums.key"
@@ -80,9 +81,15 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
 def _sums(sums: PartySums, folder: Path, node_config: Mapping[str, Any]) -> PartySums:
     """A party's part in secure sums at its own node: its secret is its own, and it signs with its node's key.
 
+    Where its private state is encrypted the secret follows from the key of that, and lies on no disk by itself.
     Raises RecipeError where the keys cannot be read.
     """
-    secret, names = disk.keep_secret(folder / SECRET), node_config.get("names")
+    names = node_config.get("names")
+    if key := node_config.get("key"):
+        node_secret = certificates.secret(Path(str(key)).read_bytes())
+        secret = derive(node_secret, "secure sums", folder.name, str(node_config["party"]))
+    else:
+        secret = disk.keep_secret(folder / SECRET)
     sums = replace(sums, secret=lambda party: secret, flush=True)
     if not names:
         logging.getLogger(__name__).warning(

@@ -52,7 +52,8 @@ class Answers:
             raise SecureSumError(
                 "answered",
                 f"stage {context.stage}, round {context.round}, call {context.call}: this was answered before about "
-                "other parties or for another vector, and the two together would tell single replies",
+                "other parties or for another vector, and the two together would tell single replies. Give a new "
+                "run a new name",
             )
 
 

@@ -1,0 +1,122 @@
+"""Recipes with secure sums: what is refused, what a dry run says, and what a run leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinyruns
+from tinyruns import Silent
+
+from coalface.core.errors import RecipeError
+from coalface.experiments import preflight
+from coalface.experiments import run as experiment
+from coalface.experiments.prepare import round_policy
+from coalface.experiments.recipe import loader
+from coalface.experiments.report import page, runs
+from coalface.experiments.sweep import work
+from coalface.privacy.secure import SecureSettings
+
+THREE = {"data": {"partition": {"parties": 3}}}
+
+
+def secure(value: Any = True, **changes: Any) -> Any:
+    return tinyruns.tiny(**loader.merged({"privacy": {"secure": value}, **THREE}, changes))
+
+
+def test_a_recipe_switches_it_on_or_says_how() -> None:
+    assert tinyruns.tiny().secure is None and secure(False).secure is None
+    assert secure().secure == SecureSettings()
+    assert secure({"clip": {"*": 2.0}}).secure == SecureSettings(clip={"*": 2.0})
+    for recipe in (secure(), secure({"most_images": 7})):
+        assert loader.parse(recipe.resolved()) == recipe
+    assert tinyruns.tiny(privacy={"secure": None}).digest() == tinyruns.tiny().digest() != secure().digest()
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"privacy": {"secure": {"drop": 0.1}}}, "privacy.secure.drop"),
+        ({"privacy": {"secure": {"dropouts": 2}}}, "privacy.secure.dropouts"),
+        ({"privacy": {"secure": "yes"}}, "privacy.secure"),
+        ({"privacy": {"dp": {}}}, "privacy.dp"),
+        ({"engine": {"aggregator": {"name": "median"}}}, "engine.aggregator"),
+        ({"engine": {"client_batch": "auto"}}, "engine.client_batch"),
+        ({"engine": {"max_update_norm": 5.0}}, "engine.max_update_norm"),
+        ({"engine": {"max_share": 0.5}}, "engine.max_share"),
+        ({"engine": {"oversized": "clip"}}, "engine.oversized"),
+        ({"engine": {"update_dtype": "int8"}}, "engine.update_dtype"),
+        ({"faults": {"corrupt": {"silo-00": "nan"}}}, "faults.corrupt"),
+        ({"pretrain": {"method": "centralized", "rounds": 1}}, "pretrain"),
+    ],
+)
+def test_what_needs_single_replies_is_refused_by_its_key(changes: Any, where: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        tinyruns.tiny(**loader.merged({"privacy": {"secure": {}}, **THREE}, changes))
+    assert caught.value.where == where
+
+
+def test_stages_that_fail_are_those_of_secure_sums() -> None:
+    assert secure(faults={"stages": {"mask": 0.2}}).faults.stages == {"mask": 0.2}
+    for wrong in ({"masks": 0.2}, {"mask": 2.0}):
+        with pytest.raises(ValueError, match="faults.stages.mask"):
+            secure(faults={"stages": wrong})
+    with pytest.raises(RecipeError) as caught:
+        tinyruns.tiny(faults={"stages": {"mask": 0.2}})
+    assert caught.value.where == "faults.stages"
+
+
+def test_no_bound_compares_replies_also_where_parties_bring_their_images() -> None:
+    policy = round_policy(secure())
+    assert policy.max_share is None and policy.aggregator is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [({"data": {"partition": {"parties": 2}}}, "privacy.secure"), ({"method": "centralized"}, "privacy.secure")],
+)
+def test_what_shows_in_the_plan_is_refused_before_a_run(changes: Any, where: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        preflight.describe(secure(**changes))
+    assert caught.value.where == where
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return experiment.run(secure(), tmp_path_factory.mktemp("secure") / "run", Silent())
+
+
+def test_a_dry_run_says_neighbours_threshold_error_and_the_bytes_that_a_run_then_has(ran: Path) -> None:
+    recipe = secure()
+    text, plain = preflight.describe(recipe), preflight.as_dict(recipe)
+    about = plain["secure"]["train"]
+    assert (about["asked"], about["dropouts"], about["corrupt"]) == (3, 0, 1)
+    assert (about["neighbours"], about["threshold"], about["bits"]) == (2, 3, 32)
+    (line,) = [line for line in text.splitlines() if line.startswith("secure sums: of 3 parties asked")]
+    assert "2 neighbours" in line and "32 bits" in line and f"{about['error']:.2g}" in line
+    summary = json.loads((ran / "summary.json").read_text())
+    assert summary["bytes"] == plain["bytes"]
+
+
+def test_a_run_leaves_no_count_and_no_loss_of_a_party_at_the_server(ran: Path) -> None:
+    summary, records = json.loads((ran / "summary.json").read_text()), runs.read_metrics(ran)
+    assert {(p["images"], p["identities"], p["last_loss"]) for p in summary["parties"]} == {(None, None, None)}
+    assert all(record["losses"] == {} and record["loss"] > 0 and record["sum_error"] > 0 for record in records)
+    events, _ = runs.read_events(ran)
+    assert not any("counts" in event for event in events)
+    assert work.trained(secure().build_method(), summary, records) is None
+    page.build(ran)
+    assert (ran / "report.html").stat().st_size > 10_000
+
+
+def test_the_ledger_says_what_the_vector_is_a_sum_of(ran: Path) -> None:
+    from coalface.experiments import ledger_summary
+
+    read = ledger_summary.read_ledgers(ledger_summary.ledger_files(ran), contents=ledger_summary.contents_of(ran))
+    rows = {row.name: row for row in read.rows}
+    assert rows["vector"].content == "sum of weight" and rows["vector"].protection == "secure sum"
+    assert rows["keys"].content == rows["header"].content == rows["vector"].rows == ""
+    assert read.bytes == json.loads((ran / "summary.json").read_text())["bytes"]["up"]
+    assert not ledger_summary.compare_receipts(ran).faults
