@@ -155,6 +155,9 @@ def main() -> None:
     parser.add_argument("--curves", nargs="+", choices=list(CURVES), default=list(CURVES))
     parser.add_argument("--up-to", type=int, default=10**9, help="The largest count.")
     options = parser.parse_args()
+    for curve in options.curves:
+        if options.up_to < (least := CURVES[curve][2][0]):
+            parser.error(f"argument --up-to: {options.up_to:,} is below the smallest count of {curve}, {least:,}")
     options.folder.mkdir(parents=True, exist_ok=True)
     file = options.folder / "points.json"
     kept = json.loads(file.read_text()) if file.exists() else {}

@@ -53,6 +53,7 @@ def environment(folder: Path) -> Path:
     """The Python of the peers' environment, which is made where it is missing."""
     python, mark = folder / "env" / "bin" / "python", folder / "env" / "packages.txt"
     if not mark.exists() or mark.read_text() != "\n".join(PACKAGES):
+        print(f"installing the peers (1.7 GB) in {folder / 'env'} …", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(ROOT / "constraints.txt")]
         subprocess.run([*pip, "torch==2.13.0"], check=True)  # first, so that nothing else chooses a build of it

@@ -1,6 +1,7 @@
 """How near YuNet's landmarks are to those that people set, and photographs per second of one core.
 
     COALFACE_DATA=… python benchmarks/photographs.py [--detector YUNET.onnx] [--every 1]
+    COALFACE_DATA=… python benchmarks/photographs.py --spoilt 1    # what is left out of enlarged, smoothed and cut ones
 
 Landmarks: pupils and corners of the mouth of the London set's 102 neutral photographs (66 pixels between the eyes);
 eye, nose tip and corner of the mouth of the CFP originals. A profile's eye distance is that of the template, scaled
@@ -12,7 +13,8 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import cv2
@@ -20,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.data.align import TEMPLATE
-from coalface.data.detection import YuNet
-from coalface.data.photographs import cut_faces, decode_photograph
+from coalface.data.detection import Face, YuNet
+from coalface.data.photographs import cut_faces, decode_photograph, find_faces, prominence
 from coalface.data.readers.landmarks import landmark_lists, read_landmarks
 
 Sample = tuple[NDArray[np.uint8], NDArray[np.float64]]
@@ -103,14 +105,56 @@ def measure(name: str, samples: list[Sample], detector: YuNet, change: Callable[
     return f"| {name} | {eyes:.0f} | {len(pixels)} of {len(samples)} | {figures} | {len(samples) / seconds:.0f} |"
 
 
+def spoilt(image: NDArray[np.uint8], face: Face) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+    """Copies of a photograph with one face by which nobody should be recognised, and some that are good."""
+    ways = (cv2.INTER_CUBIC, cv2.INTER_LINEAR, cv2.INTER_LANCZOS4, cv2.INTER_NEAREST)
+    for pixels in (30, 40, 50, 60, 80, 100, 120, 160, 200):
+        small = cv2.resize(image, (pixels, pixels), interpolation=cv2.INTER_AREA)
+        for way in ways if pixels in (30, 60, 100) else ways[:1]:
+            yield f"shrunk to {pixels}, enlarged", cv2.resize(small, image.shape[1::-1], interpolation=way)
+        if pixels >= 120:
+            yield f"shrunk to {pixels}", small
+    for sigma in (5, 7, 10):
+        yield f"smoothed by {sigma}", cv2.GaussianBlur(image, (0, 0), sigma)
+    yield "JPEG of quality 30", cv2.imdecode(cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, 30])[1], 1)
+    (_, eye_y), (right_x, _), (nose_x, nose_y), (_, mouth_y), _ = np.rint(face.points).astype(int)
+    for beside in (-10, -5, 0, 5, 10):
+        yield "cut through the nose", image[:, : nose_x + beside]
+        yield "cut through the nose", image[:, nose_x + beside :]
+    yield "cut between nose and mouth", image[: (nose_y + mouth_y) // 2]
+    yield "cut at the eyes", image[eye_y:]
+    yield "cut through an eye", image[:, :right_x]
+
+
+def print_left_out(root: Path, detector: YuNet, half: int) -> None:
+    """For each kind of copy, the reasons by which it is left out, of every second person; 0 or 1 says which half."""
+    reasons: dict[str, Counter[str]] = {}
+    for person in sorted((root / "images").iterdir())[half::2]:
+        for path in sorted(person.glob("*.jpg")):
+            image = decode_photograph(path.read_bytes(), path)
+            (face, *_) = sorted(detector.detect(image), key=lambda face: -prominence(face, image.shape))
+            copies = spoilt(image, face) if path.stem.startswith("neutral") else []
+            for kind, copy in [("as it is", image), *copies]:
+                copy = np.ascontiguousarray(copy)
+                aligned = cut_faces(copy, find_faces(copy, detector))
+                reason = aligned.left_out[0].reason if aligned.left_out else "taken"
+                reasons.setdefault(kind, Counter())[reason] += 1
+    for kind, counts in reasons.items():
+        print(f"{kind}: {', '.join(f'{reason} {count}' for reason, count in counts.most_common())}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--detector", type=Path, help="the ONNX file of a YuNet; by default that of the extra photos")
     parser.add_argument("--every", type=int, default=1, help="take every so many-th photograph of the London set")
+    parser.add_argument("--spoilt", type=int, choices=(0, 1), help="spoil the photographs of one half of the people")
     arguments = parser.parse_args()
     cv2.setNumThreads(1)
     detector = YuNet(arguments.detector) if arguments.detector else YuNet.find()
     root = Path(os.environ["COALFACE_DATA"])
+    if arguments.spoilt is not None:
+        print_left_out(root / "london", detector, arguments.spoilt)
+        return
     london = read_london(root / "london", arguments.every)
     print("| photographs | eye distance, pixels | found | error, pixels | of the eye distance | worst | a second |")
     print("|---|---:|---:|---:|---:|---:|---:|")

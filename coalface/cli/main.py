@@ -137,3 +137,7 @@ def _usage(error: click.UsageError) -> str:
         return ""
     stop = "" if text.endswith((".", "?", ";")) else "."
     return f"{text}{stop} `{error.ctx.command_path if error.ctx else 'coalface'} -h` shows how it is written"
+
+
+if __name__ == "__main__":
+    main()

@@ -24,7 +24,7 @@ REASONS = {
     "no face": "a photograph in which the detector finds no face, at any turn",
     "two faces": "a second face is nearly as large and central, so it is open whose photograph it is",
     "too small": "the square around the face has too few pixels in the photograph",
-    "cut off": "a landmark, or too much of the square around the face, lies outside the photograph",
+    "cut off": "a landmark lies at the photograph's edge or outside, or too much of the square around the face outside",
     "blurred": "the aligned face has too little detail for its contrast",
 }
 """Why a file gives no face, with what that means."""
@@ -39,7 +39,9 @@ class Limits:
     side: float = 40.0
     """Pixels of the photograph along the side of the square that becomes the aligned face."""
     outside: float = 0.5
-    """The share of that square that may lie outside the photograph; no landmark may."""
+    """The share of that square that may lie outside the photograph."""
+    margin: float = 0.03
+    """From each landmark to the photograph's edge, at least, as a share of that square's side."""
     sharpness: float = 0.005
     """What `sharpness` gives of the aligned face at 112×112, at least."""
     rival: float = 0.8
@@ -47,7 +49,7 @@ class Limits:
 
 
 LIMITS = Limits()
-ANY = Limits(side=0, outside=1, sharpness=0, rival=2)
+ANY = Limits(side=0, outside=1, margin=0, sharpness=0, rival=2)
 """Whatever has landmarks is taken."""
 
 
@@ -157,22 +159,32 @@ def _problem(image: NDArray[np.uint8], face: Face, limits: Limits) -> LeftOut | 
     height, width = image.shape[:2]
     frame = np.array([[0, 0], [width, 0], [width, height], [0, height]], np.float32)
     inside = cv2.intersectConvexConvex(np.array(corners, np.float32) + np.float32(0.5), frame)[0] / side**2
-    within = ((face.points >= -0.5) & (face.points < np.array([width, height]) - 0.5)).all()
-    if limits.outside < 1 and (1 - inside > limits.outside or not within):
+    margin = min((face.points + 0.5).min(), (np.array([width, height]) - 0.5 - face.points).min()) / side
+    if limits.outside < 1 and (1 - inside > limits.outside or margin < limits.margin):
         return LeftOut("cut off", f"{1 - inside:.0%} outside", corners)
     if limits.sharpness and (sharp := sharpness(cut_face(image, face, SIDE))) < limits.sharpness:
         return LeftOut("blurred", f"sharpness {sharp:.4f}", corners)
     return None
 
 
-def sharpness(face: NDArray[np.uint8]) -> float:
-    """Variance of the Laplacian over that of the grey levels, from the brows to the mouth of a face of 112×112.
+_WINDOW = np.outer(np.hanning(80), np.hanning(80))
+_CYCLES = np.hypot(*np.meshgrid(np.fft.fftfreq(80, 1 / 80), np.fft.fftfreq(80, 1 / 80)))
+_IS_DETAIL = (_CYCLES >= 10) & (_CYCLES < 20)
+"""Wavelengths of 4 to 8 pixels: an enlarged face has hardly any, and shorter ones may be noise and edges of blocks."""
+_FLAT = 4 * _WINDOW.size * float((_WINDOW**2).sum())
+"""The power of noise with a variance of 4 grey levels², so that the rounding to 256 levels is no detail."""
 
-    The face is smoothed by one pixel before: else the rounding to 256 levels would count as detail, and hide a blur.
+
+def sharpness(face: NDArray[np.uint8]) -> float:
+    """The share of detail in the power of the grey levels, from the brows to the mouth of a face of 112×112; 0 to 1.
+
+    With P the power spectrum of the middle 80×80 pixels, without their mean and under a Hann window: the sum of P from
+    10 up to 20 cycles over the sum of all P and of a small constant.
     """
     grey = face if face.ndim == 2 else cv2.cvtColor(face, cv2.COLOR_RGB2GRAY)
-    centre = cv2.GaussianBlur(np.asarray(grey, np.float64), (0, 0), 1)[36:100, 24:88]
-    return float(cv2.Laplacian(centre, cv2.CV_64F).var() / (centre.var() + 1))
+    centre = np.asarray(grey[24:104, 16:96], np.float64)
+    power = np.abs(np.fft.fft2((centre - centre.mean()) * _WINDOW)) ** 2
+    return float(power[_IS_DETAIL].sum() / (power.sum() + _FLAT))
 
 
 def _corners(face: Face) -> tuple[tuple[float, float], ...]:

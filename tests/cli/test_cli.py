@@ -410,3 +410,8 @@ def test_garbage_is_collected_again_after_an_import_that_fails() -> None:
         assert not gc.isenabled()
         raise ImportError
     assert gc.isenabled()
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "coalface.cli.main", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "Usage: coalface" in done.stdout

@@ -113,7 +113,9 @@ def test_whatever_gives_no_face_is_left_out_with_the_reason(tmp_path: Path) -> N
         "b/two.png": (encoded(np.zeros((240, 480, 3), np.uint8)), "two faces"),
         "b/small.png": (encoded(cv2.resize(picture, (60, 60))), "too small"),
         "b/cut.png": (encoded(picture[:, 110:]), "cut off"),
+        "b/half.png": (encoded(picture[:, : int(face.points[2, 0]) + 4]), "cut off"),
         "b/blurred.png": (encoded(cv2.GaussianBlur(picture, (0, 0), 9)[:239]), "blurred"),
+        "b/enlarged.png": (encoded(cv2.resize(cv2.resize(picture, (24, 24)), (240, 240))[:238]), "blurred"),
         "b/\x1b[31m.png": (jpeg, "damaged"),
     }
     for file, (data, _) in files.items():
@@ -121,20 +123,23 @@ def test_whatever_gives_no_face_is_left_out_with_the_reason(tmp_path: Path) -> N
     os.mkfifo(source / "a" / "pipe.jpg")
     (source / "b" / os.fsdecode(b"\xff.jpg")).write_bytes(jpeg)
     (source / "a" / "gone.jpg").symlink_to("nowhere.jpg")
+    squeezed = Face(np.column_stack([face.points[:, 0].clip(max=face.points[2, 0] + 2), face.points[:, 1]]))
     detector.faces |= {
         (240, 240): [face],
         (240, 480): [Face(face.points), Face(face.points + [230, 0])],
         (60, 60): [Face(face.points / 4)],
         (240, 130): [Face(face.points - [110, 0])],
         (239, 240): [face],
+        (238, 240): [face],
+        (240, int(face.points[2, 0]) + 4): [squeezed],
     }
     folder = aligned(tmp_path, detector)
     expected = {file.replace("\x1b", r"\x1b"): reason for file, (_, reason) in files.items()}
     expected |= {"a/pipe.jpg": "not an image", "a/gone.jpg": "damaged", r"b/\udcff.jpg": "damaged"}
     assert left_out(tmp_path / "out") == expected
-    assert folder.faces == 4 and sum(folder.reasons.values()) == 16
+    assert folder.faces == 4 and sum(folder.reasons.values()) == 18
     page = (tmp_path / "out" / "report.html").read_text()
-    assert page.count("data:image/jpeg;base64,") == 5 and "http" not in page.replace("http-equiv", "")
+    assert page.count("data:image/jpeg;base64,") == 7 and "http" not in page.replace("http-equiv", "")
     assert "Do not pass it on" in page and "\x1b" not in page and str(tmp_path) not in page
 
 
@@ -143,6 +148,24 @@ def test_rounding_to_grey_levels_is_no_detail() -> None:
     shade = np.rint(100 + 12 * np.sin(x / 40) * np.cos(y / 40)).astype(np.uint8)
     laplacian = cv2.Laplacian(shade[36:100, 24:88].astype(float), cv2.CV_64F)
     assert laplacian.var() / shade[36:100, 24:88].var() > LIMITS.sharpness > 3 * sharpness(shade)
+
+
+def test_the_sharpness_is_that_of_a_sum_over_waves() -> None:
+    face = np.random.default_rng(0).integers(0, 256, (112, 112), np.uint8)
+    y, x = np.mgrid[:80, :80]
+    hann = np.outer(*2 * [[(1 - np.cos(2 * np.pi * k / 79)) / 2 for k in range(80)]])
+    centre = face[24:104, 16:96] - face[24:104, 16:96].mean()
+    detail = everything = 0.0
+    for down in range(-40, 40):
+        for across in range(-40, 40):
+            wave = np.exp(-2j * np.pi * (down * y + across * x) / 80)
+            power = abs((centre * hann * wave).sum()) ** 2
+            everything += power
+            detail += power if 10 <= (down**2 + across**2) ** 0.5 < 20 else 0.0
+    assert sharpness(face) == pytest.approx(detail / (everything + 4 * 80 * 80 * (hann**2).sum()), rel=1e-9)
+    for cycles, least, most in ((4, 0.0, 1e-4), (16, 0.99, 1.0), (30, 0.0, 1e-4)):
+        stripes = np.rint(128 + 100 * np.cos(2 * np.pi * cycles * np.mgrid[:112, :112][1] / 80)).astype(np.uint8)
+        assert least <= sharpness(stripes) <= most
 
 
 def test_the_largest_central_face_is_taken_and_all_have_numbers(tmp_path: Path) -> None:

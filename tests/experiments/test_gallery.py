@@ -134,12 +134,14 @@ def test_thresholds_come_from_the_models_calibration(
     (run / "model" / "calibration.json").unlink()
     with pytest.raises(DataError, match="--calibrate"):
         Gallery.create(tmp_path / "g", FaceModel(run))
-    said("evaluate", run, "--on", faces / "known", "--pairs", "15", "--calibrate")
+    notes = outputs("evaluate", run, "--on", faces / "known", "--pairs", "15", "--calibrate")[1]
+    assert "0.1, rests on 15 impostor pairs of known; with 1 person enrolled it takes a tenth" in notes
     calibrated = FaceModel(run)
     figures = calibrated.evaluate(faces / "known", pairs=15)
     figures = figures.get("others", figures)
     threshold = calibrated.threshold(0.1)
     assert threshold.cosine == figures["threshold@far=0.1"] and threshold.on == "known"
+    assert (threshold.count, threshold.impostors) == (30, 15) and str(threshold).endswith("known (15 impostor pairs)")
     gallery = Gallery.create(tmp_path / "g", calibrated, far=0.1)
     assert gallery.threshold() == gallery.threshold(far=0.1) == threshold
     with pytest.raises(DataError):
@@ -150,7 +152,7 @@ def test_thresholds_come_from_the_models_calibration(
 
 def test_a_run_leaves_the_thresholds_of_its_models(fedavg_run: Path, solo_run: Path) -> None:
     by_run = FaceModel.from_run(fedavg_run).thresholds
-    assert {threshold.rate for threshold in by_run} == {0.1} and by_run[0].on == "unseen"  # 20 impostor pairs
+    assert {threshold.rate for threshold in by_run} == {0.1} and by_run[0].on == "unseen" and by_run[0].impostors == 20
     ones = [FaceModel.from_run(solo_run, party).threshold(0.1).cosine for party in ("silo-00", "silo-01")]
     assert ones[0] != ones[1]
 

@@ -141,6 +141,15 @@ def test_where_several_must_compute_alike_nobody_chooses(tmp_path: Path) -> None
     assert len(plan(path, ["seed=0,1", "local.epochs=1", "local.batch_size=64"], tmp_path)) == 2  # one step: no choice
 
 
+def test_a_note_reads_as_a_sentence_with_plain_numbers() -> None:
+    one, many = tuning.Stacked(), tuning.Stacked(parties=8)
+    assert tuning._told({one: 1438.2, many: 86.24}, one) == (
+        "trains party by party, measured here (images/s: party by party 1,438; 8 parties at once 86.2)"
+    )
+    assert tuning._told({many: 100.0}, many).startswith("trains 8 parties at once, ")
+    assert tuning._told({Arithmetic(): 100.0}, Arithmetic()).startswith("trains with float32, ")
+
+
 def test_the_measure_trains_every_candidate_and_leaves_torch_as_it_was() -> None:
     before = torch.get_num_threads()
     candidates = [Arithmetic(), Arithmetic(autocast="bfloat16"), Arithmetic(channels_last=True)]

@@ -94,12 +94,15 @@ def write_card(
     )
     lines += ["```python", code, "```", "", "## Figures", ""]
     if figures:
-        lines += ["| evaluated on | figure | value | 95 % interval |", "|---|---|---:|---:|"]
+        has_intervals = any(interval for *_, interval in figures)
+        lines += ["| evaluated on | figure | value |" + " 95 % interval |" * has_intervals]
+        lines += ["|---|---|---:|" + "---:|" * has_intervals]
         for on, key, value, interval in figures:
             unit = figure_of(key).unit
-            shown = [f"{number:.{unit.digits}f}{unit.sign}" for number in (value, *(interval or ()))]
-            lines.append(f"| {on} | {figure_name(key)} | {shown[0]} | {' to '.join(shown[1:])} |")
-        if any(interval for *_, interval in figures):
+            texts = [f"{number:.{unit.digits}f}{unit.sign}" for number in (value, *(interval or ()))]
+            cells = [on, figure_name(key), texts[0], *[" to ".join(texts[1:]) or "not known"] * has_intervals]
+            lines.append(f"| {' | '.join(cells)} |")
+        if has_intervals:
             lines += ["", "Intervals: bootstrap over identities."]
     elif model.thresholds:
         lines += ["No figures are kept beside these thresholds: `coalface evaluate --calibrate` keeps them."]

@@ -56,10 +56,10 @@ def write_page(
     ]
     sentences = {
         "side": f"too small: below {limits.get('side', 0):g} pixels along the side of the square around the face",
-        "outside": f"cut off: more than {limits.get('outside', 0):.0%} of that square, or a landmark, "
-        "outside the photograph",
-        "sharpness": f"blurred: sharpness below {limits.get('sharpness', 0):g} (variance of the Laplacian over that of "
-        "the grey levels, smoothed by a pixel)",
+        "outside": f"cut off: more than {limits.get('outside', 0):.0%} of that square outside the photograph",
+        "margin": f"cut off: a landmark nearer to the photograph's edge than {limits.get('margin', 0):.0%} of the side",
+        "sharpness": f"blurred: sharpness below {limits.get('sharpness', 0):g} (the share of the grey levels' power "
+        "at wavelengths of 4 to 8 pixels of a face of 112×112)",
         "rival": f"two faces: the second at least {limits.get('rival', 0):g} as prominent (side × (1 − distance from "
         "the middle)) as the first",
     }

@@ -105,8 +105,10 @@ def _counts(parts: Parts) -> list[int]:
 
 
 def _told(speeds: Mapping[Any, float], chosen: Arithmetic) -> str:
-    rates = "; ".join(f"{arithmetic} {speed:.3g}" for arithmetic, speed in speeds.items())
-    return f"trains with {chosen}, measured here (images/s: {rates})"
+    texts = {what: f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}" for what, speed in speeds.items()}
+    rates = "; ".join(f"{arithmetic} {speed}" for arithmetic, speed in texts.items())
+    how = "trains" if isinstance(chosen, Stacked) else "trains with"
+    return f"{how} {chosen}, measured here (images/s: {rates})"
 
 
 def images_per_second(recipe: Recipe, candidates: Sequence[Arithmetic]) -> list[float]:
