@@ -1,6 +1,6 @@
 """What robust means cost, and what they survive: rule × attack × share of the parties that lie, and the server's time.
 
-    python benchmarks/robust.py --out docs/results/robust          # what cells.jsonl there lacks; 17 minutes in all
+    python benchmarks/robust.py --out docs/results/robust          # what cells.jsonl there lacks; 22 minutes in all
     python benchmarks/robust.py --out docs/results/robust --seeds 0 --worlds fedavg
     python benchmarks/robust.py --speed                            # seconds of one aggregation, by rule
 
@@ -239,7 +239,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("robust"))
     parser.add_argument("--worlds", nargs="+", choices=WORLDS, default=list(WORLDS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--speed", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -100,7 +100,7 @@ def test_a_wrong_value_is_told_with_what_is_allowed(tree: dict[str, Any], where:
     [
         ({"local": {"lr": -1}}, "local.lr"),
         ({"pretrain": 3}, "pretrain"),
-        ({"faults": {"slow": {"silo-00": 1.0}}}, "faults"),  # without a deadline
+        ({"faults": {"slow": {"silo-00": 1.0}}}, "faults.slow"),  # without a deadline
         ({"evaluation": {"pairs": {"a": None}}}, "evaluation.pairs.a"),
         ({"loss": {"name": ["x"]}}, "loss.name"),
         ({"methods": {"fedavg": {"rounds": 3}}}, "methods.fedavg.rounds"),
