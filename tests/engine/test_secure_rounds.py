@@ -363,8 +363,9 @@ def test_a_process_that_is_killed_at_a_stage_ends_in_the_same_bytes_once_another
     assert run(Moves(rounds=3), tmp_path / "killed", FIVE, secure=WIDE).bytes() == unbroken.bytes()
 
 
+@pytest.mark.parametrize("stage", ["advertise", "mask"])
 def test_after_a_kill_no_second_sum_is_opened_over_other_parties(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """silo-1 is away in round 1 when it is repeated, and was there when its sum was opened. The server abandons the
     round; one that has forgotten what it opened is answered by nobody."""
@@ -378,7 +379,7 @@ def test_after_a_kill_no_second_sum_is_opened_over_other_parties(
         assert len(totals) == 1
         if forgets:
             (folder / "opened.jsonl").unlink()
-        ran = run(Moves(rounds=2), folder, FIVE, transport=away({"mask": ["silo-1"]}, rounds=[1]), **rules)
+        ran = run(Moves(rounds=2), folder, FIVE, transport=away({stage: ["silo-1"]}, rounds=[1]), **rules)
         first, second = metrics(folder)
         assert first["abandoned"] and not second["abandoned"]
         assert len(totals) == 2  # that of round 2

@@ -85,9 +85,8 @@ def mask(
     _check_sharers(member, roster, sharers)
     if vector.shape != (context.length,) or vector.dtype != RINGS[context.bits]:
         raise SecureSumError("vector", f"a vector of {context.length} numbers of {context.bits} bits is needed")
-    answers.record(context, f"sharers {roster.digest.hex()}", _digest(member, *sorted(sharers)))
-    hidden = hashlib.sha256(vector.data).digest()
-    answers.record(context, f"vector {roster.digest.hex()}", _digest(member, hidden))
+    _record_sharers(member, roster, sharers, answers)
+    answers.record(context, "vector", _digest(member, hashlib.sha256(vector.data).digest()))
     masked = vector.copy()
     keys = [(self_mask_key(member.seed, roster.digest), True)]
     for name in peers.keys() & set(sharers):
@@ -207,11 +206,20 @@ def _check_left(member: Member, roster: Roster, names: Sequence[str]) -> None:
         raise SecureSumError("too-few", f"{count} holders of its shares are left; {roster.threshold} are needed")
 
 
+def _record_sharers(member: Member, roster: Roster, sharers: Sequence[str], answers: Answers) -> None:
+    """Write down whom the party masks for: at one place of a run one roster, and one set of it that shared keys.
+
+    Its seed and masking key do not depend on the roster. A vector masked for a second one would be opened by the shares
+    that were given for the first, and the two sums would differ by single vectors.
+    """
+    answers.record(member.context, "sharers", _digest(member, roster.digest, *sorted(sharers)))
+
+
 def _record_survivors(
     member: Member, roster: Roster, sharers: Sequence[str], survivors: Sequence[str], answers: Answers
 ) -> None:
     """Write the sets down; the sharers are those that the vector was masked for."""
-    answers.record(member.context, f"sharers {roster.digest.hex()}", _digest(member, *sorted(sharers)))
+    _record_sharers(member, roster, sharers, answers)
     answers.record(member.context, "survivors", _digest(member, _sets(roster, sharers, survivors)))
 
 
