@@ -161,7 +161,8 @@ def _problem(image: NDArray[np.uint8], face: Face, limits: Limits) -> LeftOut | 
     inside = cv2.intersectConvexConvex(np.array(corners, np.float32) + np.float32(0.5), frame)[0] / side**2
     margin = min((face.points + 0.5).min(), (np.array([width, height]) - 0.5 - face.points).min()) / side
     if limits.outside < 1 and (1 - inside > limits.outside or margin < limits.margin):
-        return LeftOut("cut off", f"{1 - inside:.0%} outside", corners)
+        what = "a landmark at the edge or outside" if margin < limits.margin else f"{1 - inside:.0%} outside"
+        return LeftOut("cut off", what, corners)
     if limits.sharpness and (sharp := sharpness(cut_face(image, face, SIDE))) < limits.sharpness:
         return LeftOut("blurred", f"sharpness {sharp:.4f}", corners)
     return None
