@@ -183,7 +183,7 @@ def grid(comparison: Comparison, *, time: bool = False) -> Grid:
             beneath = "" if difference is None else f"\n{difference_text(difference)}"
             cells.append(figure_text(row.figures, key) + beneath)
         rows.append(cells)
-    header = ["run", "method", "seed", "rounds", "steps", "images seen", "down", "up", *(["time"] if time else [])]
+    header = ["run", "method", "seed", "rounds", "steps", "images", "down", "up", *(["time"] if time else [])]
     return Grid.of([*header, *(clean(figure_name(key)) for key in comparison.figures)], rows, left=2)
 
 
