@@ -186,7 +186,7 @@ def test_a_pre_training_that_pools_may_be_split_on_its_own() -> None:
     start = {"method": "centralized", "rounds": 1, "engine": {"processes_per_party": {"pooled": 2}}}
     recipe = tinyruns.tiny(pretrain=start)
     assert preflight.check(recipe) and Parts(loader.pretraining(recipe)).numerics().processes_per_party == {"pooled": 2}
-    with pytest.raises(RecipeError, match=r"pretrain: engine.processes_per_party: the party: 'poold' .*'pooled'"):
+    with pytest.raises(RecipeError, match=r"pretrain.engine.processes_per_party: the party: 'poold' .*'pooled'"):
         preflight.check(
             loader.parse(recipe.resolved() | {"pretrain": start | {"engine": {"processes_per_party": {"poold": 2}}}})
         )

@@ -11,12 +11,11 @@ import tinyruns
 from tinyruns import Silent
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import preflight
+from coalface.experiments import preflight, summary
 from coalface.experiments import run as experiment
 from coalface.experiments.prepare import round_policy
 from coalface.experiments.recipe import loader
 from coalface.experiments.report import page, runs
-from coalface.experiments.sweep import work
 from coalface.privacy.secure import SecureSettings
 
 THREE = {"data": {"partition": {"parties": 3}}}
@@ -96,17 +95,17 @@ def test_a_dry_run_says_neighbours_threshold_error_and_the_bytes_that_a_run_then
     assert (about["neighbours"], about["threshold"], about["bits"]) == (2, 3, 32)
     (line,) = [line for line in text.splitlines() if line.startswith("secure sums: of 3 parties asked")]
     assert "2 neighbours" in line and "32 bits" in line and f"{about['error']:.2g}" in line
-    summary = json.loads((ran / "summary.json").read_text())
-    assert summary["bytes"] == plain["bytes"]
+    about_run = json.loads((ran / "summary.json").read_text())
+    assert about_run["bytes"] == plain["bytes"]
 
 
 def test_a_run_leaves_no_count_and_no_loss_of_a_party_at_the_server(ran: Path) -> None:
-    summary, records = json.loads((ran / "summary.json").read_text()), runs.read_metrics(ran)
-    assert {(p["images"], p["identities"], p["last_loss"]) for p in summary["parties"]} == {(None, None, None)}
+    about, records = json.loads((ran / "summary.json").read_text()), runs.read_metrics(ran)
+    assert {(p["images"], p["identities"], p["last_loss"]) for p in about["parties"]} == {(None, None, None)}
     assert all(record["losses"] == {} and record["loss"] > 0 and record["sum_error"] > 0 for record in records)
     events, _ = runs.read_events(ran)
     assert not any("counts" in event for event in events)
-    assert work.trained(secure().build_method(), summary, records) is None
+    assert summary.trained(secure().build_method(), about, records) is None
     page.build(ran)
     assert (ran / "report.html").stat().st_size > 10_000
 
