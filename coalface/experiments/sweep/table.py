@@ -89,8 +89,12 @@ def table(
     lines += _means(embeddings, COSINES)
     lines += differences.of_numbers(embeddings, list(to.values()), "that mean cosine")
     if missing := [cell for cell in cells if cell.recipe.digest() not in finished]:
-        reasons = [(failed or {}).get(cell.recipe.digest(), "not run") for cell in missing]
-        lines += ["", *(f"- {c.name or c.setting}: failed: {why}" for c, why in zip(missing, reasons, strict=True))]
+        reasons = [(failed or {}).get(cell.recipe.digest()) for cell in missing]
+        names = [cell.name or cell.setting for cell in missing]
+        lines += [
+            "",
+            *(f"- {n}: {f'failed: {why}' if why else 'not run'}" for n, why in zip(names, reasons, strict=True)),
+        ]
     whole = True
     if len(by_setting) > 1:
         try:
