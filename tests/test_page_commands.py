@@ -52,7 +52,7 @@ LEFT_OUT = {
     "methods/uda.md": "many minutes: a pre-training of 3,000 steps",
     "models.md": "insightface's code",
     "privacy.md": "many minutes: two pre-trainings, and a thousand devices",
-    "robust-means.md": "twenty-two minutes; its rule of one's own needs a file",
+    "robust-means.md": "twenty-two minutes; its own rule needs a file",
     "results/": "hours, most of them on real faces",
 }
 """Page, or folder of pages -> what its commands need."""

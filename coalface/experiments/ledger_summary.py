@@ -310,7 +310,7 @@ def _privacy_of(run: Path) -> dict[str, Any]:
 
 
 def privacy_spent(run: Path, faults: list[str]) -> dict[str, dict[str, Any]]:
-    """ε, δ and rounds so far by what has noise, `dp` or `templates`; nothing where `run` is no run's folder.
+    """ε, δ and rounds so far by what has noise, `dp` or `templates`; nothing where `run` is not a run folder.
 
     ε is None where it has no bound. `faults` comes to name metrics that are damaged.
     """

@@ -109,7 +109,7 @@ class Plan:
         return sum(stage.rounds * self.bytes(direction, stage) for stage in self.stages)
 
     def about(self, direction: str) -> bool:
-        """True where the bytes of a direction hang on digits that are not known before."""
+        """True where the bytes of a direction depend on digits that are not known before."""
         return any(s.about or s.bytes is None for s in self.sent if s.direction == direction)
 
 

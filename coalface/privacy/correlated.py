@@ -1,9 +1,9 @@
 """Correlated noise: each round takes back a part of what the rounds before it added, so that their sum has less.
 
 The sums x_1 … x_T of T rounds are released as x + C⁻¹ z, z independent and C lower triangular: Gaussian noise on C x
-("DP-FTRL", "matrix factorisation"; Kairouz et al., ICML 2021; Denisov et al., NeurIPS 2022, also where x_t hangs on the
-rounds before it). C is Toeplitz with b bands, the first coefficients of (1 − x)^(−1/2), which is the square root of the
-prefix sums (Fichtenberger, Henzinger & Upadhyay, ICML 2023; banded: Choquette-Choo et al., NeurIPS 2023).
+("DP-FTRL", "matrix factorisation"; Kairouz et al., ICML 2021; Denisov et al., NeurIPS 2022, also where x_t depends on
+the rounds before it). C is Toeplitz with b bands, the first coefficients of (1 − x)^(−1/2), which is the square root of
+the prefix sums (Fichtenberger, Henzinger & Upadhyay, ICML 2023; banded: Choquette-Choo et al., NeurIPS 2023).
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class TemplateNoise(TypedSettings):
     """Each template leaves as t̃ = (u + g) / ‖u + g‖, with u = t / ‖t‖ and g ~ N(0, (2 z)² I).
 
     Proof of (ε, δ): u moves by 2 at most, whatever a person's images are, so u + g is a Gaussian mechanism of
-    multiplier z, and its direction is made of u + g alone. T releases, each of which may hang on those before it, are
+    multiplier z, and its direction is made of u + g alone. T releases, each of which may depend on those before it, are
     one of z / √T, whose ε is known exactly (Dong, Roth & Su 2022; Balle & Wang 2018). Two templates c apart in cosine
     differ by √(2 − 2c) < 2 only, and are hidden the better from each other. Nobody is trusted: the noise is drawn
     where the template is made. Of d numbers, the cosine of t̃ to t is about 1 / √(1 + 4 z² d).

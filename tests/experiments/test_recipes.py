@@ -23,13 +23,13 @@ SWEEPS = sorted(FOLDER.glob("*/sweeps/*.yaml"))
 
 
 def absent(recipe: Recipe) -> str:
-    """Why it cannot be planned here: images or a teacher that do not come along; empty if it can."""
+    """Why it cannot be planned here: images or a teacher that are not included; empty if it can."""
     sources = [getattr(recipe.data, "faces", None), *recipe.data.parts.values()]
     sources += [pairs.source for pairs in recipe.evaluation.pairs.values()]
     paths = [source.path for source in sources if isinstance(source, OnDisk)]
     paths += [pairs.path for pairs in recipe.evaluation.pairs.values() if pairs.path is not None]
     if paths and not os.environ.get("COALFACE_DATA"):
-        return "COALFACE_DATA is not set: this recipe reads images that do not come along"
+        return "COALFACE_DATA is not set: this recipe reads images that are not included"
     if getattr(recipe.build_method(), "teacher", None) == "":
         return "its teacher comes with the command"
     missing = [path for path in paths if not (recipe.root() / path).exists()]

@@ -29,7 +29,7 @@ def test_it_is_algorithm_1_in_the_papers_own_convention(
     method: type[MimeLite], steps: int, norm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a plain loop with the damped momentum s and the rate η′ = η / (1 − β)."""
-    build, batch = replace(EXACT, norm=norm), 16 if norm else 4  # BatchNorm's gradient hangs on how images are cut
+    build, batch = replace(EXACT, norm=norm), 16 if norm else 4  # BatchNorm's gradient depends on how images are cut
     work = LocalTraining(steps_per_round=steps, batch_size=batch, lr=LR, momentum=BETA, weight_decay=DECAY)
     states = naive.watched(method, monkeypatch)
     run(method(rounds=3, local=work, loss=LOSS), tmp_path, build)

@@ -43,7 +43,7 @@ def test_a_full_gradient_is_the_mean_over_all_images_and_the_weight_decay() -> N
 
 
 def test_batches_count_by_their_images_and_a_number_of_them_is_a_part_of_all() -> None:
-    """Without BatchNorm the mean does not hang on how the images are cut: 11 images as 4 + 4 + 3, or at once."""
+    """Without BatchNorm the mean does not depend on how the images are cut: 11 images as 4 + 4 + 3, or at once."""
     build = replace(EXACT, norm=False)
     backbone, learner = after_a_round(build)
     whole = full_gradient(party(build=build), backbone, learner, WHOLE, LOSS)

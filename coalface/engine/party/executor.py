@@ -170,7 +170,7 @@ class PartyExecutor:
         sent: list[Any] = [m.message(cls) for m, cls in pairs if m is not None and cls is not None]
         try:
             hidden = sums.hide(request, declaration, codec.decode(encoded.data, reply), codec.forms(reply, sent))
-        except (ValueError, KeyError) as error:  # the server may ask for a mean of what is not there
+        except (ValueError, KeyError) as error:  # the server may ask for the mean of a field that is empty
             raise Withheld(f"{request.where}: {error}") from error
         member = hidden.member(self.name, sums.secret(self.name), request.base)
         return secure.advertise(sums, member), hidden.parts
