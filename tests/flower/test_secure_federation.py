@@ -87,7 +87,10 @@ def test_nodes_that_sign_end_in_the_bytes_of_a_run_here(
     lines = [json.loads(line) for line in (homes["silo-00"] / "ledger" / "silo-00.jsonl").read_text().splitlines()]
     sums = [line["sum"] for line in lines if line["name"] != "header"]
     assert sums == 2 * ["advertise", "share", "mask", "confirm", "unmask"]
-    for home in homes.values():
+    for party, home in homes.items():
+        opened = home.parent / ".opened" / f"{party}.jsonl"  # beside the runs: it binds the party in all of them
+        assert len(opened.read_text().splitlines()) == 2 and opened.stat().st_mode & 0o777 == 0o600
+        assert opened.parent.stat().st_mode & 0o777 == 0o700
         assert (home / "sums.key").stat().st_mode & 0o777 == 0o600 and len((home / "sums.key").read_bytes()) == 32
     assert len({(home / "sums.key").read_bytes() for home in homes.values()}) == 3
 

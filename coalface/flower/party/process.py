@@ -37,6 +37,8 @@ from coalface.privacy.templates import TemplateRelease
 
 SECRET = "sums.key"
 """In a party's folder of a run: what its keys of secure sums follow from."""
+OPENED = ".opened"
+"""In a party's home: over whom it has helped to open sums, in all runs, none of which can be called so."""
 
 
 def answers(
@@ -61,7 +63,7 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
         raise RecipeError(f"unknown party {name!r}; this run has {', '.join(sorted(data.data)[:8])}")
     folder = root / loaded.name
     permissions.make_folder(folder)
-    permissions.check(root, (folder, root / "processes"))
+    permissions.check(root, (folder, root / "processes", root / OPENED))
     key = node_config.get("key")
     vault = rekey.vault(Path(str(key)), loaded.name, name) if key else None
     parts = Parts(loaded)
@@ -75,7 +77,7 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     member = data.members()[name]
     if context.sums is not None:
         context, member = replace(context, sums=_sums(context.sums, folder, node_config)), member.untold
-    return PartyService(name, member, context, public=public, code=provenance.code_digest(loaded))
+    return PartyService(name, member, context, loaded.name, public=public, code=provenance.code_digest(loaded))
 
 
 def _sums(sums: PartySums, folder: Path, node_config: Mapping[str, Any]) -> PartySums:
@@ -90,7 +92,7 @@ def _sums(sums: PartySums, folder: Path, node_config: Mapping[str, Any]) -> Part
         secret = derive(node_secret, "secure sums", folder.name, str(node_config["party"]))
     else:
         secret = disk.keep_secret(folder / SECRET)
-    sums = replace(sums, secret=lambda party: secret, flush=True)
+    sums = replace(sums, secret=lambda party: secret, every_run=folder.parent / OPENED, flush=True)
     if not names:
         logging.getLogger(__name__).warning(
             "the node's configuration names no file of the parties' keys (names=…): a server that lies could take all "
