@@ -149,7 +149,7 @@ def test_who_drops_out_stays_where_it_was_and_goes_on_in_the_next_round(tmp_path
     """silo-1 is away at a stage of round 1, and silo-2 when shares are asked for, when its vector counts already."""
     transport = away({"mask": ["silo-1"], "unmask": ["silo-2"]}, rounds=[1])
     ran = run(
-        Moves(rounds=2), tmp_path, FIVE, transport=transport, secure=SecureSettings(clip=64.0, dropouts=0.4), **LOSE
+        Moves(rounds=2), tmp_path, FIVE, transport=transport, secure=SecureSettings(clip=64.0, dropouts=0.4, corrupt=0.0), **LOSE
     )
     kept = controls(ran)
     assert [kept[f"silo-{i}"].rounds for i in range(5)] == [2, 1, 2, 2, 2]
@@ -158,7 +158,7 @@ def test_who_drops_out_stays_where_it_was_and_goes_on_in_the_next_round(tmp_path
 
 def test_simulated_faults_reach_every_stage(tmp_path: Path) -> None:
     faults = SimulatedFaults(dropout=0.1, lost=0.05, stages=dict.fromkeys(["share", "mask", "unmask"], 0.1))
-    settings = SecureSettings(clip=64.0, dropouts=0.4)
+    settings = SecureSettings(clip=64.0, dropouts=0.4, corrupt=0.0)
     run(Moves(rounds=12), tmp_path, FIVE, secure=settings, faults=faults, **LOSE)
     reasons = {why for record in metrics(tmp_path) for why in record["failed"].values()}
     assert {f"dropped out before stage {stage} of a secure sum" for stage in ("share", "mask")} <= reasons
