@@ -92,8 +92,8 @@ def began(out: Path, members: Mapping[str, Member], *, asked: Mapping[str, Any] 
         about["kits"] = kits
     if len(members) <= FEW:
         about["parties"] = {name: member.role for name, member in members.items()}
-        told = {name: [member.images, member.identities] for name, member in members.items() if member.images}
-        about |= {"counts": told} if told else {}
+        counts = {name: [member.images, member.identities] for name, member in members.items() if member.images}
+        about |= {"counts": counts} if counts else {}
     provenance.note(out, about)
 
 

@@ -29,7 +29,7 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
     recipe, method, members = run.recipe, run.method, server.transport.members
     by_party = evaluated.get("judged", {})
     parties = [
-        {"name": name, **_told(members[name]), **vars(stats), "judged": by_party.get(name)}
+        {"name": name, **_numbers(members[name]), **vars(stats), "judged": by_party.get(name)}
         for name, stats in server.at.party_stats.items()
     ]
     about: dict[str, Any] = {
@@ -89,7 +89,7 @@ def trained(method: Method, summary: Mapping[str, Any], records: Sequence[Mappin
     return {"steps": sum(steps_of), "images": sum(images_of)}
 
 
-def _told(member: Member) -> dict[str, Any]:
+def _numbers(member: Member) -> dict[str, Any]:
     """What is known of a party: under secure sums not how much it has."""
     return vars(member) if member.images else vars(member) | {"images": None, "identities": None}
 

@@ -131,6 +131,6 @@ def too_few(settings: SecureSettings, asked: int) -> str:
     else:
         return ""
     return (
-        f"of {asked} parties asked {dropouts} may drop out and {corrupt} be corrupt, so {why}. Ask more parties a round, "
-        "or allow fewer: lower privacy.secure.dropouts or corrupt"
+        f"of {asked} parties asked {dropouts} may drop out and {corrupt} be corrupt, so {why}. Ask more parties a "
+        "round, or allow fewer: lower privacy.secure.dropouts or corrupt"
     )

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
-import signal
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -18,7 +15,7 @@ import pytest
 import torch
 import worlds
 from secure_runs import STAGES, WIDE, away, changing, hidden_vectors, opened_totals, ring_sum, stage_of
-from server_runs import controls, listed, metrics, stopped_and_resumed
+from server_runs import controls, listed, metrics
 from toys import Control, Lagged, Moved, Moves, Values
 
 from coalface.core import codec
@@ -27,10 +24,8 @@ from coalface.core.method import Party, step
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request, StepFailed
-from coalface.engine.rounds import RoundPolicy
 from coalface.engine.transport import Reply, RunFailed
 from coalface.experiments import plan
-from coalface.experiments.conformance import tiny_federation
 from coalface.experiments.conformance.tiny_federation import Tiny, run, workers
 from coalface.experiments.conformance.traffic import Heard, listening
 from coalface.privacy.secure import SecureSettings
@@ -149,7 +144,12 @@ def test_who_drops_out_stays_where_it_was_and_goes_on_in_the_next_round(tmp_path
     """silo-1 is away at a stage of round 1, and silo-2 when shares are asked for, when its vector counts already."""
     transport = away({"mask": ["silo-1"], "unmask": ["silo-2"]}, rounds=[1])
     ran = run(
-        Moves(rounds=2), tmp_path, FIVE, transport=transport, secure=SecureSettings(clip=64.0, dropouts=0.4, corrupt=0.0), **LOSE
+        Moves(rounds=2),
+        tmp_path,
+        FIVE,
+        transport=transport,
+        secure=SecureSettings(clip=64.0, dropouts=0.4, corrupt=0.0),
+        **LOSE,
     )
     kept = controls(ran)
     assert [kept[f"silo-{i}"].rounds for i in range(5)] == [2, 1, 2, 2, 2]
@@ -190,8 +190,8 @@ def test_a_masked_vector_is_uniform_and_the_vector_itself_is_not(tmp_path: Path)
     assert max(map(uniform, hidden_vectors(tmp_path).values())) < 1e-9
 
 
-CANARY = 791_919_733
-"""So long that no time and no digest holds its digits by chance."""
+CANARY = 104_729_003
+"""So many digits as no time and no hash has by chance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,7 +215,7 @@ def test_a_partys_count_and_loss_are_in_nothing_that_the_server_is_sent_or_write
         numbers = [str(CANARY).encode(), *(CANARY.to_bytes(size, "little") for size in (4, 8))]
         return any(number in data for data in seen for number in numbers)
 
-    for name, settings in (("plain", None), ("secure", SecureSettings(clip=64.0, most_images=1 << 30))):
+    for name, settings in (("plain", None), ("secure", SecureSettings(clip=64.0, most_images=1 << 27))):
         heard, folder = Heard(), tmp_path / name
         bound = {"max_share": None} if settings else {}
         ran = run(Counts(rounds=2), folder, transport=believing(listening(heard)), secure=settings, **bound)
@@ -332,96 +332,6 @@ def test_what_cannot_be_summed_its_party_holds_back_and_the_run_goes_on(tmp_path
 def test_a_step_that_fails_ends_a_run_or_takes_its_party_out(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="no"):
         run(Moves(rounds=1), tmp_path / "stop", FIVE, transport=nonsense("advertise", "failed"), secure=WIDE)
-
-
-# --- resume -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("after", range(0, 41, 3))
-def test_a_run_that_is_stopped_at_any_stage_and_resumed_ends_in_the_same_bytes(tmp_path: Path, after: int) -> None:
-    """A round of five parties is 20 answers; checkpoints are written after the second and the fourth."""
-    rules: dict[str, Any] = {"secure": WIDE, "checkpoint_every": 2}
-    unbroken = run(Moves(rounds=4), tmp_path / "unbroken", FIVE, **rules)
-    resumed = stopped_and_resumed(Moves(rounds=4), tmp_path / "resumed", after + 10, FIVE, **rules)
-    assert resumed.bytes() == unbroken.bytes()
-    for name in ("receipts.jsonl", "opened.jsonl"):
-        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_process_that_is_killed_at_a_stage_ends_in_the_same_bytes_once_another_goes_on(
-    tmp_path: Path, stage: str
-) -> None:
-    """`silo-2` has answered the stage, in the second round, and the server does not come to hear of it."""
-
-    def die(request: Request, reply: Reply) -> Reply:
-        if (request.round, request.party, stage_of(request)) == (2, "silo-2", stage):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return reply
-
-    unbroken = run(Moves(rounds=3), tmp_path / "unbroken", FIVE, secure=WIDE)
-    if (child := os.fork()) == 0:
-        run(Moves(rounds=3), tmp_path / "killed", FIVE, transport=changing(die), secure=WIDE)
-        os._exit(0)
-    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert run(Moves(rounds=3), tmp_path / "killed", FIVE, secure=WIDE).bytes() == unbroken.bytes()
-
-
-@pytest.mark.parametrize("stage", ["advertise", "mask"])
-def test_after_a_kill_no_second_sum_is_opened_over_other_parties(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
-) -> None:
-    """silo-1 is away in round 1 when it is repeated, and was there when its sum was opened. The server abandons the
-    round; one that has forgotten what it opened is answered by nobody."""
-    totals = opened_totals(monkeypatch)
-    settings = SecureSettings(clip=64.0, dropouts=0.3)
-    rules: dict[str, Any] = {"secure": settings, "checkpoint_every": 9, **LOSE}
-    for forgets in (False, True):
-        folder = tmp_path / str(forgets)
-        with pytest.raises(KeyboardInterrupt):
-            run(Moves(rounds=2), folder, FIVE, transport=interrupted(round_number=2), **rules)
-        assert len(totals) == 1
-        if forgets:
-            (folder / "opened.jsonl").unlink()
-        ran = run(Moves(rounds=2), folder, FIVE, transport=away({stage: ["silo-1"]}, rounds=[1]), **rules)
-        first, second = metrics(folder)
-        assert first["abandoned"] and not second["abandoned"]
-        assert len(totals) == 2  # that of round 2
-        assert ran.state.control["a"].tolist() == pytest.approx([15] * 3, rel=1e-5)
-        totals.clear()
-
-
-def test_the_same_work_under_another_name_opens_no_second_sum_over_other_parties(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The two would differ by silo-1's vector. Over the same parties it is the same sum; under another seed there are
-    other vectors."""
-    totals = opened_totals(monkeypatch)
-    rules: dict[str, Any] = {"secure": SecureSettings(clip=64.0, dropouts=0.3), **LOSE}
-    gone = away({"advertise": ["silo-1"]})
-
-    def again(name: str, transport: type[InProcess], **other: Any) -> dict[str, Any]:
-        monkeypatch.setattr(tiny_federation, "RoundPolicy", lambda _, **values: RoundPolicy(name, **values))
-        for path in tmp_path.iterdir():
-            if path.name not in ("parties", "ledger", "answers"):  # what the server can forget
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        run(Moves(rounds=1), tmp_path, FIVE, transport=transport, **rules, **other)
-        (record,) = metrics(tmp_path)
-        return record
-
-    assert not again("first", InProcess)["abandoned"]
-    assert again("second", gone)["abandoned"] and len(totals) == 1
-    assert not again("third", InProcess)["abandoned"]
-    assert not again("fourth", gone, seed=1)["abandoned"] and len(totals) == 3
-
-
-def interrupted(round_number: int) -> type[InProcess]:
-    def stop(request: Request, reply: Reply) -> Reply:
-        if request.round == round_number:
-            raise KeyboardInterrupt
-        return reply
-
-    return changing(stop)
 
 
 # --- refused ----------------------------------------------------------------------------------------------------------

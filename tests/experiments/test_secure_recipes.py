@@ -11,12 +11,11 @@ import tinyruns
 from tinyruns import Silent
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import preflight
+from coalface.experiments import preflight, summary
 from coalface.experiments import run as experiment
 from coalface.experiments.prepare import round_policy
 from coalface.experiments.recipe import loader
 from coalface.experiments.report import page, runs
-from coalface.experiments.sweep import work
 from coalface.privacy.secure import SecureSettings
 
 THREE = {"data": {"partition": {"parties": 3}}}
@@ -33,6 +32,12 @@ def test_a_recipe_switches_it_on_or_says_how() -> None:
     for recipe in (secure(), secure({"most_images": 7})):
         assert loader.parse(recipe.resolved()) == recipe
     assert tinyruns.tiny(privacy={"secure": None}).digest() == tinyruns.tiny().digest() != secure().digest()
+
+
+def test_a_key_below_says_more_of_what_is_switched_on(tmp_path: Path) -> None:
+    recipe = tinyruns.write(tmp_path / "recipe.yaml", **THREE)
+    loaded = loader.load(recipe, ["privacy.secure=true", "privacy.secure.dropouts=0.34"])
+    assert loaded.secure == SecureSettings(dropouts=0.34)
 
 
 @pytest.mark.parametrize(
@@ -96,17 +101,17 @@ def test_a_dry_run_says_neighbours_threshold_error_and_the_bytes_that_a_run_then
     assert (about["neighbours"], about["threshold"], about["bits"]) == (2, 3, 32)
     (line,) = [line for line in text.splitlines() if line.startswith("secure sums: of 3 parties asked")]
     assert "2 neighbours" in line and "32 bits" in line and f"{about['error']:.2g}" in line
-    summary = json.loads((ran / "summary.json").read_text())
-    assert summary["bytes"] == plain["bytes"]
+    about_run = json.loads((ran / "summary.json").read_text())
+    assert about_run["bytes"] == plain["bytes"]
 
 
 def test_a_run_leaves_no_count_and_no_loss_of_a_party_at_the_server(ran: Path) -> None:
-    summary, records = json.loads((ran / "summary.json").read_text()), runs.read_metrics(ran)
-    assert {(p["images"], p["identities"], p["last_loss"]) for p in summary["parties"]} == {(None, None, None)}
+    about, records = json.loads((ran / "summary.json").read_text()), runs.read_metrics(ran)
+    assert {(p["images"], p["identities"], p["last_loss"]) for p in about["parties"]} == {(None, None, None)}
     assert all(record["losses"] == {} and record["loss"] > 0 and record["sum_error"] > 0 for record in records)
     events, _ = runs.read_events(ran)
     assert not any("counts" in event for event in events)
-    assert work.trained(secure().build_method(), summary, records) is None
+    assert summary.trained(secure().build_method(), about, records) is None
     page.build(ran)
     assert (ran / "report.html").stat().st_size > 10_000
 

@@ -21,6 +21,20 @@ def test_the_round_on_the_page_gives_the_mean_that_it_says(capsys: pytest.Captur
     assert capsys.readouterr().out.strip() == code.rpartition("#")[2].strip() == "[ 0.5   -0.25   0.125] 46"
 
 
+@pytest.mark.slow
+def test_the_benchmark_of_the_engine_says_what_each_stage_sends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(ROOT / "benchmarks" / "secure_rounds.py")
+    monkeypatch.setattr(sys, "argv", [path, "--parties", "3", "--rounds", "1"])
+    runpy.run_path(path, run_name="__main__")
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if " ms " in line]
+    stages = {words[2]: int(words[6].replace(",", "")) for words in lines}
+    assert list(stages) == ["without", "advertise", "share", "mask", "unmask"]
+    numbers = 4 * 310_768
+    assert numbers < stages["mask"] < numbers + 300 and stages["without"] > numbers and stages["advertise"] == 208
+
+
 def test_the_benchmark_opens_whole_rounds_and_counts_every_byte(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

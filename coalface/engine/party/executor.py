@@ -181,7 +181,8 @@ class PartyExecutor:
 
         assert request.sum is not None and self.context.sums is not None
         stage = request.sum.stage
-        commits, head = self.commits.look(())
+        needed = {f"{name}.commit" for name in (request.base, request.horizon[1])}
+        commits, head = self.commits.look(needed)
         commit = commits.get(f"{request.sum.request}.commit")
         if commit is None or commit.base != request.base:
             raise Withheld(f"{request.where}: the party has not run this step from the state that is named")

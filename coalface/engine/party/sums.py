@@ -121,32 +121,32 @@ def advertise(sums: PartySums, member: Member) -> codec.Encoded:
 def answer(sums: PartySums, hidden: HiddenReply, member: Member, request: Request) -> codec.Encoded:
     """The reply to a later stage. Raises SecureSumError where the party must not answer."""
     assert request.sum is not None and request.common is not None and request.each is not None
-    told, near = request.common.message(messages.Parties), request.each.message(messages.Neighbours)
-    names = messages.unpack_names(told.names)
+    sets, own = request.common.message(messages.Parties), request.each.message(messages.Neighbours)
+    names = messages.unpack_names(sets.names)
     roster = read_roster(member.context, names)
     neighbours = roster.neighbours(member.name) if member.name in roster.points else []
-    adverts = messages.unpack_rows(neighbours, near.adverts)
+    adverts = messages.unpack_rows(neighbours, own.adverts)
     message: Any
     match request.sum.stage:
         case "share":
             shares = client.share_keys(member, names, adverts, sums.verify)
             message = messages.Rows(shares=messages.pack_rows(roster.holders(member.name), shares))
         case "mask":
-            sharers = messages.unpack_names(told.sharers)
+            sharers = messages.unpack_names(sets.sharers)
             answers = sums.answers(member.name)
             masked = client.mask(member, names, adverts, sharers, hidden.vector, answers, sums.verify)
             message = messages.Masked(vector=torch.from_numpy(masked))
         case "confirm" if sums.sign is not None:
-            sets = messages.unpack_names(told.sharers), messages.unpack_names(told.survivors)
-            signature = client.confirm(member, names, *sets, sums.sign, sums.answers(member.name))
-            sums.bind(hidden, member.name, sets[1])
+            sharers, survivors = messages.unpack_names(sets.sharers), messages.unpack_names(sets.survivors)
+            signature = client.confirm(member, names, sharers, survivors, sums.sign, sums.answers(member.name))
+            sums.bind(hidden, member.name, survivors)
             message = messages.Confirmation(signature=messages.as_tensor(signature))
         case "unmask":
-            sets = messages.unpack_names(told.sharers), messages.unpack_names(told.survivors)
-            sealed, confirmed = (messages.unpack_rows(neighbours, rows) for rows in (near.sealed, near.confirmed))
+            sharers, survivors = messages.unpack_names(sets.sharers), messages.unpack_names(sets.survivors)
+            sealed, confirmed = (messages.unpack_rows(neighbours, rows) for rows in (own.sealed, own.confirmed))
             answers = sums.answers(member.name)
-            shares = client.unmask(member, names, adverts, *sets, sealed, answers, sums.verify, confirmed)
-            sums.bind(hidden, member.name, sets[1])
+            shares = client.unmask(member, names, adverts, sharers, survivors, sealed, answers, sums.verify, confirmed)
+            sums.bind(hidden, member.name, survivors)
             message = messages.Rows(shares=messages.pack_rows(roster.holders(member.name), shares))
         case stage:
             raise Withheld(f"{request.where}: this party has no stage {stage!r} of a secure sum")

@@ -60,8 +60,8 @@ class PlannedSum:
         whats = {"advertise": "keys", "share": "shares", "mask": "vector", "unmask": "shares"}
         for stage, what in whats.items():
             if stage in self.down:
-                told = "names, neighbours' keys" + (", their shares" if stage == "unmask" else "")
-                yield "down", told, f"secure sum, {stage}", "", self.down[stage]
+                sent = "names, neighbours' keys" + (", their shares" if stage == "unmask" else "")
+                yield "down", sent, f"secure sum, {stage}", "", self.down[stage]
             kind = f"{', '.join(names)} under masks" if stage == "mask" else f"secure sum, {stage}"
             yield "up", what, kind, f"sum of {', '.join(summed)}" if stage == "mask" else "", self.up[stage]
 
@@ -97,13 +97,13 @@ def plan(
         raise RecipeError(f"step {step}: {error}", where=WHERE) from error
     dropouts, corrupt = settings.bounds(len(names))
     degree, threshold = choose(len(names), dropouts, corrupt)
-    near = [f"{place}" for place in range(degree)]
-    holders = [*near, ""]
+    neighbours = [f"{place}" for place in range(degree)]
+    holders = [*neighbours, ""]
 
     def rows(order: Sequence[str], length: int) -> torch.Tensor:
         return messages.pack_rows(order, dict.fromkeys(order, bytes(length)))
 
-    shares = messages.pack_rows(holders, dict.fromkeys(near, bytes(SEALED + 64)) | {"": bytes(64)})
+    shares = messages.pack_rows(holders, dict.fromkeys(neighbours, bytes(SEALED + 64)) | {"": bytes(64)})
     kind = torch.int32 if hidden.layout.bits == 32 else torch.int64
     up = {
         "advertise": messages.Advert(keys=torch.zeros(ADVERT, dtype=torch.uint8)),
@@ -111,14 +111,14 @@ def plan(
         "mask": messages.Masked(vector=torch.zeros(hidden.layout.length, dtype=kind)),
         "unmask": messages.Rows(shares=rows(holders, SHARE)),
     }
-    told = messages.pack_names(names)
-    adverts, sealed = rows(near, ADVERT), rows(near, SEALED)
-    empty = messages.pack_rows(near, {})
+    packed = messages.pack_names(names)
+    adverts, sealed = rows(neighbours, ADVERT), rows(neighbours, SEALED)
+    empty = messages.pack_rows(neighbours, {})
     down = {
-        "share": (messages.Parties(names=told), messages.Neighbours(adverts=adverts)),
-        "mask": (messages.Parties(names=told, sharers=told), messages.Neighbours(adverts=adverts)),
+        "share": (messages.Parties(names=packed), messages.Neighbours(adverts=adverts)),
+        "mask": (messages.Parties(names=packed, sharers=packed), messages.Neighbours(adverts=adverts)),
         "unmask": (
-            messages.Parties(names=told, sharers=told, survivors=told),
+            messages.Parties(names=packed, sharers=packed, survivors=packed),
             messages.Neighbours(adverts=adverts, sealed=sealed, confirmed=empty),
         ),
     }

@@ -81,25 +81,27 @@ class SecureReplies(Replies):
         """
         yield self._begin(requests)
         names, adverts = self._sum.share_requests()
-        told_names = messages.pack_names(names)
-        near = {name: messages.pack_rows(sorted(adverts[name]), adverts[name]) for name in names}
-        yield self._requests("share", messages.Parties(names=told_names), names, lambda n: {"adverts": near[n]})
+        packed_names = messages.pack_names(names)
+        packed_adverts = {name: messages.pack_rows(sorted(adverts[name]), adverts[name]) for name in names}
+        yield self._requests(
+            "share", messages.Parties(names=packed_names), names, lambda n: {"adverts": packed_adverts[n]}
+        )
         sharers = self._sum.mask_requests()
-        told_sharers = messages.pack_names(sharers)
-        parties = messages.Parties(names=told_names, sharers=told_sharers)
-        yield self._requests("mask", parties, sharers, lambda n: {"adverts": near[n]})
+        packed_sharers = messages.pack_names(sharers)
+        parties = messages.Parties(names=packed_names, sharers=packed_sharers)
+        yield self._requests("mask", parties, sharers, lambda n: {"adverts": packed_adverts[n]})
         survivors = self._sum.survivors()
         self.arrived = survivors
         self.accepted = {name: self._first[name].id for name in survivors}
         settle()
         parties = dataclasses.replace(parties, survivors=messages.pack_names(survivors))
         if self._verify is not None:
-            yield self._requests("confirm", parties, survivors, lambda n: {"adverts": near[n]})
+            yield self._requests("confirm", parties, survivors, lambda n: {"adverts": packed_adverts[n]})
         requested = self._sum.unmask_requests()
 
         def opening(name: str) -> dict[str, Tensor]:
             sealed, confirmed = (messages.pack_rows(sorted(adverts[name]), rows) for rows in requested[name])
-            return {"adverts": near[name], "sealed": sealed, "confirmed": confirmed}
+            return {"adverts": packed_adverts[name], "sealed": sealed, "confirmed": confirmed}
 
         yield self._requests("unmask", parties, list(requested), opening)
         try:

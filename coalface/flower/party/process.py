@@ -52,8 +52,8 @@ def answers(
 def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> PartyService:
     """The service of the party that a node's configuration names.
 
-    Raises ValueError where it names none, RecipeError where the recipe has no such party, hides less than that asks for,
-    or the key cannot be used, PermissionError where others can get at what is the party's.
+    Raises ValueError where it names none, RecipeError where the recipe has no such party, hides less than that asks
+    for, or the key cannot be used, PermissionError where others can get at what is the party's.
     """
     root, name = home(node_config), str(node_config["party"])
     loaded = read(recipe, run_config)

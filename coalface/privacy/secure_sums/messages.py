@@ -94,8 +94,8 @@ def unpack_names(tensor: Tensor | None) -> list[str]:
 
 def pack_rows(order: Iterable[str], rows: Mapping[str, bytes]) -> Tensor:
     """A row for each name; where there is none it is empty."""
-    found = (rows.get(name, b"") for name in order)
-    return as_tensor(b"".join(len(row).to_bytes(_LENGTH, "big") + row for row in found))
+    present = (rows.get(name, b"") for name in order)
+    return as_tensor(b"".join(len(row).to_bytes(_LENGTH, "big") + row for row in present))
 
 
 def unpack_rows(order: Sequence[str], tensor: Tensor | None) -> dict[str, bytes]:
