@@ -59,8 +59,15 @@ def test_a_key_below_says_more_of_what_is_switched_on(tmp_path: Path) -> None:
 )
 def test_what_needs_single_replies_is_refused_by_its_key(changes: Any, where: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        tinyruns.tiny(**loader.merged({"privacy": {"secure": {}}, **THREE}, changes))
+        preflight.describe(secure({}, **changes))
     assert caught.value.where == where
+
+
+@pytest.mark.parametrize("changes", [{"engine": {"max_update_norm": 5.0}}, {"engine": {"client_batch": "auto"}}])
+def test_of_a_method_without_secure_sums_no_setting_is_what_to_mend(changes: Any) -> None:
+    with pytest.raises(RecipeError) as caught:
+        preflight.describe(secure(method="centralized", **changes))
+    assert caught.value.where == "privacy.secure"
 
 
 def test_stages_that_fail_are_those_of_secure_sums() -> None:
@@ -113,7 +120,8 @@ def test_a_run_leaves_no_count_and_no_loss_of_a_party_at_the_server(ran: Path) -
     assert not any("counts" in event for event in events)
     assert summary.trained(secure().build_method(), about, records) is None
     page.build(ran)
-    assert (ran / "report.html").stat().st_size > 10_000
+    report = (ran / "report.html").read_text()
+    assert "<h2>Secure sums</h2>" in report and "What the method logged" not in report
 
 
 def test_the_ledger_says_what_the_vector_is_a_sum_of(ran: Path) -> None:
