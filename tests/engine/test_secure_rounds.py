@@ -24,6 +24,7 @@ from coalface.core.method import Party, step
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request, StepFailed
+from coalface.engine.sums.hidden import IMAGES, HiddenMeans, Opened
 from coalface.engine.transport import Reply, RunFailed
 from coalface.experiments import plan
 from coalface.experiments.conformance.tiny_federation import Tiny, run, workers
@@ -77,6 +78,23 @@ def test_the_same_bytes_from_one_worker_and_from_several(tmp_path: Path) -> None
     ]
     assert ran[0].bytes() == ran[1].bytes()
     assert any(record["failed"] for record in metrics(ran[0].folder))
+
+
+@pytest.mark.parametrize("most", [1000, 1])
+def test_the_totals_of_two_rounds_tell_a_count_unless_every_party_counts_as_one_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """silo-1 is away in round 2. What docs/secure-sums.md says the server learns."""
+    opened: list[Opened] = []
+    decode = HiddenMeans.decode
+    monkeypatch.setattr(HiddenMeans, "decode", lambda *arguments: opened.append(decode(*arguments)) or opened[-1])
+    settings = SecureSettings(clip=64.0, dropouts=0.3, most_images=most)
+    transport = away({"mask": ["silo-1"]}, rounds=[2])
+    run(Moves(rounds=2), tmp_path, FIVE, transport=transport, secure=settings, **LOSE)
+    first, second = (means.means[IMAGES][1] for means in opened)
+    assert first - second == (len(FIVE().data["silo-1"]) if most > 1 else 1)
+    errors = {record["sum_error"] for record in metrics(tmp_path)}
+    assert len(errors) == 1  # it does not follow the total
 
 
 # --- dropouts ---------------------------------------------------------------------------------------------------------

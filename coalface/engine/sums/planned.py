@@ -19,7 +19,6 @@ from coalface.privacy.secure import WHERE, SecureSettings, check_call, check_ins
 if TYPE_CHECKING:
     from coalface.engine.sums.hidden import HiddenMeans
 
-SPARSE = "; not all are neighbours, so signatures do not prove that all were told the same survivors"
 NUMBERS = ("images", "loss")
 """Fields of a reply that are hidden beside the means."""
 
@@ -42,7 +41,8 @@ class PlannedSum:
     def sentence(self) -> str:
         """What a dry run says."""
         rows, bits = self.hidden.rows, self.hidden.layout.bits
-        sparse = "" if self.neighbours == self.asked - 1 else SPARSE
+        complete = self.neighbours == self.asked - 1
+        sparse = "" if complete else "; not all are neighbours, so signatures prove no single set of survivors to all"
         named = f"; rows of {', '.join(rows)} that one party alone changes are no secret" if rows else ""
         return (
             f"secure sums: of {several(self.asked, 'party', 'parties')} asked {self.dropouts:,} may drop out and "
