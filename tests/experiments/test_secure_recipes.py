@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,15 @@ def test_a_dry_run_says_neighbours_threshold_error_and_the_bytes_that_a_run_then
     assert (about["neighbours"], about["threshold"], about["bits"]) == (2, 3, 32)
     (line,) = [line for line in text.splitlines() if line.startswith("secure sums: of 3 parties asked")]
     assert "2 neighbours" in line and "32 bits" in line and f"{about['error']:.2g}" in line
+    assert {record["sum_error"] for record in runs.read_metrics(ran)} == {about["error"]}
     about_run = json.loads((ran / "summary.json").read_text())
     assert about_run["bytes"] == plain["bytes"]
+
+
+def test_a_dry_run_says_where_signatures_do_not_keep_the_server_from_telling_two_sets() -> None:
+    (planned,) = preflight.plan(secure()).sums.values()
+    assert "signatures" not in planned.sentence()
+    assert "not all are neighbours" in replace(planned, asked=200).sentence()
 
 
 def test_a_run_leaves_no_count_and_no_loss_of_a_party_at_the_server(ran: Path) -> None:
