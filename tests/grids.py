@@ -110,7 +110,7 @@ def over_flower(patience: Patience | None = None, grids: list[InProcessGrid] | N
 
         def app(name: str) -> Any:
             node_world = setup.build()
-            return seated(service.PartyService(name, node_world.members()[name], setup.context(node_world)))
+            return seated(service.PartyService(name, node_world.members()[name], setup.context(node_world), "test"))
 
         grid = InProcessGrid([app(name) for name in world.members()])
         if grids is not None:

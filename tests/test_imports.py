@@ -33,7 +33,7 @@ RULES = {
         "models": "core data models.pretrained",
         "models.pretrained": "core models.branched models.folder",
         "evaluation.metrics": "core data",
-        "privacy": "core",
+        "privacy": "core privacy.secure_sums",
         "privacy.secure_sums": "core",
         "training.losses": "core",
         "training.distributed": "core training.losses",

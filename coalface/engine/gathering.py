@@ -193,7 +193,7 @@ class Gathering(Federation):
                     self._take(replies, request, reply)
         finally:
             self._count_call(replies)
-        self._now.metrics |= {"cut_off": replies.opened.cut_off, "sum_error": replies.opened.error}
+        self._now.metrics |= {"cut_off": replies.opened.cut_off, "sum_error": replies.opened.hidden.error}
         return dataclasses.replace(self._accept_replies(replies, replies.aggregated(), {}), hidden=replies.hidden())
 
     def _count_call(self, replies: Replies) -> None:

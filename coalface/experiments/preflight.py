@@ -87,6 +87,7 @@ def planned(parts: Parts) -> Plan:
         recipe.dp,
         recipe.secure,
     )
+    validate.check_secure(recipe)
     validate.check_private(recipe)
     privacy_budget.check(recipe, messages)
     if recipe.privacy.templates is not None:

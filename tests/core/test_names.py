@@ -113,9 +113,16 @@ def test_a_party_opens_no_commit_outside_of_its_folder(tmp_path: Path, field: st
     """A server says which commit a party goes on from."""
     nobody: Any = None  # no step is run
     away = "../../elsewhere/0000001.000-0"
-    values: dict[str, Any] = {"party": "a", "base": None, "horizon": [0, None], "accepted": None, "ordinal": 1}
+    values: dict[str, Any] = {
+        "party": "a",
+        "run": "run",
+        "base": None,
+        "horizon": [0, None],
+        "accepted": None,
+        "ordinal": 1,
+    }
     values[field] = [0, away] if field == "horizon" else away
-    service = PartyService("a", Member("trainer", 1, 1), ExecutorContext(nobody, nobody, tmp_path))
+    service = PartyService("a", Member("trainer", 1, 1), ExecutorContext(nobody, nobody, tmp_path), "run")
     about = "settle" if field == "accepted" else "step"
     answered, _ = answer(lambda: service, about, values, {})
     assert answered == {"failed": "ValueError"}

@@ -189,7 +189,7 @@ def sealed_grid(secrets: Callable[[str], bytes]) -> Callable[[Setup, FederatedDa
         def app(name: str) -> Any:
             built = setup.build()
             context = replace(setup.context(built), flush=True, vault=Vault.of(secrets(name), "test", name))
-            return seated(PartyService(name, built.members()[name], context))
+            return seated(PartyService(name, built.members()[name], context, "test"))
 
         return FlowerTransport(InProcessGrid([app(n) for n in world.members()]), roles(world), Patience(5, 60, 0.01))
 

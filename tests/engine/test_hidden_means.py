@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import nullcontext
 from fractions import Fraction
 from typing import Any
 
@@ -68,9 +70,11 @@ def test_the_means_are_those_of_a_plain_loop_but_for_the_rounding(settings: Secu
     assert opened.means[IMAGES][1] == sum(reply.images for reply in party_replies)
     for mean in MEANS:
         result = opened.mean(mean, everyone=5)
+        weight = IMAGES if mean.by == "images" else PARTIES
+        error = means.layout.error(weight, f"{mean.field}/a", 4, opened.means[weight][1])
         for name, expected in naive(party_replies, mean, 5).items():
             assert result[name].dtype == START[name].dtype
-            bound = opened.error + (2e-7 if START[name].dtype == torch.float32 else 1e-12)
+            bound = error + (2e-7 if START[name].dtype == torch.float32 else 1e-12)
             np.testing.assert_allclose(result[name].numpy(), expected, rtol=0, atol=bound)
     losses = opened.loss()
     assert losses[None] == pytest.approx(sum(r.loss for r in party_replies) / 4, abs=1e-3)
@@ -146,3 +150,29 @@ def test_settings_that_cannot_be_are_refused_by_their_key(wrong: dict[str, Any])
 def test_three_parties_are_enough_by_the_usual_settings(asked: int, enough: bool) -> None:
     assert (too_few(SecureSettings(), asked) == "") is enough
     assert too_few(SecureSettings(dropouts=0.6, corrupt=0.4), asked)
+
+
+@pytest.mark.parametrize(
+    ("asked", "dropouts", "corrupt", "enough"),
+    [(6, 3, 1, False), (6, 2, 2, False), (6, 2, 1, True), (7, 3, 1, False), (8, 3, 1, True), (100, 45, 10, False)],
+)
+def test_two_sets_of_survivors_are_signed_by_no_parties_of_one_sum(
+    asked: int, dropouts: int, corrupt: int, enough: bool
+) -> None:
+    """Each set needs asked - dropouts signatures; honest parties sign one, corrupt ones both."""
+    assert (2 * (asked - dropouts) > asked + corrupt) is enough
+    settings = SecureSettings(dropouts=dropouts / asked, corrupt=corrupt / asked)
+    assert (too_few(settings, asked) == "") is enough
+    means = hidden(settings, asked)
+    with nullcontext() if enough else pytest.raises(ValueError, match="of survivors"):
+        means.context(settings, "run", "train", 1, 1)
+
+
+def test_the_bound_on_the_rounding_holds_for_one_image_each_and_tells_no_count() -> None:
+    settings = SecureSettings(fraction_bits=10, most_images=100)
+    means = hidden(settings)
+    assert means.error == pytest.approx(2.0**-11, rel=1e-6)
+    few = [dataclasses.replace(reply, images=1) for reply in replies(5)]
+    result = means.decode(sum(means.encode(reply) for reply in few)).mean(MEANS[0], everyone=5)
+    errors = [np.abs(result[n].numpy() - e).max() for n, e in naive(few, MEANS[0], 5).items()]
+    assert means.error / 20 < max(errors) <= means.error + 2e-7

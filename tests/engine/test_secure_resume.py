@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from toys import Moves
 from coalface.engine.local import InProcess
 from coalface.engine.party.commits import DamagedCommit
 from coalface.engine.party.request import Request
+from coalface.engine.rounds import RoundPolicy
 from coalface.engine.transport import Reply
+from coalface.experiments.conformance import tiny_federation
 from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.privacy.secure import SecureSettings
 
@@ -102,3 +105,27 @@ def test_a_damaged_accepted_state_is_named_at_a_later_stage_too_and_not_removed(
     with pytest.raises(DamagedCommit):
         run(Moves(rounds=2), tmp_path, FIVE, transport=changing(damage), secure=WIDE)
     assert damaged[0].exists()
+
+
+def test_the_same_work_under_another_name_opens_no_second_sum_over_other_parties(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two would differ by silo-1's vector. Over the same parties it is the same sum; under another seed there are
+    other vectors."""
+    totals = opened_totals(monkeypatch)
+    rules: dict[str, Any] = {"secure": SecureSettings(clip=64.0, dropouts=0.3), **LOSE}
+    gone = away({"advertise": ["silo-1"]})
+
+    def again(name: str, transport: type[InProcess], **other: Any) -> dict[str, Any]:
+        monkeypatch.setattr(tiny_federation, "RoundPolicy", lambda _, **values: RoundPolicy(name, **values))
+        for path in tmp_path.iterdir():
+            if path.name not in ("parties", "ledger", "answers"):  # what the server can forget
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        run(Moves(rounds=1), tmp_path, FIVE, transport=transport, **rules, **other)
+        (record,) = metrics(tmp_path)
+        return record
+
+    assert not again("first", InProcess)["abandoned"]
+    assert again("second", gone)["abandoned"] and len(totals) == 1
+    assert not again("third", InProcess)["abandoned"]
+    assert not again("fourth", gone, seed=1)["abandoned"] and len(totals) == 3

@@ -24,6 +24,7 @@ from coalface.core.method import Party, step
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request, StepFailed
+from coalface.engine.sums.hidden import IMAGES, HiddenMeans, Opened
 from coalface.engine.transport import Reply, RunFailed
 from coalface.experiments import plan
 from coalface.experiments.conformance.tiny_federation import Tiny, run, workers
@@ -77,6 +78,23 @@ def test_the_same_bytes_from_one_worker_and_from_several(tmp_path: Path) -> None
     ]
     assert ran[0].bytes() == ran[1].bytes()
     assert any(record["failed"] for record in metrics(ran[0].folder))
+
+
+@pytest.mark.parametrize("most", [1000, 1])
+def test_the_totals_of_two_rounds_tell_a_count_unless_every_party_counts_as_one_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """silo-1 is away in round 2. What docs/secure-sums.md says the server learns."""
+    opened: list[Opened] = []
+    decode = HiddenMeans.decode
+    monkeypatch.setattr(HiddenMeans, "decode", lambda *arguments: opened.append(decode(*arguments)) or opened[-1])
+    settings = SecureSettings(clip=64.0, dropouts=0.3, most_images=most)
+    transport = away({"mask": ["silo-1"]}, rounds=[2])
+    run(Moves(rounds=2), tmp_path, FIVE, transport=transport, secure=settings, **LOSE)
+    first, second = (means.means[IMAGES][1] for means in opened)
+    assert first - second == (len(FIVE().data["silo-1"]) if most > 1 else 1)
+    errors = {record["sum_error"] for record in metrics(tmp_path)}
+    assert len(errors) == 1  # it does not follow the total
 
 
 # --- dropouts ---------------------------------------------------------------------------------------------------------
@@ -144,7 +162,12 @@ def test_who_drops_out_stays_where_it_was_and_goes_on_in_the_next_round(tmp_path
     """silo-1 is away at a stage of round 1, and silo-2 when shares are asked for, when its vector counts already."""
     transport = away({"mask": ["silo-1"], "unmask": ["silo-2"]}, rounds=[1])
     ran = run(
-        Moves(rounds=2), tmp_path, FIVE, transport=transport, secure=SecureSettings(clip=64.0, dropouts=0.4), **LOSE
+        Moves(rounds=2),
+        tmp_path,
+        FIVE,
+        transport=transport,
+        secure=SecureSettings(clip=64.0, dropouts=0.4, corrupt=0.0),
+        **LOSE,
     )
     kept = controls(ran)
     assert [kept[f"silo-{i}"].rounds for i in range(5)] == [2, 1, 2, 2, 2]
@@ -153,7 +176,7 @@ def test_who_drops_out_stays_where_it_was_and_goes_on_in_the_next_round(tmp_path
 
 def test_simulated_faults_reach_every_stage(tmp_path: Path) -> None:
     faults = SimulatedFaults(dropout=0.1, lost=0.05, stages=dict.fromkeys(["share", "mask", "unmask"], 0.1))
-    settings = SecureSettings(clip=64.0, dropouts=0.4)
+    settings = SecureSettings(clip=64.0, dropouts=0.4, corrupt=0.0)
     run(Moves(rounds=12), tmp_path, FIVE, secure=settings, faults=faults, **LOSE)
     reasons = {why for record in metrics(tmp_path) for why in record["failed"].values()}
     assert {f"dropped out before stage {stage} of a secure sum" for stage in ("share", "mask")} <= reasons

@@ -28,6 +28,10 @@ def troubled(folder: Path, trouble: dict[str, Any]) -> runs.Run:
             {"corrupt": {"a": "nan", "b": "shape", "c": "nan"}},
             r"replies of a, c are corrupted \(nan\); .*b .*shape",
         ),
+        (
+            {"stages": {"mask": 0.2, "share": 0, "unmask": 0.125}},
+            r"before mask of a secure sum with probability 0\.2; .*before unmask .*0\.125\.$",
+        ),
         ({"corrupt": {f"p{i}": "nan" for i in range(12)}}, "p7 and 4 more are corrupted"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ def test_a_recipe_switches_it_on_or_says_how() -> None:
     assert tinyruns.tiny(privacy={"secure": None}).digest() == tinyruns.tiny().digest() != secure().digest()
 
 
+def test_a_key_below_says_more_of_what_is_switched_on(tmp_path: Path) -> None:
+    recipe = tinyruns.write(tmp_path / "recipe.yaml", **THREE)
+    loaded = loader.load(recipe, ["privacy.secure=true", "privacy.secure.dropouts=0.34"])
+    assert loaded.secure == SecureSettings(dropouts=0.34)
+
+
 @pytest.mark.parametrize(
     ("changes", "where"),
     [
@@ -53,8 +60,15 @@ def test_a_recipe_switches_it_on_or_says_how() -> None:
 )
 def test_what_needs_single_replies_is_refused_by_its_key(changes: Any, where: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        tinyruns.tiny(**loader.merged({"privacy": {"secure": {}}, **THREE}, changes))
+        preflight.describe(secure({}, **changes))
     assert caught.value.where == where
+
+
+@pytest.mark.parametrize("changes", [{"engine": {"max_update_norm": 5.0}}, {"engine": {"client_batch": "auto"}}])
+def test_of_a_method_without_secure_sums_no_setting_is_what_to_mend(changes: Any) -> None:
+    with pytest.raises(RecipeError) as caught:
+        preflight.describe(secure(method="centralized", **changes))
+    assert caught.value.where == "privacy.secure"
 
 
 def test_stages_that_fail_are_those_of_secure_sums() -> None:
@@ -95,8 +109,15 @@ def test_a_dry_run_says_neighbours_threshold_error_and_the_bytes_that_a_run_then
     assert (about["neighbours"], about["threshold"], about["bits"]) == (2, 3, 32)
     (line,) = [line for line in text.splitlines() if line.startswith("secure sums: of 3 parties asked")]
     assert "2 neighbours" in line and "32 bits" in line and f"{about['error']:.2g}" in line
+    assert {record["sum_error"] for record in runs.read_metrics(ran)} == {about["error"]}
     about_run = json.loads((ran / "summary.json").read_text())
     assert about_run["bytes"] == plain["bytes"]
+
+
+def test_a_dry_run_says_where_signatures_do_not_keep_the_server_from_telling_two_sets() -> None:
+    (planned,) = preflight.plan(secure()).sums.values()
+    assert "signatures" not in planned.sentence()
+    assert "not all are neighbours" in replace(planned, asked=200).sentence()
 
 
 def test_a_run_leaves_no_count_and_no_loss_of_a_party_at_the_server(ran: Path) -> None:
@@ -107,7 +128,8 @@ def test_a_run_leaves_no_count_and_no_loss_of_a_party_at_the_server(ran: Path) -
     assert not any("counts" in event for event in events)
     assert summary.trained(secure().build_method(), about, records) is None
     page.build(ran)
-    assert (ran / "report.html").stat().st_size > 10_000
+    report = (ran / "report.html").read_text()
+    assert "<h2>Secure sums</h2>" in report and "What the method logged" not in report
 
 
 def test_the_ledger_says_what_the_vector_is_a_sum_of(ran: Path) -> None:

@@ -102,7 +102,7 @@ def test_the_run_does_not_begin_without_a_party_and_says_who_is_missing(tmp_path
     method, build = recipe("fedavg")
 
     def transport(setup: Any, world: Any) -> FlowerTransport:
-        grid = InProcessGrid([seated(PartyService("silo-1", world.members()["silo-1"], setup.context(world)))])
+        grid = InProcessGrid([seated(PartyService("silo-1", world.members()["silo-1"], setup.context(world), "test"))])
         return FlowerTransport(grid, roles(world), Patience(join=0.05, poll=0.01))
 
     with pytest.raises(RunFailed, match=r"silo-0, silo-2 did not join within 0.05 s: start their SuperNodes"):

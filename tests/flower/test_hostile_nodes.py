@@ -165,6 +165,18 @@ def test_what_a_party_says_is_cut_and_shown_in_the_metrics(tmp_path: Path) -> No
     assert "\\x1b[31mxxx" in reason and len(reason) < 400
 
 
+def test_a_party_answers_no_request_of_a_run_that_its_recipe_does_not_name(tmp_path: Path) -> None:
+    grids: list[InProcessGrid] = []
+    method, build = recipe("fedavg", rounds=1)
+    run(method, tmp_path, build, transport=over_flower(grids=grids))
+    request = grids[0].first_request()
+    values, data = records.read(request.content)
+    for name, key in ((values["run"], "id"), ("another", "failed"), (["test"], "failed")):
+        request.content = records.write({**values, "run": name}, data)
+        answered = grids[0].apps[1000](request, grids[0].contexts[1000])
+        assert key in records.read(answered.content)[0]
+
+
 def test_a_hostile_server_is_answered_and_leaves_the_node_as_it_was(tmp_path: Path) -> None:
     grids: list[InProcessGrid] = []
     method, build = recipe("fedavg", rounds=1)

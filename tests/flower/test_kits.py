@@ -19,6 +19,7 @@ import pytest
 import tinydomains
 import yaml
 from federations import DAY, FEDERATION, NOW, run_script, write_federation
+from flwr.common.config import parse_config_args
 
 from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import loader
@@ -139,7 +140,6 @@ def check_tasks(options: argparse.Namespace, beside: list[str], address: str, ro
 
 
 def test_the_start_scripts_say_what_flowers_commands_take(kits: Path, tmp_path: Path) -> None:
-    from flwr.common.config import parse_config_args
     from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
     from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
@@ -169,6 +169,19 @@ def test_the_start_scripts_say_what_flowers_commands_take(kits: Path, tmp_path: 
     assert settings["COALFACE_DATA"] == "/srv/our faces" and (kit / "home").stat().st_mode & 0o777 == 0o700
     (_, settings, _), (beside, _, _) = run_script(kits / "parties" / "clinic" / "start.sh", tmp_path / "c")
     assert "COALFACE_DATA" not in settings and "127.0.0.1:9100" in beside
+
+
+def test_kits_hold_their_nodes_to_the_secure_sums_of_the_recipe(kits: Path, tmp_path: Path) -> None:
+    file = write_federation(tmp_path)
+    tree = yaml.safe_load((tmp_path / "recipe.yaml").read_text()) | {"privacy": {"secure": {"dropouts": 0.25}}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    held = provisioning.make(file, tmp_path / "kits", NOW)
+    assert verify.check(held, NOW) == []
+    for folder, pinned in ((kits, {}), (held, {"secure": True, "dropouts": 0.25, "corrupt": 0.1})):
+        (arguments, _, _), *_ = run_script(folder / "parties" / "silo-00" / "start.sh", tmp_path / folder.parent.name)
+        node = parse_config_args([arguments[arguments.index("--node-config") + 1]])
+        assert {key: node[key] for key in ("secure", "dropouts", "corrupt") if key in node} == pinned
+        assert ("secure sums" in (folder / "parties" / "silo-00" / "README.md").read_text()) is bool(pinned)
 
 
 def test_the_operators_scripts_register_every_key_and_reach_the_superlink(

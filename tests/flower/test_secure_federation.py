@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from federations import FACES, SILOS, Standing, digests
 from grids import InProcessGrid, run_recipe
 from tinyruns import Silent
 
+from coalface.core.errors import RecipeError
 from coalface.engine.party.commits import Commit, LockedCommit
 from coalface.engine.party.sums import HiddenReply
 from coalface.engine.transport import RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
-from coalface.flower.party import rekey
+from coalface.flower.party import process, rekey
 from coalface.flower.provision import certificates
 
 RECIPE: dict[str, Any] = {**FACES, "privacy": {"secure": True}, "engine": {**FACES["engine"], "on_error": "exclude"}}
@@ -87,7 +89,10 @@ def test_nodes_that_sign_end_in_the_bytes_of_a_run_here(
     lines = [json.loads(line) for line in (homes["silo-00"] / "ledger" / "silo-00.jsonl").read_text().splitlines()]
     sums = [line["sum"] for line in lines if line["name"] != "header"]
     assert sums == 2 * ["advertise", "share", "mask", "confirm", "unmask"]
-    for home in homes.values():
+    for party, home in homes.items():
+        opened = home.parent / ".opened" / f"{party}.jsonl"  # beside the runs: it binds the party in all of them
+        assert len(opened.read_text().splitlines()) == 2 and opened.stat().st_mode & 0o777 == 0o600
+        assert opened.parent.stat().st_mode & 0o777 == 0o700
         assert (home / "sums.key").stat().st_mode & 0o777 == 0o600 and len((home / "sums.key").read_bytes()) == 32
     assert len({(home / "sums.key").read_bytes() for home in homes.values()}) == 3
 
@@ -106,6 +111,26 @@ def test_a_partys_vector_is_encrypted_on_its_disk_where_its_private_state_is(
         vault = rekey.vault(tmp_path / f"{party}.key", "faces", party)
         assert len(HiddenReply.read(Commit.open(path, vault)).vector) > 200_000
         assert not (tmp_path / "homes" / party / "faces" / "sums.key").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "joins"),
+    [
+        ({}, True),
+        ({"privacy.secure.corrupt": 0.2}, True),
+        ({"privacy.secure": False}, False),
+        ({"privacy.secure.corrupt": 0.05}, False),
+        ({"privacy.secure.dropouts": 0.32}, False),
+    ],
+)
+def test_a_node_takes_part_in_no_run_that_hides_less_than_it_asks_for(
+    recipe: Path, tmp_path: Path, changes: dict[str, Any], joins: bool
+) -> None:
+    """The server changes the recipe as it likes, by a run's configuration."""
+    node_config = {"party": "silo-00", "home": str(tmp_path / "home"), "secure": True, "dropouts": 0.3, "corrupt": 0.1}
+    with nullcontext() if joins else pytest.raises(RecipeError) as refused:
+        assert process.take(recipe, node_config, changes).name == "silo-00"
+    assert joins or refused.value.where == "privacy.secure"
 
 
 def test_no_party_tells_the_server_how_much_it_has(

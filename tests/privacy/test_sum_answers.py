@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from sum_rounds import Parties, context
 
-from coalface.privacy.secure_sums import client
+from coalface.privacy.secure_sums import client, guard
 from coalface.privacy.secure_sums.context import SecureSumError
 from coalface.privacy.secure_sums.guard import Answers
 
@@ -67,8 +69,9 @@ def test_a_line_that_was_torn_by_a_kill_bound_nobody(tmp_path: Path) -> None:
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
     again = Answers(path)
-    assert path.read_bytes() == b"".join(lines[:-1])
     assert code(again, many, ALL, ALL[:5]) == ""
+    *kept, _ = path.read_bytes().splitlines(keepends=True)
+    assert kept == lines[:-1]
     assert code(again, many, ALL, ALL) == code(Answers(path), many, ALL, ALL) == "answered"
 
 
@@ -78,9 +81,9 @@ def test_the_file_and_its_name_are_on_the_disk_before_the_first_answer(
     flushed: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
     answers = Answers(tmp_path / "answers.jsonl")
-    answers.record(context(6, 2, 1), "survivors", b"digest")
+    answers.record(context(6, 2, 1).place, "survivors", b"digest")
     assert flushed == [str(tmp_path / "answers.jsonl"), str(tmp_path)]
-    answers.record(context(6, 2, 1, call=2), "survivors", b"digest")
+    answers.record(context(6, 2, 1, call=2).place, "survivors", b"digest")
     assert flushed[2:] == [str(tmp_path / "answers.jsonl")]
 
 
@@ -96,7 +99,7 @@ def test_a_party_masks_one_vector_for_one_set_of_parties(tmp_path: Path) -> None
     assert masked(ALL, ALL, ALL[0]) == first
     # of two rosters the masks are others, but the shares that open one open the other
     for names, sharers, vector in ((ALL, ALL, ALL[1]), (ALL, ALL[:5], ALL[0]), (ALL[:5], ALL[:5], ALL[0])):
-        with pytest.raises(SecureSumError, match="round 1, call 1: this was answered before") as caught:
+        with pytest.raises(SecureSumError, match="answered before") as caught:
             masked(names, sharers, vector)
         assert caught.value.code == "answered"
 
@@ -118,6 +121,39 @@ def test_who_signs_survivors_gives_shares_for_no_others() -> None:
     with pytest.raises(SecureSumError, match="answered before"):
         client.confirm(me, ALL, ALL, ALL, sign, answers)
     assert code(answers, many, ALL, ALL[:5]) == ""
+
+
+def test_two_processes_of_a_party_are_bound_by_each_others_answers(tmp_path: Path) -> None:
+    """Both have read the file before the other one answers."""
+    many, path = Parties(context(6, 2, 1)), tmp_path / "answers.jsonl"
+    first, second = Answers(path), Answers(path)
+    for answers in (first, second):
+        assert code(answers, Parties(context(6, 2, 1, call=2)), ALL, ALL) == ""
+    assert code(first, many, ALL, ALL) == ""
+    assert code(second, many, ALL, ALL[:5]) == "answered"
+    assert len(path.read_text().splitlines()) == 4
+
+
+def test_a_party_reads_and_answers_while_no_other_process_can(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with open(path, "wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        answering = Thread(target=lambda: Answers(path).record("here", "survivors", b"second"))
+        answering.start()
+        answering.join(0.2)
+        assert answering.is_alive() and path.read_bytes() == b""
+    answering.join()
+    assert len(path.read_bytes().splitlines()) == 1
+
+
+def test_a_file_is_read_once_and_then_from_where_it_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(tmp_path / "answers.jsonl")
+    answers.record("here", "survivors", b"digest")
+    parsed: list[str] = []
+    monkeypatch.setattr(guard.json, "loads", parsed.append)
+    answers.record("here", "survivors", b"digest")
+    answers.record("there", "survivors", b"digest")
+    assert parsed == []
 
 
 def test_the_file_says_nothing_that_is_secret(tmp_path: Path) -> None:

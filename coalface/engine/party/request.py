@@ -47,12 +47,20 @@ class Request:
     sum: SumStage | None = None
     """What of a secure sum is asked for; None where the reply comes by itself."""
 
+    @property
+    def work(self) -> tuple[str, int, int, str, str | None, str | None]:
+        """What a step at a party computes, whatever name the run has: (stage, round, call, step, the digests of the
+        messages). `base` is none of it: commits have other names under another run's.
+        """
+        common, each = (m.digest if m else None for m in (self.common, self.each))
+        return self.stage, self.round, self.call, self.step, common, each
+
     @functools.cached_property
     def content(self) -> str:
         """What is asked, as text: (run, stage, round, call, step, the digests of the messages)."""
-        digests = [m.digest if m else None for m in (self.common, self.each)]
-        about = [*digests, *([] if self.sum is None else [list(self.sum)])]
-        return json.dumps([self.run, self.stage, self.round, self.call, self.step, about])
+        *when, common, each = self.work
+        about = [common, each, *([] if self.sum is None else [list(self.sum)])]
+        return json.dumps([self.run, *when, about])
 
     @functools.cached_property
     def id(self) -> str:

@@ -37,6 +37,8 @@ class PartyService:
     name: str
     member: Member
     context: ExecutorContext
+    run: str
+    """The name of the run by the party's recipe."""
     public: str | None = None
     """Who is in the public images that it holds (`FaceSet.who`), where the method shares some."""
     code: str | None = None
@@ -86,6 +88,8 @@ def _countersign(service: PartyService, values: Said, data: Data) -> tuple[Said,
 def _request(service: PartyService, values: Said, data: Data) -> Request:
     if values["party"] != service.name:
         raise ValueError(f"a request for {values['party']} came to {service.name}: it is left alone")
+    if values["run"] != service.run:  # under another name a party would answer again what binds it
+        raise ValueError(f"a request of the run {str(values['run'])[:80]!r} came to {service.run!r}: it is left alone")
     common, each = (codec.Encoded(bytearray(data[name])) if name in data else None for name in ("common", "each"))
     ordinal, checkpointed = values["horizon"]
     values = {**values, "base": _commit(values["base"]), "horizon": (ordinal, _commit(checkpointed))}

@@ -27,8 +27,8 @@ from coalface.training.public_images import PublicImages
 if TYPE_CHECKING:
     from coalface.engine.party.sums import PartySums
 
-ANSWERS = "answers"
-"""The folder of what each party has answered in secure sums."""
+ANSWERS, OPENED = "answers", "answers/every-run"
+"""The folders of what each party has answered in secure sums of a run, and of any."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ class Setup:
             return None
         from coalface.engine.party.sums import PartySums, seeded_secret  # cryptography, which they need, is an extra
 
-        return PartySums(self.secure, seeded_secret(self.seed), self.folder / ANSWERS)
+        own, every_run = self.folder / ANSWERS, self.folder / OPENED
+        return PartySums(self.secure, seeded_secret(self.seed), own, self.seed, every_run)
 
     def prepare(self) -> None:
         """Set this process's arithmetic as the run's record says."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from coalface.engine.sums.hidden import HiddenMeans
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.secure_sums import client, messages
 from coalface.privacy.secure_sums.client import Sign, Verify
-from coalface.privacy.secure_sums.context import SumContext
+from coalface.privacy.secure_sums.context import SumContext, joined
 from coalface.privacy.secure_sums.guard import Answers
 from coalface.privacy.secure_sums.keys import Member, derive
 from coalface.privacy.secure_sums.masks import RINGS
@@ -38,13 +39,26 @@ class PartySums:
     secret: Callable[[str], bytes]
     """Each party's 32 bytes that all its keys follow from."""
     folder: Path
-    """Holds `NAME.jsonl`, what each party has answered and must not answer otherwise."""
+    """Holds `NAME.jsonl`, what each party has answered in this run and must not answer otherwise."""
+    seed: int
+    """Of the run: what a step draws follows from it."""
+    every_run: Path
+    """Holds `NAME.jsonl`, over whom each party has helped to open a sum, whatever name the run had."""
     sign: Sign | None = None
     verify: Verify | None = None
     flush: bool = False
 
     def answers(self, party: str) -> Answers:
-        return Answers(self.folder / f"{party}.jsonl", flush=self.flush)
+        return _answers(self.folder / f"{party}.jsonl", self.flush)
+
+    def bind(self, hidden: HiddenReply, party: str, survivors: Sequence[str]) -> None:
+        """Write down over whom the party helps to open a sum of this work.
+
+        The server names the runs, and under another name the same work gives the same vector. Raises SecureSumError
+        (`answered`) where its sum was opened over other parties.
+        """
+        digest = hashlib.sha256(joined(*sorted(survivors))).digest()
+        _answers(self.every_run / f"{party}.jsonl", self.flush).record(hidden.work, "parties", digest)
 
     def hide(self, request: Request, declaration: StepDeclaration, reply: Any, like: codec.Forms) -> HiddenReply:
         """The reply of a step, hidden. Raises Refused or SecureSumError where it cannot be summed."""
@@ -53,7 +67,8 @@ class PartySums:
         context = hidden.context(self.settings, request.run, request.stage, request.round, request.call)
         digest = hashlib.sha256(request.content.encode()).hexdigest()
         # noise of the party's own, for differential privacy without a trusted server, would be added to this vector
-        return HiddenReply(hidden.encode(reply), context, digest, hidden.fields, hidden.rows)
+        work = json.dumps([self.seed, *request.work])
+        return HiddenReply(hidden.encode(reply), context, digest, work, hidden.fields, hidden.rows)
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,8 @@ class HiddenReply:
     context: SumContext
     request: str
     """SHA-256 of what the party was asked."""
+    work: str
+    """What the vector follows from beside the party's data and private state: the seed, and `Request.work`."""
     fields: tuple[str, ...]
     rows: tuple[str, ...]
 
@@ -71,7 +88,13 @@ class HiddenReply:
     def parts(self) -> dict[str, bytes | memoryview]:
         """As a commit holds it."""
         context = asdict(self.context) | {"layout": self.context.layout.hex()}
-        about = {"context": context, "request": self.request, "fields": self.fields, "rows": self.rows}
+        about = {
+            "context": context,
+            "request": self.request,
+            "work": self.work,
+            "fields": self.fields,
+            "rows": self.rows,
+        }
         return {VECTOR: self.vector.data.cast("B"), SUM: json.dumps(about).encode()}
 
     @classmethod
@@ -83,7 +106,7 @@ class HiddenReply:
         read = json.loads(bytes(about))
         context = SumContext(**read["context"] | {"layout": bytes.fromhex(read["context"]["layout"])})
         numbers = np.frombuffer(vector, RINGS[context.bits])
-        return cls(numbers, context, read["request"], tuple(read["fields"]), tuple(read["rows"]))
+        return cls(numbers, context, read["request"], read["work"], tuple(read["fields"]), tuple(read["rows"]))
 
     def member(self, party: str, secret: bytes, base: str | None) -> Member:
         """The party, for this sum."""
@@ -116,12 +139,14 @@ def answer(sums: PartySums, hidden: HiddenReply, member: Member, request: Reques
         case "confirm" if sums.sign is not None:
             sharers, survivors = messages.unpack_names(sets.sharers), messages.unpack_names(sets.survivors)
             signature = client.confirm(member, names, sharers, survivors, sums.sign, sums.answers(member.name))
+            sums.bind(hidden, member.name, survivors)
             message = messages.Confirmation(signature=messages.as_tensor(signature))
         case "unmask":
             sharers, survivors = messages.unpack_names(sets.sharers), messages.unpack_names(sets.survivors)
             sealed, confirmed = (messages.unpack_rows(neighbours, rows) for rows in (own.sealed, own.confirmed))
             answers = sums.answers(member.name)
             shares = client.unmask(member, names, adverts, sharers, survivors, sealed, answers, sums.verify, confirmed)
+            sums.bind(hidden, member.name, survivors)
             message = messages.Rows(shares=messages.pack_rows(roster.holders(member.name), shares))
         case stage:
             raise Withheld(f"{request.where}: this party has no stage {stage!r} of a secure sum")
@@ -136,6 +161,11 @@ def contained(hidden: HiddenReply, stage: str) -> dict[str, str]:
     if stage != "mask":
         return {}
     return {"of": ", ".join(hidden.fields)} | ({"rows": ", ".join(hidden.rows)} if hidden.rows else {})
+
+
+@functools.lru_cache(maxsize=2)  # both files of the party that a node plays; a simulation has many parties
+def _answers(path: Path, flush: bool) -> Answers:
+    return Answers(path, flush=flush)
 
 
 def seeded_secret(seed: int) -> Callable[[str], bytes]:

@@ -16,7 +16,7 @@ from coalface.core import codec
 from coalface.core.declarations import contents
 from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
-from coalface.privacy.secure import FEWEST_BITS, MOST_BITS, SecureSettings
+from coalface.privacy.secure import FEWEST_BITS, MOST_BITS, SecureSettings, too_few
 from coalface.privacy.secure_sums.context import SumContext
 from coalface.privacy.secure_sums.fixed_point import HiddenMean, Layout, Summand
 
@@ -73,8 +73,10 @@ class HiddenMeans:
         return cls(Layout(means, parties), like, reply, tuple(dict.fromkeys(name for name, _ in asked)))
 
     def context(self, settings: SecureSettings, run: str, stage: str, round_number: int, call: int) -> SumContext:
-        """The sum of a call. Raises ValueError where it could be of a single honest party."""
+        """The sum of a call. Raises ValueError where so many parties are too few."""
         layout, (dropouts, corrupt) = self.layout, settings.bounds(self.layout.parties)
+        if why := too_few(settings, layout.parties):  # the server says how many are asked
+            raise ValueError(why)
         return SumContext(
             run,
             stage,
@@ -93,6 +95,21 @@ class HiddenMeans:
         """The fields with rows that one party alone may change, so that the sum tells them: templates of people."""
         holds = contents(self.reply)
         return tuple(name for name in self.fields if holds[name] == "template")
+
+    @property
+    def error(self) -> float:
+        """How far a number of a mean may be off by the rounding, at most: where each party has one image.
+
+        So it tells nothing of how many they have.
+        """
+        return max(
+            (
+                self.layout.error(weight, path, 1, 1)
+                for weight, mean in self.layout.means.items()
+                for path in mean.tensors.keys() - {LOSS, CUT_OFF}
+            ),
+            default=0.0,
+        )
 
     def encode(self, message: Any) -> NDArray[Any]:
         """A party's vector. Raises Refused, or SecureSumError, where the reply cannot be summed."""
@@ -147,19 +164,6 @@ class Opened:
     def cut_off(self) -> float:
         """The share of the parties' numbers that lay beyond their clip."""
         return float(self.means[PARTIES][0][CUT_OFF][0])
-
-    @property
-    def error(self) -> float:
-        """How far a number of the tensors may be off by the rounding, at most."""
-        layout = self.hidden.layout
-        return max(
-            (
-                layout.error(weight, path, self.parties, total)
-                for weight, (tensors, total) in self.means.items()
-                for path in tensors.keys() - {LOSS, CUT_OFF}
-            ),
-            default=0.0,
-        )
 
     def loss(self) -> dict[str | None, float]:
         """The mean loss by its weight: `images`, or None where each party counts the same."""

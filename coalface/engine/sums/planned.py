@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 NUMBERS = ("images", "loss")
 """Fields of a reply that are hidden beside the means."""
-TYPICAL = 100
-"""Images of a party, for which the bound on the rounding is stated."""
 
 
 @dataclass(frozen=True)
@@ -40,28 +38,18 @@ class PlannedSum:
     down: dict[str, int]
     """Bytes that it is sent beside the step's own messages."""
 
-    @property
-    def error(self) -> float:
-        """How far a number of a mean can be off, over parties of `TYPICAL` images."""
-        layout = self.hidden.layout
-        errors = (
-            layout.error(weight, path, self.asked, self.asked * min(mean.heaviest, TYPICAL))
-            for weight, mean in layout.means.items()
-            for path in mean.tensors
-            if "/" in path or path in self.hidden.fields
-        )
-        return max(errors, default=0.0)
-
     def sentence(self) -> str:
         """What a dry run says."""
         rows, bits = self.hidden.rows, self.hidden.layout.bits
+        complete = self.neighbours == self.asked - 1
+        sparse = "" if complete else "; not all are neighbours, so signatures prove no single set of survivors to all"
         named = f"; rows of {', '.join(rows)} that one party alone changes are no secret" if rows else ""
         return (
             f"secure sums: of {several(self.asked, 'party', 'parties')} asked {self.dropouts:,} may drop out and "
             f"{self.corrupt:,} help the server; each has {several(self.neighbours, 'neighbour')}, and "
-            f"{self.threshold:,} open its secrets; {bits} bits a number, so a mean over parties of {TYPICAL} images is "
-            f"off by {self.error:.2g} at most; a party sends {size(sum(self.up.values()))} a round, and is sent "
-            f"{size(sum(self.down.values()))} beside the model{named}"
+            f"{self.threshold:,} open its secrets; {bits} bits a number, so a mean is off by "
+            f"{self.hidden.error:.2g} at most; a party sends {size(sum(self.up.values()))} a round, and is sent "
+            f"{size(sum(self.down.values()))} beside the model{sparse}{named}"
         )
 
     def messages(self) -> Iterator[tuple[str, str, str, str, int]]:
@@ -80,7 +68,7 @@ class PlannedSum:
     def as_dict(self) -> dict[str, Any]:
         numbers = {key: getattr(self, key) for key in ("asked", "dropouts", "corrupt", "neighbours", "threshold")}
         layout = self.hidden.layout
-        return numbers | {"bits": layout.bits, "error": self.error, "rows": self.hidden.rows, "up": self.up}
+        return numbers | {"bits": layout.bits, "error": self.hidden.error, "rows": self.hidden.rows, "up": self.up}
 
 
 def plan(

@@ -268,7 +268,7 @@ def with_value(tree: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     first, path_below = _first_name(key)
     if not path_below:
         return {**tree, first: value}
-    below = tree.get(first)
+    below = {} if tree.get(first) is True else tree.get(first)  # `secure: true` is all of its keys as they are
     if below is not None and not isinstance(below, Mapping):
         raise RecipeError(f"{repr(below)[:200]} has no keys below it", where=short(first))
     return {**tree, first: with_value(below or {}, path_below, value)}

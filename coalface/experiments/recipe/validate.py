@@ -48,9 +48,7 @@ def check(recipe: Recipe) -> None:
             where="data.scenario",
         )
     _check_validators(recipe)
-    if recipe.secure is not None:
-        _check_secure(recipe)
-    elif recipe.faults.stages:
+    if recipe.faults.stages and recipe.secure is None:
         raise RecipeError(
             "only secure sums have stages; set privacy.secure=true, or remove this key", where="faults.stages"
         )
@@ -75,8 +73,13 @@ def check_private(recipe: Recipe) -> None:
             )
 
 
-def _check_secure(recipe: Recipe) -> None:
-    """Raise RecipeError where a setting needs the reply of each party by itself, which secure sums hide."""
+def check_secure(recipe: Recipe) -> None:
+    """Raise RecipeError where a setting needs the reply of each party by itself, which secure sums hide.
+
+    It is for recipes whose method can have them, as `check_private`.
+    """
+    if recipe.secure is None:
+        return
     engine = recipe.engine
     if engine.client_batch:
         raise RecipeError(secure.BATCHED, where="engine.client_batch")

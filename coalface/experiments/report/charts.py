@@ -20,7 +20,7 @@ LARGEST = 1e100
 """Values beyond it are not drawn: a loss that has run away would leave nothing else to see."""
 RECORD_KEYS = frozenset(
     "stage round asked arrived failed clipped large abandoned reason bytes_down bytes_up bytes_refused bytes_lost "
-    "bytes_again loss losses judged seconds checkpoint_seconds cosine".split()
+    "bytes_again loss losses judged seconds checkpoint_seconds cosine cut_off sum_error".split()
 )
 """The keys of a metrics line that have their own place on the page; every other number is what the method logged."""
 WEIGHT, SCORE = "weight/", "score/"
@@ -129,6 +129,16 @@ def progress(runs: Sequence[Run]) -> list[Drawing]:
 def _varies(counts: Sequence[float]) -> bool:
     """By more than a hundredth: a message of some bytes beside a model's is not worth a drawing."""
     return bool(counts) and max(counts) - min(counts) > 0.01 * max(counts)
+
+
+def secure_sums(runs: Sequence[Run]) -> list[Drawing]:
+    """What secure sums took off the numbers of a round: those beyond their clip, and the rounding."""
+    titles = {"cut_off": "share of the numbers beyond their clip", "sum_error": "bound on the rounding of a mean"}
+    return [
+        drawing
+        for key, title in titles.items()
+        for drawing in _drawn(runs, title, lambda record, key=key: record.get(key))  # type: ignore[misc]
+    ]
 
 
 def weightings(runs: Sequence[Run]) -> list[Drawing]:

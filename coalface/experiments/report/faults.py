@@ -67,6 +67,11 @@ def _simulated(simulated: dict[str, Any]) -> list[str]:
             sentences.append(f"{subject if party == '*' else clean(party)}: a mean delay of {number(mean):g} s")
     if sentences and number(simulated.get("deadline")):
         sentences.append(f"late after {number(simulated['deadline']):g} s")
+    for stage, share in mapping(simulated.get("stages")).items():
+        if number(share):
+            sentences.append(
+                f"a party drops out before {clean(stage)} of a secure sum with probability {number(share):g}"
+            )
     by_kind: dict[str, list[str]] = {}
     for party, kind in mapping(simulated.get("corrupt")).items():
         by_kind.setdefault(clean(kind), []).append(clean(party))

@@ -77,6 +77,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         overview=[charts.overview(runs, key) for key in evaluated[:3]] if comparison else [],
         apart=grids.apart(comparison) if comparison else None,
         progress=charts.progress(runs),
+        secure_sums=charts.secure_sums(runs),
         weightings=charts.weightings(runs),
         embeddings=charts.class_embeddings(runs),
         logged=charts.logged(runs),

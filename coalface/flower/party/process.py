@@ -31,12 +31,15 @@ from coalface.flower.party import daemon, rekey
 from coalface.flower.party.client import home
 from coalface.flower.provision import certificates
 from coalface.privacy.noise import keep_secret
+from coalface.privacy.secure import SecureSettings
 from coalface.privacy.secure_sums import signatures
 from coalface.privacy.secure_sums.keys import derive
 from coalface.privacy.templates import TemplateRelease
 
 SECRET = "sums.key"
 """In a party's folder of a run: what its keys of secure sums follow from."""
+OPENED = ".opened"
+"""In a party's home: over whom it has helped to open sums, in all runs, none of which can be called so."""
 
 
 def answers(
@@ -49,11 +52,12 @@ def answers(
 def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> PartyService:
     """The service of the party that a node's configuration names.
 
-    Raises ValueError where it names none, RecipeError where the recipe has no such party or the key cannot be used,
-    PermissionError where others can get at what is the party's.
+    Raises ValueError where it names none, RecipeError where the recipe has no such party, hides less than that asks
+    for, or the key cannot be used, PermissionError where others can get at what is the party's.
     """
     root, name = home(node_config), str(node_config["party"])
     loaded = read(recipe, run_config)
+    _check_pinned(loaded.secure, node_config)
     file = node_config.get("data")
     with telling_passed_over(logging.getLogger(__name__).warning):
         data = party_data.party_data(loaded, name, Path(str(file)) if file else None)
@@ -61,7 +65,7 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
         raise RecipeError(f"unknown party {name!r}; this run has {', '.join(sorted(data.data)[:8])}")
     folder = root / loaded.name
     permissions.make_folder(folder)
-    permissions.check(root, (folder, root / "processes"))
+    permissions.check(root, (folder, root / "processes", root / OPENED))
     key = node_config.get("key")
     vault = rekey.vault(Path(str(key)), loaded.name, name) if key else None
     parts = Parts(loaded)
@@ -75,7 +79,21 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     member = data.members()[name]
     if context.sums is not None:
         context, member = replace(context, sums=_sums(context.sums, folder, node_config)), member.untold
-    return PartyService(name, member, context, public=public, code=provenance.code_digest(loaded))
+    return PartyService(name, member, context, loaded.name, public=public, code=provenance.code_digest(loaded))
+
+
+def _check_pinned(secure: SecureSettings | None, node_config: Mapping[str, Any]) -> None:
+    """Raise RecipeError where a run hides less than the node's configuration asks for: the server changes recipes."""
+    if not node_config.get("secure"):
+        return
+    dropouts, corrupt = (float(node_config.get(key, getattr(SecureSettings, key))) for key in ("dropouts", "corrupt"))
+    if secure is None or secure.dropouts > dropouts or secure.corrupt < corrupt:
+        raise RecipeError(
+            f"this node takes part in secure sums alone, with dropouts up to {dropouts:g} and corrupt {corrupt:g} or "
+            "more, and the run has others or none: have it run by the recipe that the parties agreed to, or begin the "
+            "node with another configuration (secure, dropouts, corrupt)",
+            where="privacy.secure",
+        )
 
 
 def _sums(sums: PartySums, folder: Path, node_config: Mapping[str, Any]) -> PartySums:
@@ -90,7 +108,7 @@ def _sums(sums: PartySums, folder: Path, node_config: Mapping[str, Any]) -> Part
         secret = derive(node_secret, "secure sums", folder.name, str(node_config["party"]))
     else:
         secret = disk.keep_secret(folder / SECRET)
-    sums = replace(sums, secret=lambda party: secret, flush=True)
+    sums = replace(sums, secret=lambda party: secret, every_run=folder.parent / OPENED, flush=True)
     if not names:
         logging.getLogger(__name__).warning(
             "the node's configuration names no file of the parties' keys (names=…): a server that lies could take all "

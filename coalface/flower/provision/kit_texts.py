@@ -8,6 +8,7 @@ import yaml
 
 from coalface.flower.app.templates import TEMPLATES, render
 from coalface.flower.provision.project import LOOPBACK, LOOPBACK_6, ProvisionConfig, bracketed
+from coalface.privacy.secure import SecureSettings
 
 ANY, ANY_6 = "0.0.0.0", "::"
 """All addresses of a machine."""
@@ -16,8 +17,13 @@ KEY = r" key=\"$here/node.key\""
 TEMPLATES.filters["bracketed"] = bracketed
 
 
-def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: str) -> dict[str, str]:
-    """Path in the kits -> text, of all scripts and papers but Flower's configuration."""
+def render_kits(
+    config: ProvisionConfig, now: datetime.datetime, fingerprint: str, secure: SecureSettings | None = None
+) -> dict[str, str]:
+    """Path in the kits -> text, of all scripts and papers but Flower's configuration.
+
+    With `secure`, by the recipe, no party takes part in a run that protects it less.
+    """
     link, outside = config.superlink, _outside(config)
     bind = outside if link.loopback_port is None else "127.0.0.1"
     values = {
@@ -45,6 +51,7 @@ def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: st
             "place": f"`{party.data}`" if party.data is not None else "what COALFACE_DATA names",
             "port": _port(config, number),
             "key": KEY if config.encrypts(name) else "",
+            "secure": _pinned(secure),
             "file": yaml.safe_dump(file, sort_keys=False, allow_unicode=True),
             "brings": "data" in file,
         }
@@ -56,6 +63,11 @@ def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: st
 def render_flower_config(config: ProvisionConfig, root: str) -> str:
     """Flower's configuration; `root` is the path of the CA's certificate."""
     return render("kits/operator/flower/config.toml", name=config.name, link=config.superlink, root=root)
+
+
+def _pinned(secure: SecureSettings | None) -> str:
+    """What else a node's configuration says where the recipe has secure sums: see `coalface.flower.party.process`."""
+    return "" if secure is None else f" secure=true dropouts={secure.dropouts:g} corrupt={secure.corrupt:g}"
 
 
 def _outside(config: ProvisionConfig) -> str:

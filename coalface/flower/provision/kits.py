@@ -24,6 +24,7 @@ from coalface.flower.app import project as flowerproject
 from coalface.flower.provision import certificates, kit_texts, project
 from coalface.flower.provision.project import ProvisionConfig
 from coalface.methods import METHODS
+from coalface.privacy.secure import SecureSettings
 
 
 def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = None) -> Path:
@@ -36,7 +37,7 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
     file = included.locate(file)
     config = project.read(file)
     recipe = included.locate(config.recipe, file)
-    _check(config, recipe, file)
+    loaded = _check(config, recipe, file)
     out = Path(os.path.abspath(out))
     _check_free(out)
     if ca_key is not None:
@@ -50,7 +51,8 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
         ca = certificates.authority(config.name, now, config.days)
         with writing(out, fresh):
             fresh.mkdir(mode=0o700)  # for the owner alone from the first byte
-            _fill(fresh, config, recipe, now, out, ca)
+            _fill(fresh, config, loaded.secure, now, out, ca)
+            flowerproject.new(fresh / "operator" / "project", recipe)
             (fresh / "federation.yaml").write_bytes(file.read_bytes())
             for path in [fresh, *fresh.rglob("*")]:  # whatever the umask was
                 path.chmod(0o700 if path.is_dir() or path.suffix == ".sh" else 0o600)
@@ -64,8 +66,8 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
     return out
 
 
-def _check(config: ProvisionConfig, recipe: Path, file: Path) -> None:
-    """Raise RecipeError unless the recipe can be read and its parties are those of the federation."""
+def _check(config: ProvisionConfig, recipe: Path, file: Path) -> Recipe:
+    """The recipe. Raises RecipeError unless it can be read and its parties are those of the federation."""
     loaded = loader.load(recipe)
     validators, trainers = set(loaded.validators), set(loaded.own.parties if loaded.own is not None else ())
     for name, party in config.parties.items():
@@ -87,6 +89,7 @@ def _check(config: ProvisionConfig, recipe: Path, file: Path) -> None:
     if missing := sorted((trainers | validators) - config.parties.keys()):
         raise RecipeError(f"the recipe's party {missing[0]} is missing; add it", where=f"{file}, parties")
     _check_assigned(config, loaded, file)
+    return loaded
 
 
 def _check_assigned(config: ProvisionConfig, recipe: Recipe, file: Path) -> None:
@@ -131,9 +134,14 @@ def _write_key(path: Path, key: bytes) -> None:
 
 
 def _fill(
-    folder: Path, config: ProvisionConfig, recipe: Path, now: datetime.datetime, out: Path, ca: certificates.Pair
+    folder: Path,
+    config: ProvisionConfig,
+    secure: SecureSettings | None,
+    now: datetime.datetime,
+    out: Path,
+    ca: certificates.Pair,
 ) -> None:
-    """Write all of it; `out` is where it will lie."""
+    """Write all of it but the operator's project; `out` is where it will lie."""
     link = certificates.server(ca, config.name, config.superlink.names, now, config.days)
     keys = {name: certificates.node() for name in config.parties}
     names = json.dumps({name: key.public_pem.hex() for name, key in keys.items()}, indent=1).encode() + b"\n"
@@ -145,11 +153,10 @@ def _fill(
         files |= {f"operator/keys/{name}.pub": key.public, f"parties/{name}/ca.crt": root}
         files |= {f"parties/{name}/node.key": key.private, f"parties/{name}/node.pub": key.public}
         files[f"parties/{name}/names.json"] = names
-    texts = kit_texts.render_kits(config, now, hashlib.sha256(root).hexdigest())
+    texts = kit_texts.render_kits(config, now, hashlib.sha256(root).hexdigest(), secure)
     texts["operator/flower/config.toml"] = kit_texts.render_flower_config(config, str(out / "operator" / "ca.crt"))
     files |= {path: text.encode() for path, text in texts.items()}
     for path, data in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         with writing(folder / path):
             (folder / path).write_bytes(data)
-    flowerproject.new(folder / "operator" / "project", recipe)

@@ -86,7 +86,7 @@ def mask(
     if vector.shape != (context.length,) or vector.dtype != RINGS[context.bits]:
         raise SecureSumError("vector", f"a vector of {context.length} numbers of {context.bits} bits is needed")
     _record_sharers(member, roster, sharers, answers)
-    answers.record(context, "vector", _digest(member, hashlib.sha256(vector.data).digest()))
+    answers.record(context.place, "vector", _digest(member, hashlib.sha256(vector.data).digest()))
     masked = vector.copy()
     keys = [(self_mask_key(member.seed, roster.digest), True)]
     for name in peers.keys() & set(sharers):
@@ -212,7 +212,7 @@ def _record_sharers(member: Member, roster: Roster, sharers: Sequence[str], answ
     Its seed and masking key do not depend on the roster. A vector masked for a second one would be opened by the shares
     that were given for the first, and the two sums would differ by single vectors.
     """
-    answers.record(member.context, "sharers", _digest(member, roster.digest, *sorted(sharers)))
+    answers.record(member.context.place, "sharers", _digest(member, roster.digest, *sorted(sharers)))
 
 
 def _record_survivors(
@@ -220,7 +220,7 @@ def _record_survivors(
 ) -> None:
     """Write the sets down; the sharers are those that the vector was masked for."""
     _record_sharers(member, roster, sharers, answers)
-    answers.record(member.context, "survivors", _digest(member, _sets(roster, sharers, survivors)))
+    answers.record(member.context.place, "survivors", _digest(member, _sets(roster, sharers, survivors)))
 
 
 def _digest(member: Member, *parts: bytes | str) -> bytes:
