@@ -133,7 +133,8 @@ class ServerFederation(Gathering):
         stage = self._stages[self.at.stage]
         encoded = codec.encode(common) if common is not None else None
         when = (stage.name, self.at.round, stage.rounds, self.at.ordinal, self._now.calls)
-        return Call(name, names, *when, encoded, each, (self._receipts.head.lines, self._receipts.head.chain))
+        head = self._receipts.head  # made of every reply as it came, so privacy.dp lets no party know it
+        return Call(name, names, *when, encoded, each, (head.lines, head.chain) if self.private is None else None)
 
     def _drain(self, tickets: Iterable[Ticket]) -> None:
         """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""

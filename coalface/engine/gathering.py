@@ -29,7 +29,7 @@ from coalface.engine.sums.templates import TemplateReleases
 from coalface.engine.transport import Reply, Transport
 from coalface.engine.update_bounds import FEW, LARGE
 from coalface.privacy import secure as secure_settings
-from coalface.privacy.dp import BATCHED, PartyPrivacy, check_tensors
+from coalface.privacy.dp import BATCHED, COUNTERSIGNED, PartyPrivacy, check_tensors
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.templates import TOGETHER
 from coalface.training.public_images import PublicImages
@@ -78,6 +78,8 @@ class Gathering(Federation):
         self._opened = Opened(folder / OPENED)
         self.private: PrivateSums | None = None
         if privacy is not None:
+            if round_policy.countersign:
+                raise RecipeError(COUNTERSIGNED, where="privacy.countersign")
             check_tensors(self.parameters, self.initial)
             seed, names = round_policy.seed, [stage.name for stage in self._stages]
             self.private = PrivateSums(privacy, self._opened, names, secret=secret, seed=seed)

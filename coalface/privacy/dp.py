@@ -17,6 +17,9 @@ from coalface.privacy.accountant import Drawing, Drawn, Mechanism
 
 WHERE = "privacy.dp"
 BATCHED = "a client batch makes no update of a single party, and privacy.dp clips each; set it to 0"
+COUNTERSIGNED = (
+    "a second party would sign a hash of all replies, as they are without noise; remove this key, or privacy.dp"
+)
 POSTED = (
     "the method posts work beside its rounds, whose replies come singly, so noise on means does not protect them; "
     "choose a method without validators and labels, such as fedavg"

@@ -348,6 +348,12 @@ def test_client_batches_are_refused(tmp_path: Path) -> None:
     assert caught.value.where == "engine.client_batch"
 
 
+def test_countersignatures_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError) as caught:
+        run(Moves(), tmp_path, privacy=PartyPrivacy(), countersign=True)
+    assert caught.value.where == "privacy.countersign"
+
+
 def test_one_party_does_not_change_what_another_counts(tmp_path: Path) -> None:
     """A bound by the median of all would: an update of a thousand times the others' is clipped, and is not refused."""
     privacy = PartyPrivacy(noise_multiplier=0.0, clip=1.0)

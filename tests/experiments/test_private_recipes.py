@@ -73,6 +73,7 @@ def test_a_pre_training_on_public_people_is_accepted() -> None:
         ({"privacy": {"dp": {"noise_multiplier": 0.1, "target_epsilon": 1.0}}}, "privacy.dp.target_epsilon"),
         ({"engine": {"client_batch": "auto"}}, "engine.client_batch"),
         ({"engine": {"client_batch": 64}}, "engine.client_batch"),
+        ({"privacy": {"countersign": True}}, "privacy.countersign"),
         ({"engine": {"max_update_norm": 5.0}}, "engine.max_update_norm"),
         ({"engine": {"max_share": 0.5}}, "engine.max_share"),
         ({"engine": {"oversized": "clip"}}, "engine.oversized"),

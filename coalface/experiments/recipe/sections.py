@@ -248,7 +248,8 @@ class Privacy(Section):
     """Noise on the sphere for class embeddings that leave a party singly, drawn where they are made. None: without."""
     countersign: Literal[True] | None = None
     """After each round the server signs which replies it has accepted, and one of their parties signs that: nobody can
-    then write ledgers and receipts anew without both keys. `coalface ledger verify` checks it."""
+    then write ledgers and receipts anew without both keys. `coalface ledger verify` checks it. Not with `dp`,
+    as it tells a party of all replies."""
 
 
 AGGREGATOR = Named("engine.aggregator", Aggregator, registry=AGGREGATORS)
