@@ -120,8 +120,9 @@ class ServerFederation(Gathering):
         aggregate: Sequence[Mean] | None,
     ) -> Call:
         """`aggregate` is None where a local result stays at the party."""
+        drawn = self.private is not None and self.private.draws.are_secret
         name, _, names = check_call(
-            self.method, step, self.parties, to=to, common=common, each=each, aggregate=aggregate
+            self.method, step, self.parties, to=to, common=common, each=each, aggregate=aggregate, allow_nobody=drawn
         )
         busy = {party for posted_call in self.at.posted.values() for party in posted_call.to} & set(names)
         if busy and aggregate is not None:

@@ -297,7 +297,8 @@ class Engine(Section):
     keep_checkpoints: int = Field(2, ge=1)
     """How many of the last checkpoints are kept."""
     min_reply_fraction: float = Field(0.5, ge=0, le=1)
-    """The share of the parties asked whose replies must count, after `retries`; with fewer the round is abandoned."""
+    """The share of the parties asked whose replies must count, after `retries`; with fewer the round is abandoned. With
+    draws under `privacy.dp` a round counts with any number, and another share than the default is refused."""
     max_abandoned_rounds: int = Field(5, ge=0)
     """The run ends where so many rounds in a row are abandoned."""
     retries: int | None = Field(None, ge=0)
