@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,16 @@ import pytest
 import torch
 import worlds
 from server_runs import metrics, stopped_and_resumed
+from torch import Tensor
+from toys import CALLS, Moves, State, Values
 
 from coalface.core.errors import RecipeError
+from coalface.core.method import Federation, Party, free, message, step
+from coalface.engine.local import InProcess
+from coalface.engine.party.request import Request, Withheld
 from coalface.engine.run_state import Numerics
 from coalface.engine.sums.templates import TemplateReleases
-from coalface.engine.transport import RunFailed
+from coalface.engine.transport import Reply, RunFailed
 from coalface.experiments.conformance.tiny_federation import Ran, run, workers
 from coalface.privacy.templates import TemplateNoise
 
@@ -92,6 +99,47 @@ def test_workers_do_not_change_a_bit(tmp_path: Path) -> None:
 
 def test_replies_that_are_not_saved_have_the_same_noise_again(tmp_path: Path) -> None:
     assert ran(tmp_path / "new", save_replies=False).bytes() == ran(tmp_path / "saved").bytes()
+
+
+@message
+class Row:
+    centre: Tensor = free("template")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifting(Moves):
+    """The template that a repeated step comes to is `drift` away from the first."""
+
+    drift: float
+
+    def round(self, fed: Federation, state: State) -> State:
+        fed.ask(self.row, common=Values(values=state.values))
+        return state
+
+    @step(role="trainer")
+    def row(self, party: Party, common: Values) -> Row:
+        CALLS.append((party.name, "row", party.stage, party.round))
+        return Row(centre=torch.ones(8) + self.drift * CALLS.count(CALLS[-1]))
+
+
+@pytest.mark.usefixtures("toy_steps")
+@pytest.mark.parametrize(("drift", "saved", "refused"), [(0.0, False, 0), (1e-6, False, 3), (1e-6, True, 0)])
+def test_a_repeated_reply_that_came_out_otherwise_does_not_leave(
+    tmp_path: Path, drift: float, saved: bool, refused: int
+) -> None:
+    """It would have noise of its own, and be counted nowhere: training need not give the same bits again on a GPU."""
+    again: list[tuple[Any, Any]] = []
+
+    class Twice(InProcess):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for request, reply in InProcess.exchange(self, requests):
+                again.extend((reply, repeated) for _, repeated in InProcess.exchange(self, [request]))
+                yield request, reply
+
+    run(Drifting(rounds=1, drift=drift), tmp_path, transport=Twice, templates=NOISE, save_replies=saved)
+    assert sum(isinstance(repeated, Withheld) for _, repeated in again) == refused
+    assert all(reply.data == repeated.data for reply, repeated in again if not isinstance(repeated, Withheld))
+    assert len(again) == 3 and {line["protection"] for line in ledger(tmp_path)} > {NOISE.protection}
 
 
 def test_what_was_spent_cannot_be_taken_back(tmp_path: Path) -> None:
