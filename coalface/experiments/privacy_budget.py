@@ -62,9 +62,10 @@ def check_templates(noise: TemplateNoise, planned: Plan) -> None:
     for template in templates:
         if template.kind.endswith("aggregated"):
             raise averaged_error(template.step, template.field)
-    if noise.target_epsilon is not None and (first := noise.epsilon(1)) > noise.target_epsilon:
+    fields = Counter(template.step for template in templates)
+    if noise.target_epsilon is not None and (first := noise.epsilon(min(fields.values()))) > noise.target_epsilon:
         raise RecipeError(
-            f"one release alone makes ε = {first:.4g} at δ = {noise.delta:g}, which is above it; raise "
+            f"one reply alone makes ε = {first:.4g} at δ = {noise.delta:g}, which is above it; raise "
             "noise_multiplier, or the target",
             where="privacy.templates.target_epsilon",
         )
@@ -72,8 +73,8 @@ def check_templates(noise: TemplateNoise, planned: Plan) -> None:
 
 def templates_sentence(noise: TemplateNoise, planned: Plan) -> str:
     """What is promised to a person whose template leaves, and what is not."""
-    steps = {s.step for s in planned.sent if s.direction == "up" and s.content == "template"}
-    most = sum(stage.rounds * len(steps & set(stage.parties)) for stage in planned.stages)
+    fields = Counter(s.step for s in planned.sent if s.direction == "up" and s.content == "template")
+    most = sum(stage.rounds * fields[step] for stage in planned.stages for step in stage.parties)
     ended = "" if noise.target_epsilon is None else f"; target_epsilon={noise.target_epsilon:g} ends the run before"
     return (
         f"templates leave with noise: ε = {noise.epsilon(1):.4g} at δ = {noise.delta:g} for each release, "

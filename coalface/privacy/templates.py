@@ -92,7 +92,11 @@ class TemplateRelease:
             return
         how = self.settings.protection
         counts = Counter(line["name"] for _, line in ledger.lines(path) if line["protection"] == how)
-        if self.settings.epsilon(1 + (releases := max(counts.values(), default=0))) > target:
+        by_field: Counter[str] = Counter()
+        for name, count in counts.items():
+            field = name.partition("/")[0]
+            by_field[field] = max(count, by_field[field])
+        if self.settings.epsilon(len(templates(reply)) + (releases := by_field.total())) > target:
             raise ValueError(
                 f"its templates have left {releases} times; once more would pass {WHERE}.target_epsilon ({target:g})"
             )

@@ -23,7 +23,8 @@ from coalface.engine.party.request import Request, Withheld
 from coalface.engine.run_state import Numerics
 from coalface.engine.sums.templates import TemplateReleases
 from coalface.engine.transport import Reply, RunFailed
-from coalface.experiments.conformance.tiny_federation import Ran, run, workers
+from coalface.experiments import plan, privacy_budget
+from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run, workers
 from coalface.privacy.templates import TemplateNoise
 
 NOISE = TemplateNoise(noise_multiplier=2.0)
@@ -72,6 +73,42 @@ def test_the_run_ends_before_a_release_passes_the_target(tmp_path: Path) -> None
     done = ran(tmp_path, rounds=5, templates=TemplateNoise(noise_multiplier=2.0, target_epsilon=target))
     assert len(metrics(tmp_path)) == len(released(tmp_path)) == 3
     assert "privacy.templates.target_epsilon" in done.server.ended
+
+
+@message
+class Pair:
+    one: Tensor = free("template")
+    other: Tensor = free("template")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(Moves):
+    """Two templates of one person leave with each reply."""
+
+    def round(self, fed: Federation, state: State) -> State:
+        fed.ask(self.pair, common=Values(values=state.values))
+        return state
+
+    @step(role="trainer")
+    def pair(self, party: Party, common: Values) -> Pair:
+        return Pair(one=torch.ones(8), other=torch.ones(8))
+
+
+@pytest.mark.usefixtures("toy_steps")
+def test_every_field_of_templates_is_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = TemplateNoise(noise_multiplier=2.0, target_epsilon=NOISE.epsilon(5))
+    done = run(Pairs(rounds=4), tmp_path / "server", templates=limited)
+    assert [line["template_epsilon"] for line in metrics(done.folder)] == [NOISE.epsilon(2), NOISE.epsilon(4)]
+    assert done.server.templates is not None and done.server.templates.summary()["releases"] == 4
+    world = Tiny()()
+    planned = plan.plan(Pairs(rounds=4), world.by_role(), world.backbone)
+    assert f"{NOISE.epsilon(8):.4g} for a party" in privacy_budget.templates_sentence(NOISE, planned)
+    with pytest.raises(RecipeError) as caught:
+        privacy_budget.check_templates(TemplateNoise(noise_multiplier=2.0, target_epsilon=NOISE.epsilon(1)), planned)
+    assert caught.value.where == "privacy.templates.target_epsilon"
+    monkeypatch.setattr(TemplateReleases, "admit", lambda *call: None)
+    with pytest.raises(RunFailed, match="its templates have left 4 times"):  # by the party's own count
+        run(Pairs(rounds=4), tmp_path / "party", templates=limited)
 
 
 def test_a_party_counts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

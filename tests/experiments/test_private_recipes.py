@@ -16,6 +16,7 @@ from tinyruns import Silent
 from coalface.core.errors import RecipeError, RunError
 from coalface.experiments import execution, preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.export import card
 from coalface.experiments.prepare import prepare, round_policy
 from coalface.experiments.recipe import loader
 from coalface.privacy import noise
@@ -169,6 +170,11 @@ def test_a_run_tells_what_it_spent_in_its_summary_and_on_its_page(tmp_path: Path
     assert "ε, each party" in page and "not towards the server" in page
     assert page.index(f"The run ended {escape(summary['ended'])}.") < page.index("Over the rounds")
     assert f"privacy.dp: ε = {summary['epsilon']:.4g} at δ = 1e-05 after 2 rounds" in said("ledger", out)
+    said_on_card = (
+        f"- privacy: ε by party = {summary['epsilon']:.4g} at δ = 1e-05, noise multiplier z = 2; it was simulated"
+    )
+    for lines in ((out / "model" / "README.md").read_text().splitlines(), card._of_run(out, None)):
+        assert [line.startswith(said_on_card) for line in lines if "privacy" in line] == [True]
     spent = {"epsilon": summary["epsilon"], "delta": 1e-5, "rounds": 2}
     assert json.loads(said("ledger", out, "--json"))["privacy"] == {"dp": spent}
 
