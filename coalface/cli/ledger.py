@@ -134,6 +134,10 @@ def verify(
         if comparison.absent:
             more_parties = f" and {len(comparison.absent) - MOST:,} more" if len(comparison.absent) > MOST else ""
             typer.echo(f"not compared (give --party-home): {', '.join(comparison.absent[:MOST])}{more_parties}")
+        if comparison.untold:
+            typer.echo(
+                "by privacy.dp the parties keep no hash of the receipts: only the server's own files speak of them"
+            )
         if (found := comparison.signatures) is not None:
             for who, count in found.signed.items():
                 typer.echo(f"{who} signed {several(count, 'round')}, with the key {found.keys[who]}")

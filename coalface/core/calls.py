@@ -24,8 +24,9 @@ def check_call(
     common: Any,
     each: Mapping[str, Any] | None,
     aggregate: Sequence[Mean] | None = None,
+    allow_nobody: bool = False,
 ) -> tuple[str, StepDeclaration, tuple[str, ...]]:
-    """The name and the declaration of a step, and who is asked, sorted.
+    """The name and the declaration of a step, and who is asked, sorted; none only if `allow_nobody`.
 
     `parties` gives those of a role; `aggregate` is None where a model stays at the party and nothing comes back.
     """
@@ -41,7 +42,7 @@ def check_call(
     names = tuple(sorted(to if to is not None else each if each is not None else members))
     if not members:
         raise ValueError(f"{where}: no party has the role {declaration.role!r}.")
-    if not names:
+    if not names and not allow_nobody:
         empty = "each" if to is None else "to"
         raise ValueError(f"{where}: `{empty}` is empty. Name at least one party, or leave it out to ask all of them.")
     if len(set(names)) < len(names):

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -107,14 +108,22 @@ class Answer:
     arrived: tuple[str, ...]
     """The parties whose replies count, in party order."""
     hidden: Mapping[tuple[str, str | None], float] = field(default_factory=dict)
-    """Where secure sums hide the replies: (number, weight) -> the mean that `mean` gives."""
+    """Where secure sums hide the replies, or `privacy.dp` single numbers: (number, weight) -> the mean that `mean`
+    gives."""
 
     def mean(self, name: str, *, by: str | None = None) -> float:
-        """The mean over parties of a number in the replies, Σ w_p x_p / Σ w_p."""
+        """The mean over parties of a number in the replies, Σ w_p x_p / Σ w_p; NaN of no replies."""
         if (name, by) in self.hidden:
             return self.hidden[name, by]
         weights = self.each[by] if by else dict.fromkeys(self.each[name], 1)
-        return sum(self.each[name][p] * w for p, w in weights.items()) / sum(weights.values())
+        return sum(self.each[name][p] * w for p, w in weights.items()) / sum(weights.values()) if weights else math.nan
+
+    def without_singles(self, names: Iterable[str]) -> Answer:
+        """The same without the numbers of single parties that are so named, of which their means are left."""
+        single = [name for name in names if name in self.each]
+        weights = (None, *({"images"} & {*single}))
+        means = {(name, by): self.mean(name, by=by) for name in single for by in weights}
+        return replace(self, each={n: v for n, v in self.each.items() if n not in single}, hidden=means)
 
 
 class Abandoned(Exception):
@@ -357,6 +366,8 @@ class Method(HasSteps, ABC):
     the targets are among it or not."""
     learns: ClassVar[bool] = True
     """False for a baseline whose model must not come to recognise people."""
+    counts_replies: ClassVar[bool] = False
+    """Whether the state depends on how many replies count, beside their means; see `privacy.dp`."""
     taught: ClassVar[bool] = False
     """Whether a trainer is given a teacher's embeddings of its images, in their order, as its `extra_data`: (n, d),
     of length 1."""

@@ -120,8 +120,9 @@ class ServerFederation(Gathering):
         aggregate: Sequence[Mean] | None,
     ) -> Call:
         """`aggregate` is None where a local result stays at the party."""
+        drawn = self.private is not None and self.private.draws.are_secret
         name, _, names = check_call(
-            self.method, step, self.parties, to=to, common=common, each=each, aggregate=aggregate
+            self.method, step, self.parties, to=to, common=common, each=each, aggregate=aggregate, allow_nobody=drawn
         )
         busy = {party for posted_call in self.at.posted.values() for party in posted_call.to} & set(names)
         if busy and aggregate is not None:
@@ -133,7 +134,8 @@ class ServerFederation(Gathering):
         stage = self._stages[self.at.stage]
         encoded = codec.encode(common) if common is not None else None
         when = (stage.name, self.at.round, stage.rounds, self.at.ordinal, self._now.calls)
-        return Call(name, names, *when, encoded, each, (self._receipts.head.lines, self._receipts.head.chain))
+        head = self._receipts.head  # made of every reply as it came, so privacy.dp lets no party know it
+        return Call(name, names, *when, encoded, each, (head.lines, head.chain) if self.private is None else None)
 
     def _drain(self, tickets: Iterable[Ticket]) -> None:
         """Let posted work that nobody will collect come to its end, so that no party works on two things at once."""

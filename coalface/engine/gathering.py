@@ -29,7 +29,7 @@ from coalface.engine.sums.templates import TemplateReleases
 from coalface.engine.transport import Reply, Transport
 from coalface.engine.update_bounds import FEW, LARGE
 from coalface.privacy import secure as secure_settings
-from coalface.privacy.dp import BATCHED, PartyPrivacy, check_tensors
+from coalface.privacy.dp import BATCHED, COUNTERSIGNED, QUORUM, SAID, PartyPrivacy, check_tensors
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.templates import TOGETHER
 from coalface.training.public_images import PublicImages
@@ -78,6 +78,8 @@ class Gathering(Federation):
         self._opened = Opened(folder / OPENED)
         self.private: PrivateSums | None = None
         if privacy is not None:
+            if round_policy.countersign:
+                raise RecipeError(COUNTERSIGNED, where="privacy.countersign")
             check_tensors(self.parameters, self.initial)
             seed, names = round_policy.seed, [stage.name for stage in self._stages]
             self.private = PrivateSums(privacy, self._opened, names, secret=secret, seed=seed)
@@ -159,11 +161,12 @@ class Gathering(Federation):
         if self.private is None and aggregator.arrived and any(mean.once for mean in aggregator.means):
             self._opened.record(call, aggregator.means, aggregator.arrived)
         try:
-            aggregated = aggregator.aggregated() if aggregator.arrived else {}
+            aggregated = aggregator.aggregated() if aggregator.arrived or self.private is not None else {}
         except ValueError as error:  # those with a weight are among those that failed
             raise Abandoned(str(error)) from error
         round_.losses |= aggregator.each.get("loss", {})
-        return self._accept_replies(aggregator, aggregated, aggregator.each)
+        answer = self._accept_replies(aggregator, aggregated, aggregator.each)
+        return answer if self.private is None else answer.without_singles(SAID)
 
     def _ask_for_sums(
         self,
@@ -204,7 +207,15 @@ class Gathering(Federation):
             self.at.party_stats[party].failed += 1
 
     def _check_quorum(self, replies: Replies, at_least: int | None, optional: bool = False) -> None:
-        """Raise Abandoned where too few replies count, before any sum is opened."""
+        """Raise Abandoned where too few replies count, before any sum is opened.
+
+        Not in a round of secret draws, since it would tell who was drawn: of no replies noise alone is released. There
+        `at_least` raises RecipeError.
+        """
+        if self.private is not None and self.private.draws.are_secret:
+            if at_least:
+                raise RecipeError(QUORUM, where="privacy.dp")
+            return
         asked, failed, arrived = replies.call.to, replies.failed, replies.arrived
         share = self.round_policy.min_reply_fraction * len(asked)
         need = 0 if optional else max(1, at_least or 0, math.ceil(share - 1e-9))  # 0.55 · 100 is above 55 in floats

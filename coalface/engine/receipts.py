@@ -2,7 +2,8 @@
 
 The next request to a party carries the head of this chain, and the party keeps it in its commit. So each side holds
 the other's word: a party that cuts or rewrites its ledger is told by the heads here, a server that does so with this
-file by the heads that the parties hold. No resume cuts the file: what a repeated round accepts again is listed already.
+file by the heads that the parties hold. With `privacy.dp` they are told none. No resume cuts the
+file: what a repeated round accepts again is listed already.
 """
 
 from __future__ import annotations

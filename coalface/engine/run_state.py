@@ -65,7 +65,8 @@ class Call:
     common: codec.Encoded | None
     each: Mapping[str, Any] | None
     receipts: tuple[int, str] | None = None
-    """Lines and last hash of the server's receipts when it was made; posted work says them whenever it is sent."""
+    """Lines and last hash of the server's receipts when it was made; posted work says them whenever it is sent. None
+    with `privacy.dp`."""
 
 
 @dataclass

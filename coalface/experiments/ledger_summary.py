@@ -234,6 +234,8 @@ class ReceiptComparison:
     faults: tuple[str, ...]
     signatures: Signatures | None = None
     """Of a run that is countersigned, what its signatures say; their faults are among the others."""
+    untold: bool = False
+    """Whether the run's `privacy.dp` keeps the head of the receipts from the parties, so that none can speak of it."""
 
 
 def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison:
@@ -294,7 +296,8 @@ def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison
         faults += (signatures := countersign.verify(run, chain, folders)).faults
     compared = tuple(party for party in accepted if party in at_hand)
     absent = tuple(party for party in accepted if party not in at_hand and party not in removed)
-    return ReceiptComparison(replies, compared, absent, tuple(faults), signatures)
+    untold = _privacy_of(run).get("dp") is not None
+    return ReceiptComparison(replies, compared, absent, tuple(faults), signatures, untold)
 
 
 def _is_countersigned(run: Path) -> bool:

@@ -79,6 +79,16 @@ def built(recipe: Recipe) -> dict[str, Any]:
     return about if recipe.model.input is None else about | {"input": asdict(recipe.model.input)}
 
 
+def _promised(server: Server) -> list[str]:
+    """A line with ε, δ and z of a run under `privacy.dp`."""
+    if server.private is None:
+        return []
+    spent = server.private.summary()
+    bound = "has no bound" if spent["epsilon"] is None else f"= {spent['epsilon']:.4g} at δ = {spent['delta']:g}"
+    seeded = "; it was simulated, and whoever has the seed can take the noise off" if spent["noise"] == "seed" else ""
+    return [f"- privacy: ε by party {bound}, noise multiplier z = {spent['noise_multiplier']:g}{seeded}"]
+
+
 def _networks_learnt_from(recipe: Recipe) -> Iterator[str]:
     """A line for each network of a file that a run, or its pre-training, starts from or learns from."""
     files = [("weights", recipe.model.weights, recipe.model.sha256)]
@@ -111,7 +121,7 @@ def _card(recipe: Recipe, server: Server, models: Models, figures: verification.
         assigned = f"source {two.source_domain}, target {two.target_domain} {labels} its identities"
     parties = "pooled at one party" if method.pools else f"{count:,} {'party' if count == 1 else 'parties'}"
     parties = parties if method.pools and two is None else f"{assigned}, {parties}"
-    lines += [f"- data: {images}; {parties}", *dict.fromkeys(_networks_learnt_from(recipe))]
+    lines += [f"- data: {images}; {parties}", *dict.fromkeys(_networks_learnt_from(recipe)), *_promised(server)]
     pixels = "(x − 127.5) / 127.5" if recipe.model.input is None else str(recipe.model.input)
     lines += [f"- pixels: {pixels}; compare embeddings by cosine", ""]
     if models.shared is None:

@@ -27,7 +27,7 @@ from coalface.engine.sums import planned as planned_sums
 from coalface.engine.sums.planned import PlannedSum
 from coalface.privacy import secure as secure_settings
 from coalface.privacy.accountant import Drawn, Mechanism
-from coalface.privacy.dp import POSTED, UNSHARED, Draws, PartyPrivacy, check_tensors
+from coalface.privacy.dp import COUNTS_REPLIES, POSTED, QUORUM, UNSHARED, Draws, PartyPrivacy, check_tensors
 from coalface.privacy.dp import check_call as check_private
 from coalface.privacy.secure import SecureSettings
 from coalface.training.local_work import LocalTraining
@@ -291,6 +291,11 @@ class _Paper(Federation):
         )
         if self.privacy is not None:
             check_private(name, declaration, aggregate, self.parties(declaration.role))
+            if self.draws.are_secret and self.privacy.sampling != "cyclic":
+                if at_least:
+                    raise RecipeError(QUORUM, where="privacy.dp")
+                if self.method.counts_replies:
+                    raise RecipeError(COUNTS_REPLIES, where="privacy.dp.sampling")
             self._sums.update([self.draws.of(names)] if aggregate else [])
         own_message = each[names[0]] if each is not None else None
         self.asked[name] = len(names)

@@ -10,8 +10,9 @@ from coalface.core.errors import RecipeError
 from coalface.core.text import several
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
-from coalface.privacy.accountant import Mechanism, epsilon, most, unseen_draws
-from coalface.privacy.dp import PartyPrivacy
+from coalface.experiments.recipe.sections import Engine
+from coalface.privacy.accountant import Mechanism, epsilon, most
+from coalface.privacy.dp import QUORUM, PartyPrivacy
 from coalface.privacy.noise import load_ciphers
 from coalface.privacy.templates import NONE_LEAVES, TemplateNoise, averaged_error
 
@@ -22,7 +23,7 @@ def spent(privacy: PartyPrivacy, planned: Plan, rounds: int) -> float:
     for stage, noised in zip(planned.stages, planned.noised, strict=True):
         mechanisms.update({m: count * min(rounds, stage.rounds) for m, count in Counter(noised).items()})
         rounds -= min(rounds, stage.rounds)
-    return epsilon(mechanisms, privacy.delta - unseen_draws(mechanisms))
+    return epsilon(mechanisms, privacy.delta)
 
 
 def rounds_within(privacy: PartyPrivacy, planned: Plan) -> int:
@@ -32,10 +33,17 @@ def rounds_within(privacy: PartyPrivacy, planned: Plan) -> int:
 
 
 def check(recipe: Recipe, planned: Plan) -> None:
-    """Raise RecipeError where not one round stays within `target_epsilon`, or a package is not installed."""
+    """Raise RecipeError where not one round stays within `target_epsilon`, a quorum would tell who was drawn, or a
+    package is not installed.
+    """
     if recipe.dp is None:
         return
     load_ciphers()
+    draws = {mechanism.drawn for noised in planned.noised for mechanism in noised}
+    usual = Engine.model_fields["min_reply_fraction"].default  # it stands in every run's recipe
+    secret = any(drawn is not None and drawn.is_secret for drawn in draws)
+    if secret and recipe.engine.min_reply_fraction not in (0, usual):
+        raise RecipeError(QUORUM, where="engine.min_reply_fraction")
     if recipe.dp.target_epsilon is not None and not rounds_within(recipe.dp, planned):
         first = spent(recipe.dp, planned, 1)
         raise RecipeError(
@@ -54,9 +62,10 @@ def check_templates(noise: TemplateNoise, planned: Plan) -> None:
     for template in templates:
         if template.kind.endswith("aggregated"):
             raise averaged_error(template.step, template.field)
-    if noise.target_epsilon is not None and (first := noise.epsilon(1)) > noise.target_epsilon:
+    fields = Counter(template.step for template in templates)
+    if noise.target_epsilon is not None and (first := noise.epsilon(min(fields.values()))) > noise.target_epsilon:
         raise RecipeError(
-            f"one release alone makes ε = {first:.4g} at δ = {noise.delta:g}, which is above it; raise "
+            f"one reply alone makes ε = {first:.4g} at δ = {noise.delta:g}, which is above it; raise "
             "noise_multiplier, or the target",
             where="privacy.templates.target_epsilon",
         )
@@ -64,8 +73,8 @@ def check_templates(noise: TemplateNoise, planned: Plan) -> None:
 
 def templates_sentence(noise: TemplateNoise, planned: Plan) -> str:
     """What is promised to a person whose template leaves, and what is not."""
-    steps = {s.step for s in planned.sent if s.direction == "up" and s.content == "template"}
-    most = sum(stage.rounds * len(steps & set(stage.parties)) for stage in planned.stages)
+    fields = Counter(s.step for s in planned.sent if s.direction == "up" and s.content == "template")
+    most = sum(stage.rounds * fields[step] for stage in planned.stages for step in stage.parties)
     ended = "" if noise.target_epsilon is None else f"; target_epsilon={noise.target_epsilon:g} ends the run before"
     return (
         f"templates leave with noise: ε = {noise.epsilon(1):.4g} at δ = {noise.delta:g} for each release, "
@@ -87,8 +96,6 @@ def sentence(recipe: Recipe, planned: Plan) -> str:
     assert privacy is not None
     about = as_dict(privacy, planned)
     value = f"ε = {about['epsilon']:.4g}" if about["epsilon"] is not None else "ε has no bound"
-    if about["epsilon"] is None and privacy.noise_multiplier:
-        value += " (draws of nobody take more than δ: draw more parties)"
     after = several(about["rounds"], "round")
     if about["rounds"] < planned.rounds:
         after += f", where target_epsilon={privacy.target_epsilon:g} ends the {planned.rounds:,} of the recipe"

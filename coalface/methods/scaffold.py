@@ -75,6 +75,7 @@ class Scaffold(Method):
     title: ClassVar[str] = "corrects the drift of local steps by control variates"
     paper: ClassVar[str] = "Karimireddy et al. 2020"
     setting: ClassVar[str] = "any"
+    counts_replies: ClassVar[bool] = True
 
     rounds: int = 20
     sample: int | None = None

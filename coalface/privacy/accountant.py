@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -30,6 +29,11 @@ class Drawn:
     drawing: Drawing
     asked: int
     of: int
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether ε counts on nobody knowing who was drawn."""
+        return self.drawing != "cyclic"
 
     @property
     def rate(self) -> float:
@@ -154,14 +158,3 @@ def most(fits: Callable[[int], bool], upto: int) -> int:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
-
-
-def unseen_draws(mechanisms: Counter[Mechanism]) -> float:
-    """Σ q (1 − q)^(N − 1): what of δ goes to Poisson draws of nobody, whose rounds are abandoned, not noise alone.
-
-    Between neighbours such a round differs only if the one party is drawn and no other is.
-    """
-    draws = [
-        (m.drawn, count) for m, count in mechanisms.items() if m.drawn is not None and m.drawn.drawing == "poisson"
-    ]
-    return sum(count * drawn.rate * (1 - drawn.rate) ** (drawn.of - 1) for drawn, count in draws)

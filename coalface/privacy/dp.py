@@ -11,12 +11,23 @@ import numpy as np
 from coalface.core.checks import TypedSettings
 from coalface.core.declarations import counterparts, resolved
 from coalface.core.errors import RecipeError
-from coalface.core.method import Abandoned, Mean, generator
+from coalface.core.method import Mean, generator
 from coalface.core.steps import StepDeclaration
 from coalface.privacy.accountant import Drawing, Drawn, Mechanism
 
 WHERE = "privacy.dp"
 BATCHED = "a client batch makes no update of a single party, and privacy.dp clips each; set it to 0"
+COUNTERSIGNED = (
+    "a second party would sign a hash of all replies, as they are without noise; remove this key, or privacy.dp"
+)
+QUORUM = (
+    "whether a round of drawn parties has enough replies tells who was drawn, so it counts with any number of them; "
+    "remove this, or set privacy.dp.sampling to cyclic"
+)
+COUNTS_REPLIES = (
+    "what the method keeps depends on how many parties answer, which tells how many were drawn; leave `sample` out, or "
+    "set sampling to cyclic"
+)
 POSTED = (
     "the method posts work beside its rounds, whose replies come singly, so noise on means does not protect them; "
     "choose a method without validators and labels, such as fedavg"
@@ -168,7 +179,7 @@ class Draws:
     def sample(
         self, fixed: Callable[[], tuple[str, ...]], parties: Sequence[str], n: int | None, rng: np.random.Generator
     ) -> tuple[str, ...]:
-        """Who is drawn: `fixed()`, or with `poisson` each by itself; Abandoned is raised where nobody is.
+        """Who is drawn: `fixed()`, or with `poisson` each by itself, which may be nobody.
 
         In turn they are places r n, … of a fixed order that begins anew at its end: a party's rounds are
         ⌊N / n⌋ apart or more.
@@ -182,18 +193,23 @@ class Draws:
         else:
             heads = rng.random(len(parties)) < n / len(parties)
             chosen = tuple(party for party, drawn in zip(parties, heads, strict=True) if drawn)
-            if not chosen:
-                raise Abandoned(
-                    f"of {len(parties)} parties, each drawn with probability {n / len(parties):g}, none was"
-                )
         if n is not None and n < len(parties):
             self._drawn.append((frozenset(chosen), Drawn(self._drawing, n, len(parties))))
         return chosen
 
+    @property
+    def are_secret(self) -> bool:
+        """Whether nobody may know who was drawn in this round, and so that nobody was or answered."""
+        return any(how.is_secret for _, how in self._drawn)
+
     def of(self, asked: Iterable[str]) -> tuple[int, Drawn] | None:
-        """(number of the draw in this round, how) that chose them, and nobody else; None where none did."""
+        """(number of the draw in this round, how) that chose them; None where none did.
+
+        If no draw chose just them it is one that chose them among others, who cannot be asked.
+        """
         names = frozenset(asked)
-        return next(((place, how) for place, (chosen, how) in enumerate(self._drawn) if names == chosen), None)
+        draws = sorted(enumerate(self._drawn), key=lambda draw: draw[1][0] != names)
+        return next(((place, how) for place, (chosen, how) in draws if names <= chosen), None)
 
 
 def check_tensors(parameters: Iterable[str], sent: Iterable[str]) -> None:

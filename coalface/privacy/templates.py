@@ -33,7 +33,7 @@ class TemplateNoise(TypedSettings):
 
     Proof of (ε, δ): u moves by 2 at most, whatever a person's images are, so u + g is a Gaussian mechanism of
     multiplier z, and its direction is made of u + g alone. T releases, each of which may depend on those before it, are
-    one of z / √T, whose ε is known exactly (Dong, Roth & Su 2022; Balle & Wang 2018). Two templates c apart in cosine
+    one of z / √T, whose ε is known exactly (Dong, Roth & Su 2022; Balle & Wang 2018). Two templates of cosine c
     differ by √(2 − 2c) < 2 only, and are hidden the better from each other. Nobody is trusted: the noise is drawn
     where the template is made. Of d numbers, the cosine of t̃ to t is about 1 / √(1 + 4 z² d).
     """
@@ -78,17 +78,25 @@ class TemplateRelease:
         """
         return replace(reply, **{field: self._noised(reply, field, name) for field in templates(type(reply))})
 
+    def protects(self, reply: type | None) -> bool:
+        """Whether a reply has templates."""
+        return bool(templates(reply))
+
     def check_target(self, reply: type | None, path: Path) -> None:
         """Raise ValueError where a reply would release templates once more than the target allows, by the ledger.
 
         So a party need not rely on the server to count.
         """
         target = self.settings.target_epsilon
-        if target is None or not templates(reply) or not path.exists():
+        if target is None or not self.protects(reply) or not path.exists():
             return
         how = self.settings.protection
         counts = Counter(line["name"] for _, line in ledger.lines(path) if line["protection"] == how)
-        if self.settings.epsilon(1 + (releases := max(counts.values(), default=0))) > target:
+        by_field: Counter[str] = Counter()
+        for name, count in counts.items():
+            field = name.partition("/")[0]
+            by_field[field] = max(count, by_field[field])
+        if self.settings.epsilon(len(templates(reply)) + (releases := by_field.total())) > target:
             raise ValueError(
                 f"its templates have left {releases} times; once more would pass {WHERE}.target_epsilon ({target:g})"
             )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,18 @@ import pytest
 import torch
 import worlds
 from server_runs import metrics, stopped_and_resumed
+from torch import Tensor
+from toys import CALLS, Moves, State, Values
 
 from coalface.core.errors import RecipeError
+from coalface.core.method import Federation, Party, free, message, step
+from coalface.engine.local import InProcess
+from coalface.engine.party.request import Request, Withheld
 from coalface.engine.run_state import Numerics
 from coalface.engine.sums.templates import TemplateReleases
-from coalface.engine.transport import RunFailed
-from coalface.experiments.conformance.tiny_federation import Ran, run, workers
+from coalface.engine.transport import Reply, RunFailed
+from coalface.experiments import plan, privacy_budget
+from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run, workers
 from coalface.privacy.templates import TemplateNoise
 
 NOISE = TemplateNoise(noise_multiplier=2.0)
@@ -67,6 +75,42 @@ def test_the_run_ends_before_a_release_passes_the_target(tmp_path: Path) -> None
     assert "privacy.templates.target_epsilon" in done.server.ended
 
 
+@message
+class Pair:
+    one: Tensor = free("template")
+    other: Tensor = free("template")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs(Moves):
+    """Two templates of one person leave with each reply."""
+
+    def round(self, fed: Federation, state: State) -> State:
+        fed.ask(self.pair, common=Values(values=state.values))
+        return state
+
+    @step(role="trainer")
+    def pair(self, party: Party, common: Values) -> Pair:
+        return Pair(one=torch.ones(8), other=torch.ones(8))
+
+
+@pytest.mark.usefixtures("toy_steps")
+def test_every_field_of_templates_is_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited = TemplateNoise(noise_multiplier=2.0, target_epsilon=NOISE.epsilon(5))
+    done = run(Pairs(rounds=4), tmp_path / "server", templates=limited)
+    assert [line["template_epsilon"] for line in metrics(done.folder)] == [NOISE.epsilon(2), NOISE.epsilon(4)]
+    assert done.server.templates is not None and done.server.templates.summary()["releases"] == 4
+    world = Tiny()()
+    planned = plan.plan(Pairs(rounds=4), world.by_role(), world.backbone)
+    assert f"{NOISE.epsilon(8):.4g} for a party" in privacy_budget.templates_sentence(NOISE, planned)
+    with pytest.raises(RecipeError) as caught:
+        privacy_budget.check_templates(TemplateNoise(noise_multiplier=2.0, target_epsilon=NOISE.epsilon(1)), planned)
+    assert caught.value.where == "privacy.templates.target_epsilon"
+    monkeypatch.setattr(TemplateReleases, "admit", lambda *call: None)
+    with pytest.raises(RunFailed, match="its templates have left 4 times"):  # by the party's own count
+        run(Pairs(rounds=4), tmp_path / "party", templates=limited)
+
+
 def test_a_party_counts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the server asks on, it is not answered: what has left stands in the party's own ledger."""
     monkeypatch.setattr(TemplateReleases, "admit", lambda *call: None)
@@ -92,6 +136,47 @@ def test_workers_do_not_change_a_bit(tmp_path: Path) -> None:
 
 def test_replies_that_are_not_saved_have_the_same_noise_again(tmp_path: Path) -> None:
     assert ran(tmp_path / "new", save_replies=False).bytes() == ran(tmp_path / "saved").bytes()
+
+
+@message
+class Row:
+    centre: Tensor = free("template")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drifting(Moves):
+    """The template that a repeated step comes to is `drift` away from the first."""
+
+    drift: float
+
+    def round(self, fed: Federation, state: State) -> State:
+        fed.ask(self.row, common=Values(values=state.values))
+        return state
+
+    @step(role="trainer")
+    def row(self, party: Party, common: Values) -> Row:
+        CALLS.append((party.name, "row", party.stage, party.round))
+        return Row(centre=torch.ones(8) + self.drift * CALLS.count(CALLS[-1]))
+
+
+@pytest.mark.usefixtures("toy_steps")
+@pytest.mark.parametrize(("drift", "saved", "refused"), [(0.0, False, 0), (1e-6, False, 3), (1e-6, True, 0)])
+def test_a_repeated_reply_that_came_out_otherwise_does_not_leave(
+    tmp_path: Path, drift: float, saved: bool, refused: int
+) -> None:
+    """It would have noise of its own, and be counted nowhere: training need not give the same bits again on a GPU."""
+    again: list[tuple[Any, Any]] = []
+
+    class Twice(InProcess):
+        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
+            for request, reply in InProcess.exchange(self, requests):
+                again.extend((reply, repeated) for _, repeated in InProcess.exchange(self, [request]))
+                yield request, reply
+
+    run(Drifting(rounds=1, drift=drift), tmp_path, transport=Twice, templates=NOISE, save_replies=saved)
+    assert sum(isinstance(repeated, Withheld) for _, repeated in again) == refused
+    assert all(reply.data == repeated.data for reply, repeated in again if not isinstance(repeated, Withheld))
+    assert len(again) == 3 and {line["protection"] for line in ledger(tmp_path)} > {NOISE.protection}
 
 
 def test_what_was_spent_cannot_be_taken_back(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tinyruns import Silent
 from coalface.core.errors import RecipeError, RunError
 from coalface.experiments import execution, preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.export import card
 from coalface.experiments.prepare import prepare, round_policy
 from coalface.experiments.recipe import loader
 from coalface.privacy import noise
@@ -73,7 +74,12 @@ def test_a_pre_training_on_public_people_is_accepted() -> None:
         ({"privacy": {"dp": {"noise_multiplier": 0.1, "target_epsilon": 1.0}}}, "privacy.dp.target_epsilon"),
         ({"engine": {"client_batch": "auto"}}, "engine.client_batch"),
         ({"engine": {"client_batch": 64}}, "engine.client_batch"),
+        ({"privacy": {"countersign": True}}, "privacy.countersign"),
         ({"engine": {"max_update_norm": 5.0}}, "engine.max_update_norm"),
+        (
+            {"methods": {"fedavg": {"sample": 1}}, "engine": {"min_reply_fraction": 0.9}},
+            "engine.min_reply_fraction",
+        ),
         ({"engine": {"max_share": 0.5}}, "engine.max_share"),
         ({"engine": {"oversized": "clip"}}, "engine.oversized"),
         ({"method": "solo", "engine": {"client_batch": 64, "max_share": 0.5}}, "privacy.dp"),
@@ -135,17 +141,15 @@ def test_a_run_tells_what_its_templates_have_spent(tmp_path: Path) -> None:
 
 
 def sampled(sampling: str) -> dict[str, Any]:
-    return {"noise_multiplier": 2.0, "sampling": sampling, "delta": 0.4}
+    return {"noise_multiplier": 2.0, "sampling": sampling, "delta": 1e-2}
 
 
 def test_a_dry_run_counts_draws_as_the_recipe_makes_them() -> None:
     settings = {"method": "fedavg", "methods": {"fedavg": {"sample": 1}}, "rounds": 4}
     for sampling in ("fixed", "poisson"):
         planned = preflight.as_dict(private(sampled(sampling), **settings))
-        delta = 0.4 - (4 * 0.5 * 0.5 if sampling == "poisson" else 0.0)  # both parties are passed over in a quarter
-        expected = epsilon({Mechanism(2.0, Drawn(sampling, 1, 2)): 4}, delta) if delta > 0 else None  # type: ignore[arg-type]
-        assert planned["privacy"]["epsilon"] == expected
-        assert ("draws of nobody" in preflight.describe(private(sampled(sampling), **settings))) == (expected is None)
+        expected = epsilon({Mechanism(2.0, Drawn(sampling, 1, 2)): 4}, 1e-2)  # type: ignore[arg-type]
+        assert planned["privacy"]["epsilon"] == expected > 0
 
 
 def test_parties_with_their_own_images_are_bounded_by_the_clip_alone() -> None:
@@ -166,6 +170,11 @@ def test_a_run_tells_what_it_spent_in_its_summary_and_on_its_page(tmp_path: Path
     assert "ε, each party" in page and "not towards the server" in page
     assert page.index(f"The run ended {escape(summary['ended'])}.") < page.index("Over the rounds")
     assert f"privacy.dp: ε = {summary['epsilon']:.4g} at δ = 1e-05 after 2 rounds" in said("ledger", out)
+    said_on_card = (
+        f"- privacy: ε by party = {summary['epsilon']:.4g} at δ = 1e-05, noise multiplier z = 2; it was simulated"
+    )
+    for lines in ((out / "model" / "README.md").read_text().splitlines(), card._of_run(out, None)):
+        assert [line.startswith(said_on_card) for line in lines if "privacy" in line] == [True]
     spent = {"epsilon": summary["epsilon"], "delta": 1e-5, "rounds": 2}
     assert json.loads(said("ledger", out, "--json"))["privacy"] == {"dp": spent}
 

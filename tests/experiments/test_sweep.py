@@ -342,3 +342,4 @@ def test_final_losses_are_smoothed_over_steps_and_averaged_over_runs(swept: Path
     smoothed = sweeping._smoothed(records, tinyruns.tiny(local={"steps_per_round": 50}))
     keep = 0.99**50
     assert smoothed == {"a": pytest.approx(keep * 4 + (1 - keep) * 2), "b": 1.0}
+    assert sweeping._smoothed(records, tinyruns.tiny(privacy={"dp": {}})) == {}  # no noise is on them

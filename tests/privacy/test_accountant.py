@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import Counter
 
 import pytest
 from scipy import optimize, stats
 
 from coalface.core.errors import RecipeError
 from coalface.privacy import accountant
-from coalface.privacy.accountant import Drawn, Mechanism, epsilon, most, unseen_draws
+from coalface.privacy.accountant import Drawn, Mechanism, epsilon, most
 
 DELTA = 1e-5
 
@@ -67,11 +66,6 @@ def test_more_sums_and_less_noise_cost_more_and_nothing_costs_nothing() -> None:
     both = epsilon({Mechanism(1.0, draw): 10, Mechanism(3.0): 1}, DELTA)
     assert costs[-1] < both < costs[-1] + epsilon({Mechanism(3.0): 1}, DELTA)
     assert math.isinf(epsilon({Mechanism(0.0): 1}, DELTA)) and math.isinf(epsilon({Mechanism(1.0): 1}, 0.0))
-
-
-def test_what_of_delta_goes_to_draws_of_nobody() -> None:
-    rounds = Counter({Mechanism(1.0, Drawn("poisson", 2, 4)): 3, Mechanism(1.0, Drawn("fixed", 2, 4)): 3})
-    assert unseen_draws(rounds) == pytest.approx(3 * 0.5 * 0.5**3)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 6, 7, 9])

@@ -10,7 +10,6 @@ import pytest
 import worlds
 
 from coalface.core.errors import RecipeError
-from coalface.core.method import Abandoned
 from coalface.experiments import plan
 from coalface.methods import METHODS
 from coalface.privacy.accountant import Drawn, Mechanism
@@ -63,15 +62,29 @@ def test_poisson_draws_take_each_party_by_itself() -> None:
         draws = Draws("poisson")
         chosen = draws.sample(lambda: pytest.fail("not of a fixed size"), PARTIES, 20, rng)
         row[[PARTIES.index(name) for name in chosen]] = 1
-        assert draws.of(chosen) == (0, Drawn("poisson", 20, 400)) and draws.of(chosen[1:]) is None
+        assert draws.of(chosen) == (0, Drawn("poisson", 20, 400)) and draws.of(PARTIES) is None
     sizes, rates = counts.sum(axis=1), counts.mean(axis=0)
     assert sizes.mean() == pytest.approx(20, abs=0.4) and sizes.var() == pytest.approx(19, abs=2.5)
     assert abs(rates - 0.05).max() < 5 * math.sqrt(0.05 * 0.95 / 2000)
 
 
-def test_a_draw_of_nobody_is_told() -> None:
-    with pytest.raises(Abandoned, match="none was"):
-        Draws("poisson").sample(tuple, PARTIES, 1, Never())  # type: ignore[arg-type]
+def test_a_draw_of_nobody_is_a_draw() -> None:
+    draws = Draws("poisson")
+    assert draws.sample(tuple, PARTIES, 1, Never()) == ()  # type: ignore[arg-type]
+    assert draws.are_secret and draws.of(()) == (0, Drawn("poisson", 1, 400))
+
+
+def test_who_of_a_draw_can_be_asked_is_of_that_draw() -> None:
+    draws, rng = Draws("poisson"), np.random.default_rng(3)
+    first, second = (draws.sample(tuple, PARTIES, n, rng) for n in (200, 20))
+    assert draws.of(first[1:]) == draws.of(first) == (0, Drawn("poisson", 200, 400))
+    assert draws.of(second) == (1, Drawn("poisson", 20, 400)) and draws.of(PARTIES) is None
+
+
+def test_parties_in_turn_are_no_secret() -> None:
+    draws = Draws("cyclic")
+    draws.sample(tuple, PARTIES, 20, np.random.default_rng(0))
+    assert not draws.are_secret and not Draws("fixed").are_secret
 
 
 class Never:

@@ -7,6 +7,7 @@ until a later message names it as the party's last accepted one; what was refuse
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -124,6 +125,7 @@ class PartyExecutor:
                 if (reply := saved.read(REPLY)) is not None:
                     return codec.Encoded(reply), lambda: None
             repeated: codec.Encoded = self._run(request, self.commits.base(request.base, commits))[0]
+            self._check_repeated(request, repeated, saved)
             return self._leaving(request, repeated)[0], lambda: None
         self._check_releases(request)
         base = self.commits.base(request.base, commits)
@@ -212,6 +214,16 @@ class PartyExecutor:
                 templates.check_target(known[1].reply, self.ledger)
             except ValueError as error:
                 raise StepFailed(f"{request.where}: {error}") from error
+
+    def _check_repeated(self, request: Request, reply: codec.Encoded, saved: Commit) -> None:
+        """Raise Withheld where templates would leave again, with other noise than the ledger has of the request."""
+        left = [json.loads(line)["sha256"] for line in saved.lines()]
+        declared = self.context.method.steps[request.step][1].reply
+        if self.context.templates is not None and self.context.templates.protects(declared) and left != [*reply.sums]:
+            raise Withheld(
+                f"{request.where}: trained again, its reply is another than the one that has left, so its templates "
+                "would have other noise and tell more. Set engine.save_replies=true, so that replies are kept"
+            )
 
     def share(self, request: Request) -> tuple[tuple[str, ...], Callable[[bool], str]]:
         """In another process of the party: run the step on this process's part of the private state.

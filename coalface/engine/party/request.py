@@ -43,7 +43,8 @@ class Request:
     horizon: tuple[int, str | None]
     """(ordinal, accepted commit) at the server's last checkpoint: the party keeps what a resume from there needs."""
     receipts: tuple[int, str] | None = None
-    """Lines and last hash of the server's chain of accepted replies, which the party keeps with its commit."""
+    """Lines and last hash of the server's chain of accepted replies, which the party keeps with its commit; None with
+    `privacy.dp`, since it tells of the replies of others."""
     sum: SumStage | None = None
     """What of a secure sum is asked for; None where the reply comes by itself."""
 

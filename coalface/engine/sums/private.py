@@ -20,7 +20,7 @@ from coalface.engine.run_state import Call
 from coalface.engine.sums.opened import Opened
 from coalface.engine.sums.running import RunningMean
 from coalface.privacy import noise
-from coalface.privacy.accountant import Drawn, Mechanism, epsilon, unseen_draws
+from coalface.privacy.accountant import Drawn, Mechanism, epsilon
 from coalface.privacy.correlated import inverse
 from coalface.privacy.dp import AdaptiveClip, Draws, PartyPrivacy, check_call, summed
 
@@ -150,7 +150,7 @@ class PrivateSums:
         for key, count in sums.items():
             drawn = Drawn(*key[2][1:]) if len(key) == 3 else None
             mechanisms[Mechanism(z / math.sqrt(count), drawn)] += 1
-        return epsilon(mechanisms, self.settings.delta - unseen_draws(mechanisms))
+        return epsilon(mechanisms, self.settings.delta)
 
     def _by_stage(self, lines: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
         return [of for stage in self._stages if (of := [line for line in lines if line["stage"] == stage])]
@@ -199,11 +199,17 @@ class ClippedSums:
         return min(1.0, self.clip / norm) if norm else 1.0
 
     def noised(self, sums: Sequence[RunningMean], arrived: Sequence[str]) -> dict[str, Any]:
-        """Every mean by its name. The noise is drawn by the sums themselves: of other ones it would be another.
+        """Every mean by its name; of no replies noise alone.
+
+        The noise is drawn by the sums themselves: of other ones it would be another.
 
         Raises Abandoned where this call was noised before, over other replies.
         """
         private, call, asked = self._private, self._call, self._asked["arrived"]
+        for running_sum in sums if not arrived else ():  # what they would have looked like
+            form = self._like[running_sum.mean.field]
+            assert form.model is not None  # no mean is of a field that is free
+            running_sum.add("", 0, form.model, form.start, None, 0.0)
         totals = [running_sum.total() for running_sum in sums]
         place = f"{call.stage}/{call.round}/{call.call}"
         content = noise.digest(private.secret, place, repr(self.clip), *(t.numpy().data for t in totals if len(t)))

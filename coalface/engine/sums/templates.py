@@ -15,7 +15,7 @@ from coalface.core.steps import StepDeclaration
 from coalface.engine.run_state import Call
 from coalface.engine.sums.opened import Opened
 from coalface.engine.sums.private import TargetReached
-from coalface.privacy.templates import TemplateNoise, releases_templates
+from coalface.privacy.templates import TemplateNoise, releases_templates, templates
 
 FILE = "released.jsonl"
 
@@ -44,8 +44,9 @@ class TemplateReleases:
         if not releases_templates(call.step, declaration, means):
             return
         target, key = self.settings.target_epsilon, (call.stage, call.round, call.call)
+        releases = sorted([*call.to] * len(templates(declaration.reply)))  # one for each field
         if target is not None and key not in self.listed.entries:
-            spent, so_far = (self.settings.epsilon(self._most(self._lines(), more)) for more in (call.to, ()))
+            spent, so_far = (self.settings.epsilon(self._most(self._lines(), more)) for more in (releases, ()))
             if spent > target:
                 raise TargetReached(
                     f"ε of a template is {so_far:.4g} at δ = {self.settings.delta:g}; the next release would make it "
@@ -54,7 +55,7 @@ class TemplateReleases:
         common = None if call.common is None else call.common.digest
         each = {p: codec.encode(m).digest for p, m in (call.each or {}).items()}
         asked = hashlib.sha256(json.dumps([common, each, dict(bases)], sort_keys=True).encode()).hexdigest()
-        self.listed.record(call, (), call.to, asked, released=sorted(call.to))
+        self.listed.record(call, (), call.to, asked, released=releases)
 
     def metrics(self, stage: str, number: int) -> dict[str, Any]:
         """What a round's line of the metrics says: ε so far, of the party with the most releases."""

@@ -36,7 +36,7 @@ from backbones import get_model  # insightface's arcface_torch
 model = get_model("{insightface}")
 model.load_state_dict(torch.load("{file}", weights_only=True))""",
 }
-_SAID_OF_RUN = ("- method:", "- backbone:", "- data:", "- weights:", "- teacher:")
+_SAID_OF_RUN = ("- method:", "- backbone:", "- data:", "- weights:", "- teacher:", "- privacy:")
 _INTENDED = """\
 ## Use
 

@@ -248,7 +248,8 @@ class Privacy(Section):
     """Noise on the sphere for class embeddings that leave a party singly, drawn where they are made. None: without."""
     countersign: Literal[True] | None = None
     """After each round the server signs which replies it has accepted, and one of their parties signs that: nobody can
-    then write ledgers and receipts anew without both keys. `coalface ledger verify` checks it."""
+    then write ledgers and receipts anew without both keys. `coalface ledger verify` checks it. Not with `dp`,
+    as it tells a party of all replies."""
 
 
 AGGREGATOR = Named("engine.aggregator", Aggregator, registry=AGGREGATORS)
@@ -296,7 +297,8 @@ class Engine(Section):
     keep_checkpoints: int = Field(2, ge=1)
     """How many of the last checkpoints are kept."""
     min_reply_fraction: float = Field(0.5, ge=0, le=1)
-    """The share of the parties asked whose replies must count, after `retries`; with fewer the round is abandoned."""
+    """The share of the parties asked whose replies must count, after `retries`; with fewer the round is abandoned. With
+    draws under `privacy.dp` a round counts with any number, and another share than the default is refused."""
     max_abandoned_rounds: int = Field(5, ge=0)
     """The run ends where so many rounds in a row are abandoned."""
     retries: int | None = Field(None, ge=0)

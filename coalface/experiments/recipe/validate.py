@@ -13,7 +13,7 @@ from coalface.experiments.recipe.sections import DRAWN, WITH_IMAGES, Pairs, Vali
 from coalface.methods import METHODS
 from coalface.models import BACKBONES
 from coalface.privacy import secure
-from coalface.privacy.dp import BATCHED
+from coalface.privacy.dp import BATCHED, COUNTERSIGNED
 
 _DEFAULTS = dict(Validator())
 
@@ -64,6 +64,8 @@ def check_private(recipe: Recipe) -> None:
     engine = recipe.engine
     if engine.client_batch:
         raise RecipeError(BATCHED, where="engine.client_batch")
+    if recipe.privacy.countersign:
+        raise RecipeError(COUNTERSIGNED, where="privacy.countersign")
     for key in ("max_update_norm", "max_share", "oversized"):
         if getattr(engine, key):
             raise RecipeError(

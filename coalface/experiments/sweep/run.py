@@ -232,8 +232,11 @@ def _line(cell: Cell, place: Path) -> dict[str, Any]:
 def _smoothed(records: Sequence[Mapping[str, Any]], recipe: Recipe) -> dict[str, float]:
     """Each party's final training loss: L ← 0.99^K L + (1 − 0.99^K) l over the rounds, l a round's mean over K steps.
 
-    So rounds of every length are smoothed as one step by 0.99 would be (Bai et al. 2021, Table 1).
+    So rounds of every length are smoothed as one step by 0.99 would be (Bai et al. 2021, Table 1). With `privacy.dp`
+    there are none: cells are published, and no noise is on the loss of a single party.
     """
+    if recipe.dp is not None:
+        return {}
     keep = 0.99 ** (recipe.local.steps_per_round or 100)
     smoothed: dict[str, float] = {}
     for record in records:
