@@ -51,7 +51,7 @@ class Request:
     @property
     def work(self) -> tuple[str, int, int, str, str | None, str | None]:
         """What a step at a party computes, whatever name the run has: (stage, round, call, step, the digests of the
-        messages). `base` is none of it: commits have other names under another run's.
+        messages). Without `base`, since commits have other names in another run.
         """
         common, each = (m.digest if m else None for m in (self.common, self.each))
         return self.stage, self.round, self.call, self.step, common, each

@@ -53,8 +53,8 @@ class TemplateReleases:
                     f"{spent:.4g}, which is above privacy.templates.target_epsilon ({target:g})"
                 )
         common = None if call.common is None else call.common.digest
-        each = {p: codec.encode(m).digest for p, m in (call.each or {}).items()}
-        asked = hashlib.sha256(json.dumps([common, each, dict(bases)], sort_keys=True).encode()).hexdigest()
+        own = {p: codec.encode(m).digest for p, m in (call.each or {}).items()}
+        asked = hashlib.sha256(json.dumps([common, own, dict(bases)], sort_keys=True).encode()).hexdigest()
         self.listed.record(call, (), call.to, asked, released=releases)
 
     def metrics(self, stage: str, number: int) -> dict[str, Any]:
