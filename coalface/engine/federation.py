@@ -120,7 +120,7 @@ class ServerFederation(Gathering):
         aggregate: Sequence[Mean] | None,
     ) -> Call:
         """`aggregate` is None where a local result stays at the party."""
-        drawn = self.private is not None and self.private.draws.are_secret
+        drawn = self.private is not None and self.private.hides_draws
         name, _, names = check_call(
             self.method, step, self.parties, to=to, common=common, each=each, aggregate=aggregate, allow_nobody=drawn
         )

@@ -82,7 +82,10 @@ class Gathering(Federation):
                 raise RecipeError(COUNTERSIGNED, where="privacy.countersign")
             check_tensors(self.parameters, self.initial)
             seed, names = round_policy.seed, [stage.name for stage in self._stages]
-            self.private = PrivateSums(privacy, self._opened, names, secret=secret, seed=seed)
+            if secure is not None:
+                secure_settings.check_shares(privacy)
+            shares = secure is not None
+            self.private = PrivateSums(privacy, self._opened, names, secret=secret, seed=seed, shares=shares)
         self.templates: TemplateReleases | None = None
         if round_policy.templates is not None:
             if numerics.client_batch:
@@ -183,12 +186,22 @@ class Gathering(Federation):
         everyone = self.parties(declaration.role)
         policy, stats = self.round_policy, self.at.party_stats
         replies = SecureReplies(
-            secure, call, declaration, means, failed, policy, stats, everyone, self.transport.verify
+            secure,
+            call,
+            declaration,
+            means,
+            failed,
+            policy,
+            stats,
+            everyone,
+            self.transport.verify,
+            None if self.private is None else self.private.settings,
         )
+        noised = {} if self.private is None else self.private.admit(call, replies.rho)
 
         def settle() -> None:
             self._check_quorum(replies, at_least)
-            self._opened.record(call, means, replies.arrived)
+            self._opened.record(call, means, replies.arrived, **noised)
 
         try:
             for stage_requests in replies.stages(requests, settle):
@@ -196,7 +209,7 @@ class Gathering(Federation):
                     self._take(replies, request, reply)
         finally:
             self._count_call(replies)
-        self._now.metrics |= {"cut_off": replies.opened.cut_off, "sum_error": replies.opened.hidden.error}
+        self._now.metrics |= replies.opened.metrics
         return dataclasses.replace(self._accept_replies(replies, replies.aggregated(), {}), hidden=replies.hidden())
 
     def _count_call(self, replies: Replies) -> None:
@@ -212,7 +225,7 @@ class Gathering(Federation):
         Not in a round of secret draws, since it would tell who was drawn: of no replies noise alone is released. There
         `at_least` raises RecipeError.
         """
-        if self.private is not None and self.private.draws.are_secret:
+        if self.private is not None and self.private.hides_draws:
             if at_least:
                 raise RecipeError(QUORUM, where="privacy.dp")
             return

@@ -178,10 +178,9 @@ def _start(server: Server, callback: Callback, name: str) -> None:
 def open_transport(run: PreparedRun, out: Path, carrier: Carrier | None) -> Iterator[Transport]:
     """The parties elsewhere, in this process, or in workers that end with the run; torch's settings are put back."""
     engine, threads = run.recipe.engine, torch.get_num_threads()
-    templates = run.recipe.privacy.templates
-    setup = Setup(
-        run.method, run.make_data, run.numerics, run.recipe.seed, out, engine.save_replies, run.recipe.secure, templates
-    )
+    privacy = run.recipe.privacy
+    hides: dict[str, Any] = {"secure": privacy.secure, "privacy": privacy.dp, "templates": privacy.templates}
+    setup = Setup(run.method, run.make_data, run.numerics, run.recipe.seed, out, engine.save_replies, **hides)
     try:
         if carrier is not None:
             setup.prepare()

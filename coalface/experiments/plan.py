@@ -229,6 +229,8 @@ class _Paper(Federation):
         self.sums: dict[str, PlannedSum] = {}
         if privacy is not None:
             check_tensors(self.parameters, self.initial)
+            if secure is not None:
+                secure_settings.check_shares(privacy)
         self.begin_round()
         self.rng = generator(0, "plan")
         self.sent: dict[tuple[str, str, str], Sent] = {}
@@ -255,6 +257,7 @@ class _Paper(Federation):
     def begin_round(self) -> None:
         """Forget the draws of the round before, and what was asked for of them."""
         self.draws, self._sums = Draws("fixed"), Counter[tuple[int, Drawn] | None]()
+        self._rho = 0.0
 
     def sample(self, role: str, n: int | None) -> tuple[str, ...]:
         return self.draws.sample(lambda: Federation.sample(self, role, n), self.parties(role), n, self.rng)
@@ -262,6 +265,11 @@ class _Paper(Federation):
     def noised(self, privacy: PartyPrivacy, stage: str) -> Iterator[Mechanism]:
         """The mechanisms of the round; sums over the parties of one draw are one."""
         draws = {draw: draw and replace(draw[1], drawing=privacy.sampling) for draw in self._sums}
+        if self.secure is not None:
+            if draws:
+                z = math.inf if self._rho == 0 else (2 * self._rho) ** -0.5
+                yield replace(privacy.stage_mechanism(stage, draws.values(), 1), noise_multiplier=z)
+            return
         for drawn in draws.values():
             privacy.check_bands(drawn)
         if privacy.sampling == "cyclic" and draws:
@@ -291,7 +299,7 @@ class _Paper(Federation):
         )
         if self.privacy is not None:
             check_private(name, declaration, aggregate, self.parties(declaration.role))
-            if self.draws.are_secret and self.privacy.sampling != "cyclic":
+            if self.draws.are_secret and self.privacy.sampling != "cyclic" and self.secure is None:
                 if at_least:
                     raise RecipeError(QUORUM, where="privacy.dp")
                 if self.method.counts_replies:
@@ -311,7 +319,9 @@ class _Paper(Federation):
         self.means |= {(mean.field, mean.key): None for mean in aggregate}
         if self.secure is not None:
             everyone = self.parties(declaration.role)
-            self.sums[name] = planned_sums.plan(self.secure, name, declaration, aggregate, forms, names, everyone)
+            means, dp = aggregate, self.privacy
+            self.sums[name] = planned_sums.plan(self.secure, name, declaration, means, forms, names, everyone, dp)
+            self._rho += self.sums[name].hidden.rho if dp is not None else 0.0
             for way, what, kind, holds, size in self.sums[name].messages():
                 to = "the server" if way == "up" else "each its own"
                 self.sent[name, way, f"{kind} {what}"] = Sent(name, role, way, what, kind, 1, size, to, content=holds)

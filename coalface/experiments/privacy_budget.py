@@ -11,7 +11,8 @@ from coalface.core.text import several
 from coalface.experiments.plan import Plan
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Engine
-from coalface.privacy.accountant import Mechanism, epsilon, most
+from coalface.privacy.accountant import Mechanism, concentrated_epsilon, epsilon, most
+from coalface.privacy.correlated import squared_sensitivity
 from coalface.privacy.dp import QUORUM, PartyPrivacy
 from coalface.privacy.noise import load_ciphers
 from coalface.privacy.templates import NONE_LEAVES, TemplateNoise, averaged_error
@@ -23,6 +24,10 @@ def spent(privacy: PartyPrivacy, planned: Plan, rounds: int) -> float:
     for stage, noised in zip(planned.stages, planned.noised, strict=True):
         mechanisms.update({m: count * min(rounds, stage.rounds) for m, count in Counter(noised).items()})
         rounds -= min(rounds, stage.rounds)
+    if planned.sums:  # whose noise is in shares: ρ = 1 / 2z² of each that a party is asked for
+        turns = {m: squared_sensitivity(count, m.separation, 1) for m, count in mechanisms.items() if count}
+        rho = sum(count / 2 / m.noise_multiplier**2 if m.noise_multiplier else math.inf for m, count in turns.items())
+        return concentrated_epsilon(rho, privacy.delta)
     return epsilon(mechanisms, privacy.delta)
 
 
@@ -42,7 +47,7 @@ def check(recipe: Recipe, planned: Plan) -> None:
     draws = {mechanism.drawn for noised in planned.noised for mechanism in noised}
     usual = Engine.model_fields["min_reply_fraction"].default  # it stands in every run's recipe
     secret = any(drawn is not None and drawn.is_secret for drawn in draws)
-    if secret and recipe.engine.min_reply_fraction not in (0, usual):
+    if secret and recipe.secure is None and recipe.engine.min_reply_fraction not in (0, usual):
         raise RecipeError(QUORUM, where="engine.min_reply_fraction")
     if recipe.dp.target_epsilon is not None and not rounds_within(recipe.dp, planned):
         first = spent(recipe.dp, planned, 1)
@@ -104,6 +109,11 @@ def sentence(recipe: Recipe, planned: Plan) -> str:
     if privacy.delta * asked >= 1:
         wide = f" δ is not below one in {asked:,} parties: choose a smaller one."
     return (
-        f"privacy by party: {value} at δ = {privacy.delta:g} after {after}; the model is protected, and what leaves a "
-        f"party is not protected from the server.{wide}"
+        f"privacy by party: {value} at δ = {privacy.delta:g} after {after}; "
+        + (
+            "the model is protected, and what leaves a party is not protected from the server."
+            if recipe.secure is None
+            else "from the server too, as long as it keeps to the protocol of secure sums; no loss is told."
+        )
+        + wide
     )

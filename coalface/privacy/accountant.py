@@ -117,6 +117,8 @@ def concentrated_epsilon(rho: float, delta: float) -> float:
     The conversion is that of Canonne, Kamath & Steinke (NeurIPS 2020), Proposition 12, at the best of some orders.
     Raises RecipeError where the package is not installed.
     """
+    if rho in (0.0, math.inf):
+        return rho
     package, rdp = _package("dp_accounting"), _package("dp_accounting.rdp")
     return float(rdp.RdpAccountant(_ORDERS).compose(package.ZCDpEvent(rho)).get_epsilon(delta))
 

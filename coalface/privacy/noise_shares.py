@@ -12,6 +12,12 @@ from numpy.typing import NDArray
 MOST = 1 << 30
 """σ from which on 2σ² would leave 62 bits."""
 _BLOCK = 1 << 14
+_TAILS = 10
+"""Standard deviations of the noise that a ring has room for: an entry has more once in 10²³."""
+_FINEST = {32: 24, 64: 30}
+"""Bits of a ring -> the most binary places of the clip; at 2^30 the squares of a vector still add up within 64 bits."""
+_ROUNDED = 0.01
+"""How much of Δ₂ may come of rounding, in a ring of 32 bits."""
 
 
 class RandomBytes(Protocol):
@@ -47,6 +53,10 @@ class NoiseShares:
             raise ValueError(f"{honest} honest parties are left to add noise; allow fewer dropouts or corrupt parties")
         return cls(max(1, math.ceil(noise_multiplier * sensitivity / math.sqrt(honest))), honest, size, sensitivity)
 
+    def room(self, parties: int) -> int:
+        """What the noise of so many parties adds to an entry, but for one case in 10²³; then the entry is spoilt."""
+        return math.ceil(_TAILS * math.sqrt(parties) * self.sigma)
+
     @property
     def rho(self) -> float:
         """ρ of the concentrated differential privacy of one sum: ½ (Δ₂ / (√h σ) + τ √d)².
@@ -61,6 +71,25 @@ class NoiseShares:
 def rounded_norm(clip: float, scale: float, size: int) -> float:
     """Δ₂ of x · scale rounded to whole numbers, ‖x‖₂ ≤ clip: clip · scale + √size / 2, since each moves by up to ½."""
     return clip * scale + math.sqrt(size) / 2
+
+
+def plan_shares(noise_multiplier: float, clip: float, parties: int, honest: int, size: int) -> tuple[int, NoiseShares]:
+    """(fraction bits f, shares) of a sum of so many parties' vectors of norm `clip`: as fine as a ring has room for.
+
+    It is one of 32 bits where rounding then adds less than a hundredth to Δ₂, else of 64. Raises ValueError where
+    neither has the room.
+    """
+    for bits, finest in _FINEST.items():
+        for places in range(finest, 0, -1):
+            fraction_bits = places - math.ceil(math.log2(clip))
+            scale = 2.0**fraction_bits
+            shares = NoiseShares.planned(noise_multiplier, rounded_norm(clip, scale, size), honest, size)
+            largest = parties * (clip * scale * (1 + 2**-52) + 1) + shares.room(parties)
+            if largest < 1 << bits - 1 and shares.sigma < MOST:
+                if bits == 64 or math.sqrt(size) / 2 <= _ROUNDED * clip * scale:
+                    return fraction_bits, shares
+                break
+    raise ValueError(f"no ring has room for noise of {noise_multiplier:g} times the clip from {parties} parties")
 
 
 def noise_share(size: int, sigma: int, generator: RandomBytes) -> NDArray[np.int64]:

@@ -116,6 +116,30 @@ def check_call(step: str, declaration: StepDeclaration, means: Sequence[Mean], e
     dp.check_call(step, declaration, means, everyone, where=WHERE, why="a sum does not hide it")
 
 
+def check_shares(privacy: dp.PartyPrivacy) -> None:
+    """Raise RecipeError for what of `privacy.dp` cannot be had where each party adds its share of the noise."""
+    for name, present, why in (
+        (
+            "sampling",
+            privacy.sampling == "poisson",
+            "a secure sum tells its parties who takes part, so that no draw is a secret that ε could count on; set it "
+            "to cyclic, or leave it out",
+        ),
+        (
+            "clip",
+            isinstance(privacy.clip, dp.AdaptiveClip),
+            "parties would need to be told each round how many norms lay within the clip; give a number",
+        ),
+        (
+            "bands",
+            privacy.bands is not None,
+            "a party would have to take back its noise of rounds that it may have dropped out of; remove this key",
+        ),
+    ):
+        if present:
+            raise RecipeError(f"with privacy.secure {why}", where=f"{dp.WHERE}.{name}")
+
+
 def too_few(settings: SecureSettings, asked: int) -> str:
     """Why a call to so many parties cannot be summed; empty where it can.
 

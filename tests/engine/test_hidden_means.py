@@ -66,7 +66,7 @@ def test_the_means_are_those_of_a_plain_loop_but_for_the_rounding(settings: Secu
     means, party_replies = hidden(settings), replies(5)[1:]  # the first has dropped out
     total = sum(means.encode(reply) for reply in party_replies)
     opened = means.decode(total)
-    assert opened.parties == 4 and opened.cut_off == 0.0
+    assert opened.parties == 4 and opened.metrics["cut_off"] == 0.0
     assert opened.means[IMAGES][1] == sum(reply.images for reply in party_replies)
     for mean in MEANS:
         result = opened.mean(mean, everyone=5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -30,7 +31,9 @@ from coalface.training.distributed.shards import ShardLost, Shards
 
 if TYPE_CHECKING:
     from coalface.engine.party.encryption import Vault
-    from coalface.engine.party.sums import PartySums
+    from coalface.engine.party.sums import HiddenReply, PartySums
+
+log = logging.getLogger(__name__)
 
 SaveReplies = Literal["auto"] | bool
 """Whether replies are kept; `auto`: those that took `COSTLY` seconds or more to make."""
@@ -132,12 +135,14 @@ class PartyExecutor:
         started = time.perf_counter()
         encoded, private_state, protections = self._run(request, base)
         costly = time.perf_counter() - started >= COSTLY
-        parts = self._parts(base, private_state)
+        encoded, hidden = self._leaving(request, encoded)
+        void = hidden is not None and hidden.void and self.context.group(self.name) is None
+        parts = self._parts(base, None if void else private_state)
         if parts:
             parts[DATA] = base.read(DATA) or data_identity(self.context.party(request))
-        encoded, hidden = self._leaving(request, encoded)
-        parts |= hidden
-        if hidden or (costly if self.context.save_replies == "auto" else self.context.save_replies):
+        if hidden is not None:
+            parts |= hidden.parts
+        if hidden is not None or (costly if self.context.save_replies == "auto" else self.context.save_replies):
             parts[REPLY] = encoded.data
         over = self.commits.prune(commits, ordinal, needed)
         shards = self._shards_of(request, over)
@@ -157,13 +162,13 @@ class PartyExecutor:
 
         return encoded, commit
 
-    def _leaving(self, request: Request, encoded: codec.Encoded) -> tuple[codec.Encoded, dict[str, Any]]:
+    def _leaving(self, request: Request, encoded: codec.Encoded) -> tuple[codec.Encoded, HiddenReply | None]:
         """What leaves of a step's reply at once, and what of it the commit keeps: the reply itself, and nothing.
 
         In a secure sum they are the party's keys for it, and the reply as a vector.
         """
         if (sums := self.context.sums) is None:
-            return encoded, {}
+            return encoded, None
         from coalface.engine.party import sums as secure  # cryptography, which it needs, is an extra
 
         declaration = self.context.method.steps[request.step][1]
@@ -174,8 +179,10 @@ class PartyExecutor:
             hidden = sums.hide(request, declaration, codec.decode(encoded.data, reply), codec.forms(reply, sent))
         except (ValueError, KeyError) as error:  # the server may ask for the mean of a field that is empty
             raise Withheld(f"{request.where}: {error}") from error
+        if hidden.void:
+            log.warning("%s: %s; it counts as zero, and the party keeps its state", request.where, hidden.void)
         member = hidden.member(self.name, sums.secret(self.name), request.base)
-        return secure.advertise(sums, member), hidden.parts
+        return secure.advertise(sums, member), hidden
 
     def _go_on(self, request: Request) -> tuple[codec.Encoded, Callable[[], None]]:
         """As `begin`, of a later stage of a secure sum: it goes on with what the first one left."""

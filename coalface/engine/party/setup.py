@@ -19,6 +19,7 @@ from coalface.engine.party.executor import ExecutorContext, SaveReplies
 from coalface.engine.party.request import Request
 from coalface.engine.run_state import Numerics
 from coalface.engine.transport import Member
+from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.noise import seeded_secret
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.templates import TemplateNoise, TemplateRelease
@@ -85,6 +86,8 @@ class Setup:
     save_replies: SaveReplies = True
     secure: SecureSettings | None = None
     """Replies leave in secure sums alone. Here the parties' secrets follow from the seed."""
+    privacy: PartyPrivacy | None = None
+    """With `secure`: how each reply is clipped, and what noise it leaves with. By itself it is the server's."""
     templates: TemplateNoise | None = None
     """With which templates leave; here it is drawn from the seed."""
 
@@ -136,7 +139,7 @@ class Setup:
         from coalface.engine.party.sums import PartySums, seeded_secret  # cryptography, which they need, is an extra
 
         own, every_run = self.folder / ANSWERS, self.folder / OPENED
-        return PartySums(self.secure, seeded_secret(self.seed), own, self.seed, every_run)
+        return PartySums(self.secure, seeded_secret(self.seed), own, self.seed, every_run, privacy=self.privacy)
 
     def prepare(self) -> None:
         """Set this process's arithmetic as the run's record says."""

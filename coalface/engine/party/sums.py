@@ -18,6 +18,8 @@ from coalface.core.steps import StepDeclaration
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.request import Request, Withheld
 from coalface.engine.sums.hidden import HiddenMeans
+from coalface.privacy import noise
+from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.secure_sums import client, messages
 from coalface.privacy.secure_sums.client import Sign, Verify
@@ -47,6 +49,8 @@ class PartySums:
     sign: Sign | None = None
     verify: Verify | None = None
     flush: bool = False
+    privacy: PartyPrivacy | None = None
+    """With which each vector is clipped and has the party's share of noise in it."""
 
     def answers(self, party: str) -> Answers:
         return _answers(self.folder / f"{party}.jsonl", self.flush)
@@ -55,20 +59,32 @@ class PartySums:
         """Write down over whom the party helps to open a sum of this work.
 
         The server names the runs, and under another name the same work gives the same vector. Raises SecureSumError
-        (`answered`) where its sum was opened over other parties.
+        (`answered`) where its sum was opened over other parties, or with other noise: the mean of both would have less.
         """
-        digest = hashlib.sha256(joined(*sorted(survivors))).digest()
+        noised = [hidden.vector.data.cast("B").tobytes()] if hidden.rho is not None else []
+        digest = hashlib.sha256(joined(*sorted(survivors), *noised)).digest()
         _answers(self.every_run / f"{party}.jsonl", self.flush).record(hidden.work, "parties", digest)
 
     def hide(self, request: Request, declaration: StepDeclaration, reply: Any, like: codec.Forms) -> HiddenReply:
-        """The reply of a step, hidden. Raises Refused or SecureSumError where it cannot be summed."""
+        """The reply of a step, hidden. Raises Refused or SecureSumError where it cannot be summed.
+
+        Its noise follows from the party's secret, the work, and the vector without noise: the same vector of the same
+        work has the same, any other one has noise that has nothing to do with it.
+        """
         assert request.sum is not None
-        hidden = HiddenMeans.of(self.settings, declaration, request.sum.means, like, request.sum.asked)
+        hidden = HiddenMeans.of(self.settings, declaration, request.sum.means, like, request.sum.asked, self.privacy)
         context = hidden.context(self.settings, request.run, request.stage, request.round, request.call)
         digest = hashlib.sha256(request.content.encode()).hexdigest()
-        # noise of the party's own, for differential privacy without a trusted server, would be added to this vector
         work = json.dumps([self.seed, *request.work])
-        return HiddenReply(hidden.encode(reply), context, digest, work, hidden.fields, hidden.rows)
+
+        def stream(vector: memoryview) -> noise.KeyStream:
+            secret = derive(self.secret(request.party), "shares of noise")
+            return noise.KeyStream(secret, work, noise.digest(secret, hidden.layout.digest, vector))
+
+        if self.privacy is None:
+            return HiddenReply(hidden.encode(reply), context, digest, work, hidden.fields, hidden.rows)
+        vector, void = hidden.encode_noised(reply, stream)
+        return HiddenReply(vector, context, digest, work, hidden.fields, hidden.rows, hidden.rho, void)
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,10 @@ class HiddenReply:
     """What the vector follows from beside the party's data and private state: the seed, and `Request.work`."""
     fields: tuple[str, ...]
     rows: tuple[str, ...]
+    rho: float | None = None
+    """Of the sum, where the vector has noise in it: `HiddenMeans.rho`."""
+    void: str = ""
+    """Why the vector is noise alone; the party then keeps what it kept before."""
 
     @property
     def parts(self) -> dict[str, bytes | memoryview]:
@@ -94,7 +114,7 @@ class HiddenReply:
             "work": self.work,
             "fields": self.fields,
             "rows": self.rows,
-        }
+        } | ({} if self.rho is None else {"rho": self.rho})
         return {VECTOR: self.vector.data.cast("B"), SUM: json.dumps(about).encode()}
 
     @classmethod
@@ -106,7 +126,8 @@ class HiddenReply:
         read = json.loads(bytes(about))
         context = SumContext(**read["context"] | {"layout": bytes.fromhex(read["context"]["layout"])})
         numbers = np.frombuffer(vector, RINGS[context.bits])
-        return cls(numbers, context, read["request"], read["work"], tuple(read["fields"]), tuple(read["rows"]))
+        fields, rows = tuple(read["fields"]), tuple(read["rows"])
+        return cls(numbers, context, read["request"], read["work"], fields, rows, read.get("rho"))
 
     def member(self, party: str, secret: bytes, base: str | None) -> Member:
         """The party, for this sum."""
@@ -153,14 +174,16 @@ def answer(sums: PartySums, hidden: HiddenReply, member: Member, request: Reques
     return codec.encode(message, hashed=True)
 
 
-def contained(hidden: HiddenReply, stage: str) -> dict[str, str]:
+def contained(hidden: HiddenReply, stage: str) -> dict[str, Any]:
     """What the lines of a stage say beside those of any message: of the vector, which fields are in it.
 
     `rows` names those with rows that one party alone may change.
     """
     if stage != "mask":
         return {}
-    return {"of": ", ".join(hidden.fields)} | ({"rows": ", ".join(hidden.rows)} if hidden.rows else {})
+    rows = {"rows": ", ".join(hidden.rows)} if hidden.rows else {}
+    noised = {} if hidden.rho is None else {"protection": "secure sum with noise", "rho": hidden.rho}
+    return {"of": ", ".join(hidden.fields)} | rows | noised
 
 
 @functools.lru_cache(maxsize=2)  # both files of the party that a node plays; a simulation has many parties

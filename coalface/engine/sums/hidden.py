@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,12 @@ from coalface.core import codec
 from coalface.core.declarations import contents
 from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
-from coalface.privacy.secure import FEWEST_BITS, MOST_BITS, SecureSettings, too_few
-from coalface.privacy.secure_sums.context import SumContext
+from coalface.privacy.dp import PartyPrivacy
+from coalface.privacy.noise_shares import NoiseShares, RandomBytes, noise_share, plan_shares
+from coalface.privacy.secure import FEWEST_BITS, MOST_BITS, SecureSettings, check_shares, too_few
+from coalface.privacy.secure_sums.context import SecureSumError, SumContext
 from coalface.privacy.secure_sums.fixed_point import HiddenMean, Layout, Summand
+from coalface.privacy.secure_sums.masks import signed
 
 IMAGES, PARTIES = "images", "parties"
 """The weights of hidden means: a party's images, and one for each party."""
@@ -41,19 +44,35 @@ class HiddenMeans:
 
     A tensor is summed as its difference to what was sent, where it is a changed form of that. It has the weight that
     its mean asks for; the loss has both. `like` is what the replies must look like.
+
+    With `noise` each party counts the same, and there is nothing but tensors: all of them, as one vector, are brought
+    within `clip` and have noise in them, so that no loss, no number of images and no share that was cut off is told.
     """
 
     layout: Layout
     like: codec.Forms
     reply: type
     fields: tuple[str, ...]
+    clip: float | None = None
+    """C of `privacy.dp`, the norm that the whole of a reply is brought within."""
+    noise: NoiseShares | None = None
+    """Of each party; None without `privacy.dp`, where that is of z = 0, or no mean is asked for."""
 
     @classmethod
     def of(
-        cls, settings: SecureSettings, declaration: StepDeclaration, asked: Asked, like: codec.Forms, parties: int
+        cls,
+        settings: SecureSettings,
+        declaration: StepDeclaration,
+        asked: Asked,
+        like: codec.Forms,
+        parties: int,
+        privacy: PartyPrivacy | None = None,
     ) -> HiddenMeans:
         """Those of a call that goes to so many parties. Raises ValueError where no ring holds the sum."""
         reply: Any = declaration.reply
+        fields = tuple(dict.fromkeys(name for name, _ in asked))
+        if privacy is not None:
+            return cls._noised(settings, privacy, fields, like, reply, parties)
         declared = codec.hints(reply)
         heaviest = {PARTIES: 1, **({IMAGES: settings.most_images} if IMAGES in declared else {})}
         bits = next(b for b in (32, 64) if b == 64 or _places(parties, max(heaviest.values()), b) >= FEWEST_BITS)
@@ -70,7 +89,34 @@ class HiddenMeans:
             numbers_of = numbers | ({CUT_OFF: 1.0} if weight == PARTIES else {})
             summands |= {name: _summand(1, clip, None, places) for name, clip in numbers_of.items()}
             means[weight] = HiddenMean(summands, most)
-        return cls(Layout(means, parties), like, reply, tuple(dict.fromkeys(name for name, _ in asked)))
+        return cls(Layout(means, parties), like, reply, fields)
+
+    @classmethod
+    def _noised(
+        cls,
+        settings: SecureSettings,
+        privacy: PartyPrivacy,
+        fields: tuple[str, ...],
+        like: codec.Forms,
+        reply: type,
+        parties: int,
+    ) -> HiddenMeans:
+        """As `of`: one scale for all tensors, since one clip holds for the vector of all."""
+        check_shares(privacy)
+        clip, (dropouts, corrupt) = float(privacy.clip), settings.bounds(parties)  # type: ignore[arg-type]  # checked
+        sizes = {
+            path: tensor.numel()
+            for field in fields
+            for path, tensor in like[field].tensors.items()
+            if tensor.is_floating_point()
+        }
+        bits, shares = plan_shares(
+            privacy.noise_multiplier, clip, parties, parties - dropouts - corrupt, sum(sizes.values())
+        )
+        means = {PARTIES: HiddenMean({path: Summand(size, clip, bits) for path, size in sizes.items()}, 1)}
+        noise = shares if sizes and privacy.noise_multiplier else None
+        layout = Layout(means, parties, 0 if noise is None else noise.room(parties))
+        return cls(layout, like, reply, fields, clip, noise)
 
     def context(self, settings: SecureSettings, run: str, stage: str, round_number: int, call: int) -> SumContext:
         """The sum of a call. Raises ValueError where so many parties are too few."""
@@ -95,6 +141,25 @@ class HiddenMeans:
         """The fields with rows that one party alone may change, so that the sum tells them: templates of people."""
         holds = contents(self.reply)
         return tuple(name for name in self.fields if holds[name] == "template")
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Fields of a reply that are hidden beside the means."""
+        return () if self.clip is not None else tuple(name for name in (IMAGES, LOSS) if name in contents(self.reply))
+
+    @property
+    def rho(self) -> float:
+        """ρ of the concentrated differential privacy of one sum; infinite where nothing bounds it."""
+        if self.noise is not None:
+            return self.noise.rho
+        return math.inf if any(mean.tensors for mean in self.layout.means.values()) else 0.0
+
+    @property
+    def share_deviation(self) -> float:
+        """The standard deviation of a party's noise, in the units of the numbers that are summed."""
+        (mean,) = self.layout.means.values()
+        steps = (2.0**-summand.fraction_bits for summand in mean.tensors.values())
+        return 0.0 if self.noise is None else self.noise.sigma * next(steps)
 
     @property
     def error(self) -> float:
@@ -135,6 +200,34 @@ class HiddenMeans:
         )
         return vector
 
+    def encode_noised(self, message: Any, stream: Callable[[memoryview], RandomBytes]) -> tuple[NDArray[Any], str]:
+        """A party's vector, clipped and with its noise, and why the reply counts as zero; empty where it counts.
+
+        A reply that cannot be summed is one of zero: whether a party answers must not depend on its images. `stream`
+        gives the noise of a vector, by its bytes.
+        """
+        assert self.clip is not None
+        (mean,) = self.layout.means.values()
+        try:
+            codec.validate(message, self.like)
+            changes, why = {p: c for field in self.fields for p, c in self._changes(field, message).items()}, ""
+        except (codec.Refused, KeyError) as error:
+            changes, why = {path: np.zeros(summand.size) for path, summand in mean.tensors.items()}, str(error)
+        with np.errstate(
+            over="ignore"
+        ):  # of float64 numbers, whose squares may be infinite: they are scaled to nothing
+            norm = math.sqrt(sum(float(np.square(change, dtype=np.float64).sum()) for change in changes.values()))
+        scale = min(1.0, self.clip / norm) if norm else 1.0
+        vector, _ = self.layout.encode({PARTIES: ({p: c.astype(np.float64) * scale for p, c in changes.items()}, 1)})
+        if self.noise is None:
+            return vector, why
+        whole = vector.view(signed(vector.dtype))[:-1].astype(np.int64)
+        if int(whole @ whole) > self.noise.sensitivity**2:  # what is proven of the noise rests on this alone
+            raise SecureSumError("vector", f"its norm is above {self.clip:g} after it was clipped to that")
+        share = noise_share(self.noise.size, self.noise.sigma, stream(vector.data.cast("B")))
+        vector[:-1] += share.astype(vector.dtype)
+        return vector, why
+
     def _changes(self, field: str, message: Any) -> dict[str, NDArray[Any]]:
         starts = codec.by_path(field, self.like[field].start)
         tensors = codec.by_path(field, getattr(message, field))
@@ -161,12 +254,17 @@ class Opened:
         return self.means[PARTIES][1]
 
     @property
-    def cut_off(self) -> float:
-        """The share of the parties' numbers that lay beyond their clip."""
-        return float(self.means[PARTIES][0][CUT_OFF][0])
+    def metrics(self) -> dict[str, float]:
+        """What a round's line of the metrics says: how far a mean is off by the rounding at most, and, where that is
+        told, which share of the parties' numbers lay beyond their clip.
+        """
+        cut_off = self.means[PARTIES][0].get(CUT_OFF)
+        return ({} if cut_off is None else {"cut_off": float(cut_off[0])}) | {"sum_error": self.hidden.error}
 
     def loss(self) -> dict[str | None, float]:
-        """The mean loss by its weight: `images`, or None where each party counts the same."""
+        """The mean loss by its weight: `images`, or None where each party counts the same. NaN where none is told."""
+        if self.hidden.clip is not None:
+            return {None: math.nan, IMAGES: math.nan} if LOSS in codec.hints(self.hidden.reply) else {}
         return {
             weight if weight == IMAGES else None: float(tensors[LOSS][0])
             for weight, (tensors, _) in self.means.items()
@@ -174,16 +272,23 @@ class Opened:
         }
 
     def mean(self, mean: Mean, everyone: float) -> Any:
-        """What a mean asks for; `everyone` are the parties of the role, by which `over="all"` divides."""
-        form, (tensors, _) = self.hidden.like[mean.field], self.means[IMAGES if mean.by == IMAGES else PARTIES]
+        """What a mean asks for; `everyone` are the parties of the role, by which `over="all"` divides.
+
+        With `privacy.dp` all divide by a number that is fixed: `over="arrived"` by those asked. Whoever is away counts
+        as zero.
+        """
+        noised = self.hidden.clip is not None
+        form, weight = self.hidden.like[mean.field], IMAGES if mean.by == IMAGES and not noised else PARTIES
+        tensors, _ = self.means[weight]
         starts = codec.by_path(mean.field, form.start) if mean.of == "values" else {}
-        share = 1.0 if mean.over == "arrived" else self.parties / everyone
+        arrived = self.parties / self.hidden.layout.parties if noised else 1.0
+        share = arrived if mean.over == "arrived" else self.parties / everyone
         values: dict[str, Tensor] = {}
         for path, model in form.tensors.items():
             if model.is_floating_point():
                 number = torch.from_numpy(tensors[path]).view(model.shape)
-                number = number + starts[path].double() if path in starts else number
-                values[path] = (share * number).to(model.dtype)
+                start = starts[path].double() if path in starts else 0.0
+                values[path] = (share * number + start if noised else share * (number + start)).to(model.dtype)
         if isinstance(form.model, Tensor):
             return values[mean.field]
         return {path[len(mean.field) + 1 :]: value for path, value in values.items()}

@@ -14,13 +14,11 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
 from coalface.core.text import several, size
+from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.secure import WHERE, SecureSettings, check_call, check_installed, too_few
 
 if TYPE_CHECKING:
     from coalface.engine.sums.hidden import HiddenMeans
-
-NUMBERS = ("images", "loss")
-"""Fields of a reply that are hidden beside the means."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +47,20 @@ class PlannedSum:
             f"{self.corrupt:,} help the server; each has {several(self.neighbours, 'neighbour')}, and "
             f"{self.threshold:,} open its secrets; {bits} bits a number, so a mean is off by "
             f"{self.hidden.error:.2g} at most; a party sends {size(sum(self.up.values()))} a round, and is sent "
-            f"{size(sum(self.down.values()))} beside the model{sparse}{named}"
+            f"{size(sum(self.down.values()))} beside the model{sparse}{named}{self._noised()}"
         )
+
+    def _noised(self) -> str:
+        if (shares := self.hidden.noise) is None:
+            return ""
+        each = f"; each adds noise of {self.hidden.share_deviation:.3g} to every number"
+        return f"{each}, and {several(shares.honest, 'share')} of it are counted on"
 
     def messages(self) -> Iterator[tuple[str, str, str, str, int]]:
         """(way, what, kind, content, bytes) of what its stages send, for each party."""
         holds = contents(self.hidden.reply)
-        summed = dict.fromkeys(holds[name] for name in (*self.hidden.fields, *NUMBERS) if name in holds)
-        names = [*self.hidden.fields, *(name for name in NUMBERS if name in holds)]
+        names = [*self.hidden.fields, *self.hidden.numbers]
+        summed = dict.fromkeys(holds[name] for name in names)
         whats = {"advertise": "keys", "share": "shares", "mask": "vector", "unmask": "shares"}
         for stage, what in whats.items():
             if stage in self.down:
@@ -79,6 +83,7 @@ def plan(
     like: codec.Forms,
     names: Sequence[str],
     everyone: Sequence[str],
+    privacy: PartyPrivacy | None = None,
 ) -> PlannedSum:
     """The sum of a call to the parties `names`. Raises RecipeError where it would not hide their replies."""
     check_installed()
@@ -92,7 +97,7 @@ def plan(
     if why := too_few(settings, len(names)):
         raise RecipeError(f"step {step}: {why}", where=WHERE)
     try:
-        hidden = HiddenMeans.of(settings, declaration, asked_for(means), like, len(names))
+        hidden = HiddenMeans.of(settings, declaration, asked_for(means), like, len(names), privacy)
     except ValueError as error:
         raise RecipeError(f"step {step}: {error}", where=WHERE) from error
     dropouts, corrupt = settings.bounds(len(names))

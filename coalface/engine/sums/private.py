@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +20,7 @@ from coalface.engine.run_state import Call
 from coalface.engine.sums.opened import Opened
 from coalface.engine.sums.running import RunningMean
 from coalface.privacy import noise
-from coalface.privacy.accountant import Drawn, Mechanism, epsilon
+from coalface.privacy.accountant import Drawn, Mechanism, concentrated_epsilon, epsilon
 from coalface.privacy.correlated import inverse
 from coalface.privacy.dp import AdaptiveClip, Draws, PartyPrivacy, check_call, summed
 
@@ -33,20 +33,34 @@ class PrivateSums:
     """The noised sums of a run, which `opened.jsonl` lists: C, and ε, follow from its lines alone.
 
     `secret` is what the noise is drawn from; in a simulation it is None, and `seed` takes its place. `stages` are the
-    method's stages in their order. A sum that a resumed run repeats is the same sum with the same noise, and counts
-    once; where it would be another one the round is abandoned, as by `coalface.engine.sums.opened`.
+    method's stages in their order. With `shares` the sums are secure ones, in which each party has put its share of the
+    noise: a party has then spent ρ of the sums that it was asked for. A sum that a resumed run repeats is the same sum
+    with the same noise, and counts once; where it would be another one the round is abandoned, as by
+    `coalface.engine.sums.opened`.
     """
 
     def __init__(
-        self, settings: PartyPrivacy, opened: Opened, stages: Sequence[str], *, secret: bytes | None, seed: int
+        self,
+        settings: PartyPrivacy,
+        opened: Opened,
+        stages: Sequence[str],
+        *,
+        secret: bytes | None,
+        seed: int,
+        shares: bool = False,
     ) -> None:
-        self.settings, self.opened = settings, opened
+        self.settings, self.opened, self._shares = settings, opened, shares
         self.secret = noise.seeded_secret(seed) if secret is None else secret
         self.seed = seed if secret is None else int.from_bytes(secret, "little")
         """Of the server's other streams: who is drawn may not be known either."""
         self.draws = Draws(settings.sampling)
         self._simulated = secret is None
         self._stages = {name: place for place, name in enumerate(stages)}
+
+    @property
+    def hides_draws(self) -> bool:
+        """Whether ε counts on nobody knowing who was drawn in this round; a secure sum tells it to its parties."""
+        return self.draws.are_secret and not self._shares
 
     def begin_round(self, number: int) -> None:
         """Forget the draws of the round before."""
@@ -71,9 +85,21 @@ class PrivateSums:
             self._check_target([line])
         return ClippedSums(self, call, means, len(everyone), codec.forms(reply, [common]), line)
 
+    def admit(self, call: Call, rho: float) -> dict[str, Any]:
+        """What the line of a secure sum of so much ρ says, once it is opened. Raises TargetReached."""
+        line = {"drawn": _as_line(self.draws.of(call.to)), "asked": [*call.to], "rho": _number(rho)}
+        if (call.stage, call.round, call.call) not in self.opened.entries:
+            self._check_target([line])
+        return line
+
     def check_round(self, stage: str, number: int) -> None:
-        """Raise TargetReached where a round that asks for as many sums as the one before it would pass the target."""
+        """Raise TargetReached where a round that asks for as many sums as the one before it would pass the target.
+
+        Of drawn parties whose noise is in shares nobody knows whom it asks: then the sum itself is not asked for.
+        """
         before = [entry for entry in self._lines() if (entry["stage"], entry["round"]) == (stage, number - 1)]
+        if self._shares and any(entry["drawn"] for entry in before):
+            return
         coming = [entry | {"round": number} for entry in before]
         self._check_target([e for e in coming if (stage, number, e["call"]) not in self.opened.entries])
 
@@ -134,14 +160,23 @@ class PrivateSums:
             "sampling": self.settings.sampling,
             "bands": self.settings.bands,
             "sums": len(self.opened.entries),
-            "noise": "seed" if self._simulated else "secret",
+            "noise": "seed" if self._simulated else "shares" if self._shares else "secret",
         }
 
     def _lines(self) -> list[dict[str, Any]]:
         return list(self.opened.entries.values())
 
     def _epsilon(self, lines: Sequence[Mapping[str, Any]]) -> float:
-        """ε of lines; sums over the parties of one draw are one mechanism, √k times as loud."""
+        """ε of lines; sums over the parties of one draw are one mechanism, √k times as loud.
+
+        Of shares that of the party with the most: whom a round asks follows from no images, and is known.
+        """
+        if self._shares:
+            spent: defaultdict[str, float] = defaultdict(float)
+            for line in lines:
+                for party in line["asked"]:
+                    spent[party] += math.inf if line["rho"] is None else line["rho"]
+            return concentrated_epsilon(max(spent.values(), default=0.0), self.settings.delta)
         if self.settings.sampling == "cyclic":
             return epsilon(dict(map(self._stage_mechanism, self._by_stage(lines))), self.settings.delta)
         sums = Counter((e["stage"], e["round"], tuple(e["drawn"])) if e["drawn"] else (i,) for i, e in enumerate(lines))

@@ -20,6 +20,7 @@ from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Call, PartyStats
 from coalface.engine.sums.hidden import HiddenMeans, asked_for
 from coalface.engine.transport import Reply
+from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.secure import WHERE, SecureSettings, check_call, too_few
 from coalface.privacy.secure_sums import messages
 from coalface.privacy.secure_sums.client import Verify
@@ -56,6 +57,7 @@ class SecureReplies(Replies):
         party_stats: Mapping[str, PartyStats],
         everyone: Sequence[str],
         verify: Verify | None = None,
+        privacy: PartyPrivacy | None = None,
     ) -> None:
         super().__init__(call, failed, policy, party_stats)
         check_call(call.step, declaration, means, everyone)
@@ -66,7 +68,7 @@ class SecureReplies(Replies):
         common = call.common.message(declaration.common) if call.common and declaration.common else None
         asked, like = asked_for(means), codec.forms(reply, [common])
         try:
-            self._hidden = HiddenMeans.of(settings, declaration, asked, like, len(call.to))
+            self._hidden = HiddenMeans.of(settings, declaration, asked, like, len(call.to), privacy)
         except ValueError as error:
             raise RecipeError(f"step {call.step}: {error}", where=WHERE) from error
         self._context = self._hidden.context(settings, policy.run, call.stage, call.round, call.call)
@@ -179,6 +181,11 @@ class SecureReplies(Replies):
                 self._sum.confirmed(party, messages.as_bytes(tensor))
             case _:
                 self._sum.unmasked(party, messages.unpack_rows(self._sum.holders(party), tensor))
+
+    @property
+    def rho(self) -> float:
+        """See `HiddenMeans.rho`."""
+        return self._hidden.rho
 
     def aggregated(self) -> dict[str, Any]:
         """Every mean by its name, once the sum is opened."""

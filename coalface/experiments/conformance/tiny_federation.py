@@ -227,7 +227,7 @@ def run(
     world = build()
     conduct = RoundPolicy("test", **rules)
     settings: dict[str, Any] = {"numerics": numerics, "save_replies": save_replies, "templates": conduct.templates}
-    party_setup = setup(method, folder, build, seed=conduct.seed, secure=secure, **settings)
+    party_setup = setup(method, folder, build, seed=conduct.seed, secure=secure, privacy=privacy, **settings)
     carrier = transport(party_setup, world)
     try:
         server = Server(

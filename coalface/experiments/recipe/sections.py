@@ -240,7 +240,8 @@ class Privacy(Section):
     """What protects the parties, and proves what was sent."""
 
     dp: Annotated[PartyPrivacy, Settings("privacy.dp", PartyPrivacy)] | None = None
-    """Differential privacy by party: each update is clipped, and the server adds noise to their sum. None: neither."""
+    """Differential privacy by party: each update is clipped, and the server adds noise to their sum; with `secure` the
+    parties do both. None: neither."""
     secure: Annotated[SecureSettings, Settings("privacy.secure", SecureSettings, switch=True)] | None = None
     """Secure sums: the server learns the sum of the parties' replies, and no part of it. `true` for the usual settings.
     None or `false`: it is sent each party's reply."""

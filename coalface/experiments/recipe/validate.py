@@ -14,6 +14,7 @@ from coalface.methods import METHODS
 from coalface.models import BACKBONES
 from coalface.privacy import secure
 from coalface.privacy.dp import BATCHED, COUNTERSIGNED
+from coalface.privacy.secure import SecureSettings
 
 _DEFAULTS = dict(Validator())
 
@@ -86,7 +87,6 @@ def check_secure(recipe: Recipe) -> None:
     if engine.client_batch:
         raise RecipeError(secure.BATCHED, where="engine.client_batch")
     needs = {
-        "privacy.dp": (recipe.dp, "the server clips each party's update before it adds noise"),
         "engine.aggregator": (engine.aggregator, "a robust mean compares the parties' updates"),
         "engine.max_update_norm": (engine.max_update_norm, "it bounds each party's update by the others'"),
         "engine.max_share": (engine.max_share, "it bounds a party's images by the others': use most_images"),
@@ -100,6 +100,14 @@ def check_secure(recipe: Recipe) -> None:
                 f"{why}, and with privacy.secure the server sees none singly. Remove this key, or privacy.secure",
                 where=where,
             )
+    if recipe.dp is not None:
+        for key in ("clip", "fraction_bits"):
+            if getattr(recipe.secure, key) != getattr(SecureSettings(), key):
+                raise RecipeError(
+                    "privacy.dp.clip bounds all of a party's numbers together, and the bits follow from it; remove "
+                    "this key",
+                    where=f"privacy.secure.{key}",
+                )
 
 
 def check_public_start(recipe: Recipe) -> None:

@@ -197,7 +197,9 @@ def _tiles(run: Run, evaluated: Sequence[str]) -> list[Tile]:
     if privacy := mapping(run.summary.get("privacy")):
         spent, delta, z = (number(privacy.get(k)) for k in ("epsilon", "delta", "noise_multiplier"))
         bound = "none" if spent is None else f"{spent:.2f}"
-        tiles.append(Tile("ε, each party", bound, f"δ = {delta or 0:g}, noise {z or 0:g}; not towards the server"))
+        hidden = mapping(run.config.get("privacy")).get("secure")
+        against = "towards the server too" if hidden else "not towards the server"
+        tiles.append(Tile("ε, each party", bound, f"δ = {delta or 0:g}, noise {z or 0:g}; {against}"))
     if templates := mapping(run.summary.get("templates")):
         spent, delta, z = (number(templates.get(k)) for k in ("epsilon", "delta", "noise_multiplier"))
         tiles.append(

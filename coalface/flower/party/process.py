@@ -69,7 +69,8 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     key = node_config.get("key")
     vault = rekey.vault(Path(str(key)), loaded.name, name) if key else None
     parts = Parts(loaded)
-    setup = Setup(parts.method, lambda: data, parts.numerics(), loaded.seed, folder, secure=loaded.secure)
+    hides: dict[str, Any] = {"secure": loaded.secure, "privacy": loaded.dp}
+    setup = Setup(parts.method, lambda: data, parts.numerics(), loaded.seed, folder, **hides)
     setup.prepare()
     public = None if data.public is None else data.public.who
     context = replace(setup.context(data), flush=True, vault=vault)

@@ -54,9 +54,10 @@ class Layout:
     the even one of two. That draws nothing, so the same request has the same bytes; the error is at most half a step,
     of either sign, and has no part that grows with x.
 
-    Of n parties Σ|q| ≤ W·c·2^f·(1+u) + n/2, with u = 2^-53 for the product in float64. The ring is the narrowest of 32
-    and 64 bits with 2^(bits-1) above that for every tensor, and above the n·`heaviest` that weights could add up to; a
-    ValueError says where neither is. So the sum is that of the integers, not only modulo 2^bits.
+    Of n parties Σ|q| ≤ W·c·2^f·(1+u) + n/2, with u = 2^-53 for the product in float64, and `noise` more where parties
+    add some. The ring is the narrowest of 32 and 64 bits with 2^(bits-1) above that for every tensor, and above the
+    n·`heaviest` that weights could add up to; a ValueError says where neither is. So the sum is that of the integers,
+    not only modulo 2^bits.
 
     With m parties of total weight w the mean that `decode` gives is off from the exact one of what was cut off by at
     most m / (2^(f+1)·w) + 2^-51·c: half a step a party, then the product, the conversion to float64 and the quotient.
@@ -73,6 +74,8 @@ class Layout:
 
     means: Mapping[str, HiddenMean]
     parties: int
+    noise: int = 0
+    """What the parties' noise adds to an entry of a tensor, at most."""
 
     def __post_init__(self) -> None:
         for name, mean in self.means.items():
@@ -108,8 +111,10 @@ class Layout:
         )
 
     def _largest(self, mean: str, summand: Summand) -> Fraction:
-        return self.total(mean) * Fraction(summand.clip) * 2**summand.fraction_bits * (1 + _UNIT) + Fraction(
-            self.parties, 2
+        return (
+            self.total(mean) * Fraction(summand.clip) * 2**summand.fraction_bits * (1 + _UNIT)
+            + Fraction(self.parties, 2)
+            + self.noise
         )
 
     @property
@@ -120,7 +125,8 @@ class Layout:
     @property
     def digest(self) -> bytes:
         """32 bytes that stand for all of it, for `SumContext.layout`."""
-        text = json.dumps([list(self.means), [dataclasses.asdict(mean) for mean in self.means.values()], self.parties])
+        about = [list(self.means), [dataclasses.asdict(mean) for mean in self.means.values()], self.parties]
+        text = json.dumps([*about, self.noise] if self.noise else about)
         return hashlib.sha256(text.encode()).digest()
 
     def error(self, mean: str, tensor: str, parties: int, weight: int) -> float:
