@@ -114,13 +114,15 @@ def concentrated_epsilon(rho: float, delta: float) -> float:
     """ε at δ of ρ-concentrated differential privacy: D_α ≤ ρ α for all orders α. ρ adds up over sums, such as those of
     `coalface.privacy.noise_shares`; draws of the parties take nothing from it.
 
-    The conversion is that of Canonne, Kamath & Steinke (NeurIPS 2020), Proposition 12, at the best of some orders.
+    The conversion is that of Canonne, Kamath & Steinke (NeurIPS 2020), Proposition 12, at the best of some orders near
+    1 + √(ln(1/δ) / ρ), where ρ α + ln(1/δ) / (α − 1) is least.
     Raises RecipeError where the package is not installed.
     """
     if rho in (0.0, math.inf):
         return rho
     package, rdp = _package("dp_accounting"), _package("dp_accounting.rdp")
-    return float(rdp.RdpAccountant(_ORDERS).compose(package.ZCDpEvent(rho)).get_epsilon(delta))
+    orders = [1 + place / 20 * math.sqrt(-math.log(delta) / rho) for place in range(10, 31)]
+    return float(rdp.RdpAccountant(orders).compose(package.ZCDpEvent(rho)).get_epsilon(delta))
 
 
 def _replaced(mechanisms: list[tuple[Mechanism, int]], delta: float) -> float:
