@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from commands import invoked
-from federations import DAY, FEDERATION, NOW, write_federation
+from federations import DAY, FEDERATION, NOW, RECIPE, write_federation
 
 from coalface.core.errors import RecipeError
 from coalface.flower.provision import certificates, verify
@@ -114,6 +114,49 @@ def test_each_harm_is_a_line_that_begins_with_its_place(kits: Path, harm: Any, f
     faults = verify.check(kits, NOW)
     assert any(re.match(fault, line) for line in faults), faults
     assert all("\n" not in line and ": " in line for line in faults)
+
+
+@pytest.fixture(scope="module")
+def hiding_kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a recipe with secure sums, and of parties that encrypt."""
+    folder = tmp_path_factory.mktemp("hiding")
+    file = write_federation(folder, encrypt=True)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"method": "fedavg", "privacy": {"secure": True}}))
+    return provisioning.make(file, folder / "kits", NOW)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lacking"),
+    [
+        ("secure=true dropouts=0.3 corrupt=0.1", "", ["secure=true", "dropouts=0.3", "corrupt=0.1"]),
+        ("secure=true", "secure=false", ["secure=true"]),
+        ("dropouts=0.3", "dropouts=0.33", ["dropouts=0.3"]),
+        ("corrupt=0.1", "corrupt=0.01", ["corrupt=0.1"]),
+        ("--node-config", '--node-config "" #', ["names=", "sign=", "secure=true", "dropouts=0.3", "corrupt=0.1"]),
+        (r" names=\"$here/names.json\"", "", ["names="]),
+        (r"sign=\"$here/node.key\"", r"sign=\"/tmp/other.key\"", ["sign="]),
+        ('"$@"', '--node-config "secure=true" "$@"', ["names=", "sign=", "dropouts=0.3", "corrupt=0.1"]),
+        ("secure=true dropouts=0.3 corrupt=0.1", "corrupt=0.1 secure=true dropouts=0.3", []),
+    ],
+)
+def test_a_start_script_that_holds_its_node_to_less_than_the_recipe_hides_is_named(
+    hiding_kits: Path, tmp_path: Path, old: str, new: str, lacking: list[str]
+) -> None:
+    kits = Path(shutil.copytree(hiding_kits, tmp_path / "kits"))
+    assert verify.check(kits, NOW) == []
+    edited(kits / "parties/clinic/start.sh", old, new)
+    lines = [line for line in verify.check(kits, NOW) if "--node-config" in line]
+    assert bool(lines) is bool(lacking) and len(lines) <= 1
+    for line in lines:
+        named = line.partition(" lacks ")[2].partition(" in its --node-config")[0].split()
+        assert line.startswith("parties/clinic/start.sh lacks ") and len(named) == len(lacking), line
+        assert all(word.startswith(start) for word, start in zip(named, lacking, strict=True)), line
+
+
+def test_pins_of_a_recipe_that_cannot_be_read_are_not_called_right(kits: Path) -> None:
+    (kits / "operator/project/recipe.yaml").write_text("rounds: many")
+    (line,) = verify.check(kits, NOW)
+    assert line.startswith("operator/project/recipe.yaml cannot be read")
 
 
 def test_the_command_prints_the_faults_and_ends_with_status_1(kits: Path) -> None:

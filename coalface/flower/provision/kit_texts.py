@@ -12,8 +12,6 @@ from coalface.privacy.secure import SecureSettings
 
 ANY, ANY_6 = "0.0.0.0", "::"
 """All addresses of a machine."""
-KEY = r" key=\"$here/node.key\""
-"""What else a node's configuration says where the party encrypts its private state."""
 TEMPLATES.filters["bracketed"] = bracketed
 
 
@@ -50,8 +48,8 @@ def render_kits(
             "data": party.data,
             "place": f"`{party.data}`" if party.data is not None else "what COALFACE_DATA names",
             "port": _port(config, number),
-            "key": KEY if config.encrypts(name) else "",
-            "secure": _pinned(secure),
+            "encrypts": config.encrypts(name),
+            "pins": pins(secure),
             "file": yaml.safe_dump(file, sort_keys=False, allow_unicode=True),
             "brings": "data" in file,
         }
@@ -65,9 +63,9 @@ def render_flower_config(config: ProvisionConfig, root: str) -> str:
     return render("kits/operator/flower/config.toml", name=config.name, link=config.superlink, root=root)
 
 
-def _pinned(secure: SecureSettings | None) -> str:
+def pins(secure: SecureSettings | None) -> list[str]:
     """What else a node's configuration says where the recipe has secure sums: see `coalface.flower.party.process`."""
-    return "" if secure is None else f" secure=true dropouts={secure.dropouts:g} corrupt={secure.corrupt:g}"
+    return [] if secure is None else ["secure=true", f"dropouts={secure.dropouts:g}", f"corrupt={secure.corrupt:g}"]
 
 
 def _outside(config: ProvisionConfig) -> str:

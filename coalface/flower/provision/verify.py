@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import json
 import os
+import shlex
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import TypeVar
 
 from coalface.core import disk
 from coalface.core.errors import RecipeError
-from coalface.experiments.recipe import party_file
+from coalface.experiments.recipe import loader, party_file
 from coalface.flower.provision import certificates, kit_texts, project
 from coalface.flower.provision.project import ProvisionConfig
+from coalface.privacy.secure import SecureSettings
 
 T = TypeVar("T")
 
@@ -25,6 +27,10 @@ LARGEST = 1 << 16
 """Bytes of the largest file that is looked into for a private key; one takes below a kilobyte."""
 AGAIN = "make new kits and hand them out"
 LINK_OPTIONS = ("--enable-supernode-auth", "--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile", "--isolation")
+NODE_SIGNS = ("names=$here/names.json", "sign=$here/node.key")
+"""What a node's configuration says of whose signatures count in secure sums, and by which key the node signs."""
+NODE_KEY = "key=$here/node.key"
+"""What else it says where the party encrypts its private state."""
 NODE_OPTIONS = ("--root-certificates", "--auth-supernode-private-key", "--isolation")
 
 
@@ -140,26 +146,60 @@ def _party_files(kits: Path, config: ProvisionConfig) -> Iterator[str]:
 
 
 def _scripts(kits: Path, config: ProvisionConfig) -> Iterator[str]:
-    """Start scripts must ask for TLS and for the parties' keys: without, a run goes on and protects nobody.
+    """Start scripts must ask for TLS and for the parties' keys, and hold a node to the secure sums that were agreed to:
+    without, a run goes on and protects nobody.
 
     A party that encrypts must be given its key, and no other: state begun the other way is refused.
     """
+    faults: list[str] = []
+    secure = _secure(kits, faults)
     options = {"superlink": LINK_OPTIONS} | {f"parties/{name}": NODE_OPTIONS for name in config.parties}
     for kit, needed in options.items():
-        script = kits / kit / "start.sh"
-        if not script.is_file():
+        if not (kits / kit).is_dir() or (words := _read(kits, f"{kit}/start.sh", _command, faults)) is None:
             continue
-        text = script.read_text(encoding="utf-8", errors="replace")
-        words = text.partition("exec flower-")[2].split()
         if lacking := [option for option in needed if option not in words]:
             yield f"{kit}/start.sh lacks {', '.join(lacking)}: put it back, or {AGAIN}"
         if "--insecure" in words:
             yield f"{kit}/start.sh has --insecure, which switches TLS off: remove it"
-        name, encrypts = kit.removeprefix("parties/"), kit_texts.KEY in text
-        if name in config.parties and encrypts != config.encrypts(name):
-            does = "encrypts the private state" if encrypts else "leaves the private state in the clear"
-            rule = f"`encrypt` {str(not encrypts).lower()}"
-            yield f"{kit}/start.sh {does}, and federation.yaml has {rule} for it: mend one of them"
+        name = kit.removeprefix("parties/")
+        if name in config.parties:
+            yield from _node_config(kit, words, config.encrypts(name), secure)
+    yield from faults
+
+
+def _node_config(kit: str, words: list[str], encrypts: bool, secure: SecureSettings | None) -> Iterator[str]:
+    """What a node is told of its party, which no server changes."""
+    node = shlex.split(dict(zip(words, words[1:], strict=False)).get("--node-config", ""))
+    if lacking := [word for word in (*NODE_SIGNS, *kit_texts.pins(secure)) if word not in node]:
+        yield (
+            f"{kit}/start.sh lacks {' '.join(lacking)} in its --node-config, by which the node is held to the recipe's "
+            f"secure sums: put it back, or {AGAIN}"
+        )
+    if (NODE_KEY in node) != encrypts:
+        does = "leaves the private state in the clear" if encrypts else "encrypts the private state"
+        yield (
+            f"{kit}/start.sh {does}, and federation.yaml has `encrypt` {str(encrypts).lower()} for it: mend one of them"
+        )
+
+
+def _secure(kits: Path, faults: list[str]) -> SecureSettings | None:
+    """What the operator's recipe has of secure sums; None as well where the operator's kit has been handed out."""
+    recipe = kits / "operator" / "project" / "recipe.yaml"
+    if not (kits / "operator").is_dir():
+        return None
+    try:
+        return loader.load(recipe).secure
+    except (RecipeError, OSError) as error:
+        faults.append(f"operator/project/recipe.yaml cannot be read ({disk.explained(error)}): {AGAIN}")
+        return None
+
+
+def _command(script: bytes) -> list[str]:
+    """The words of the command that a start script ends in."""
+    _, begins, command = script.decode().replace("\\\n", "").partition("exec flower-")
+    if not begins:
+        raise ValueError("it starts no part of Flower")
+    return shlex.split(command, comments=True)
 
 
 def _strays(kits: Path, config: ProvisionConfig) -> Iterator[str]:
