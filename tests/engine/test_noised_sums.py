@@ -449,6 +449,19 @@ def test_the_target_ends_a_run_before_the_round_that_would_pass_it(tmp_path: Pat
     assert ran.server.ended.startswith("after round 2 of 5")
 
 
+def test_a_party_counts_by_its_own_ledger_and_ends_at_its_target_whatever_the_server_says(tmp_path: Path) -> None:
+    """The server knows no target. Each party masks two vectors; those of a round that is abandoned count."""
+    privacy = dataclasses.replace(NOISED, target_epsilon=epsilon_by_hand(1.0) * 1.01)
+
+    class Both(away({"unmask": ["silo-0", "silo-1"]}, rounds=[1])):  # type: ignore[misc]
+        def __init__(self, setup: Any, world: Any) -> None:
+            super().__init__(dataclasses.replace(setup, privacy=privacy), world)
+
+    run(Moves(rounds=4), tmp_path, FIVE, transport=Both, secure=SECURE, privacy=NOISED, **LOSE)
+    assert [line["abandoned"] for line in metrics(tmp_path)] == [True, False, True, True]
+    assert "target_epsilon" in metrics(tmp_path)[2]["failed"]["silo-3"] and len(opened(tmp_path)) == 2
+
+
 def test_two_sums_a_round_are_two_that_a_party_has_spent(tmp_path: Path) -> None:
     method, build = worlds.recipe("mime", rounds=1)
     ran = run(method, tmp_path, build, secure=SECURE, privacy=dataclasses.replace(NOISED, clip=1.0))

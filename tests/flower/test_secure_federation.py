@@ -22,9 +22,15 @@ from coalface.engine.transport import RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.flower.party import process, rekey
-from coalface.flower.provision import certificates
+from coalface.flower.provision import certificates, kit_texts
 
 RECIPE: dict[str, Any] = {**FACES, "privacy": {"secure": True}, "engine": {**FACES["engine"], "on_error": "exclude"}}
+
+
+JOINED: dict[str, Any] = {
+    "secure": {},
+    "dp": {"noise_multiplier": 2.0, "clip": 1.0, "target_epsilon": 8.0, "delta": 1e-5},
+}
 
 
 @pytest.fixture
@@ -131,6 +137,55 @@ def test_a_node_takes_part_in_no_run_that_hides_less_than_it_asks_for(
     with nullcontext() if joins else pytest.raises(RecipeError) as refused:
         assert process.take(recipe, node_config, changes).name == "silo-00"
     assert joins or refused.value.where == "privacy.secure"
+
+
+@pytest.mark.parametrize(
+    ("changes", "joins"),
+    [
+        ({}, True),
+        ({"privacy.dp.noise_multiplier": 3.0}, True),
+        ({"privacy.dp.target_epsilon": 5.0}, True),
+        ({"privacy.dp": None}, False),
+        ({"privacy.dp.noise_multiplier": 1.9}, False),
+        ({"privacy.dp.delta": 1e-3}, False),
+        ({"privacy.dp.target_epsilon": 9.0}, False),
+    ],
+)
+def test_a_node_takes_part_in_no_run_with_less_noise_than_its_kit_says(
+    tmp_path: Path, changes: dict[str, Any], joins: bool
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"privacy": JOINED}))
+    loaded = loader.load(tmp_path / "recipe.yaml")
+    words = dict(word.split("=") for word in kit_texts.pins(loaded.privacy))
+    node_config = {"party": "silo-00", "home": str(tmp_path / "home"), **words}
+    with nullcontext() if joins else pytest.raises(RecipeError) as refused:
+        assert process.take(tmp_path / "recipe.yaml", node_config, changes).name == "silo-00"
+    assert joins or refused.value.where == "privacy.dp"
+
+
+def test_over_flower_the_noise_is_the_parties_and_is_counted_as_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of secrets that the seed does not tell: another model each time, and the same ε. Without noise, the same bytes."""
+    models, spent = set[bytes](), []
+    for z, places in ((2.0, ("here", "there", "again")), (0.0, ("here", "there"))):
+        for place in places:
+            out = tmp_path / f"{z:g}-{place}"
+            out.mkdir()
+            recipe = out / "recipe.yaml"
+            noised = JOINED["dp"] | {"noise_multiplier": z} | ({} if z else {"target_epsilon": None})
+            recipe.write_text(yaml.safe_dump(RECIPE | {"privacy": JOINED | {"dp": noised}}))
+            if place == "here":
+                experiment.run(loader.load(recipe), out / "there", Silent(), report=False)
+            else:
+                signed_run(recipe, out, monkeypatch)
+            models.add((out / "there" / "model" / "backbone.safetensors").read_bytes())
+            summary = json.loads((out / "there" / "summary.json").read_text())["privacy"]
+            spent.append((summary["epsilon"], summary["sums"], summary["noise"]))
+            assert not (out / "there" / "noise.key").exists() or place != "here"
+    assert len(models) == 3 + 1
+    assert len({epsilon for epsilon, *_ in spent[:3]}) == 1 and 0 < spent[0][0] < 8
+    assert [noise for *_, noise in spent] == ["seed", "shares", "shares", "seed", "shares"]
 
 
 def test_no_party_tells_the_server_how_much_it_has(

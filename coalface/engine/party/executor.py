@@ -197,6 +197,8 @@ class PartyExecutor:
             raise Withheld(f"{request.where}: the party has not run this step from the state that is named")
         try:
             hidden = secure.HiddenReply.read(commit)
+            if stage == "mask":
+                self.context.sums.check_target(hidden, self.ledger)
             member = hidden.member(self.name, self.context.sums.secret(self.name), request.base)
             reply = secure.answer(self.context.sums, hidden, member, request)
         except ValueError as error:

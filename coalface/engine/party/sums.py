@@ -18,7 +18,8 @@ from coalface.core.steps import StepDeclaration
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.request import Request, Withheld
 from coalface.engine.sums.hidden import HiddenMeans
-from coalface.privacy import noise
+from coalface.privacy import ledger, noise
+from coalface.privacy.accountant import concentrated_epsilon
 from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.secure_sums import client, messages
@@ -64,6 +65,23 @@ class PartySums:
         noised = [hidden.vector.data.cast("B").tobytes()] if hidden.rho is not None else []
         digest = hashlib.sha256(joined(*sorted(survivors), *noised)).digest()
         _answers(self.every_run / f"{party}.jsonl", self.flush).record(hidden.work, "parties", digest)
+
+    def check_target(self, hidden: HiddenReply, path: Path) -> None:
+        """Raise ValueError where a vector would leave once more than the target of `privacy.dp` allows, by the ledger.
+
+        So a party need not rely on the server to count. It counts what has left in a round that was abandoned too.
+        """
+        target = None if self.privacy is None else self.privacy.target_epsilon
+        if self.privacy is None or target is None or hidden.rho is None:
+            return
+        lines = (line for _, line in ledger.lines(path) if "rho" in line) if path.exists() else ()
+        spent = {(line["stage"], line["round"], line["call"]): float(line["rho"]) for line in lines}
+        spent[hidden.context.stage, hidden.context.round, hidden.context.call] = hidden.rho
+        if (epsilon := concentrated_epsilon(sum(spent.values()), self.privacy.delta)) > target:
+            raise ValueError(
+                f"by what has left this party ε would be {epsilon:.4g} at δ = {self.privacy.delta:g}, and "
+                f"privacy.dp.target_epsilon is {target:g}"
+            )
 
     def hide(self, request: Request, declaration: StepDeclaration, reply: Any, like: codec.Forms) -> HiddenReply:
         """The reply of a step, hidden. Raises Refused or SecureSumError where it cannot be summed.

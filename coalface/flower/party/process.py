@@ -24,6 +24,7 @@ from coalface.engine.party.service import Data, PartyService, Said
 from coalface.engine.party.setup import Setup
 from coalface.engine.party.sums import PartySums
 from coalface.experiments import provenance
+from coalface.experiments.recipe.sections import Privacy
 from coalface.experiments.setup import party_data
 from coalface.experiments.setup.parts import Parts
 from coalface.flower.app.server import read
@@ -57,7 +58,7 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     """
     root, name = home(node_config), str(node_config["party"])
     loaded = read(recipe, run_config)
-    _check_pinned(loaded.secure, node_config)
+    _check_pinned(loaded.privacy, node_config)
     file = node_config.get("data")
     with telling_passed_over(logging.getLogger(__name__).warning):
         data = party_data.party_data(loaded, name, Path(str(file)) if file else None)
@@ -83,10 +84,11 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     return PartyService(name, member, context, loaded.name, public=public, code=provenance.code_digest(loaded))
 
 
-def _check_pinned(secure: SecureSettings | None, node_config: Mapping[str, Any]) -> None:
+def _check_pinned(privacy: Privacy, node_config: Mapping[str, Any]) -> None:
     """Raise RecipeError where a run hides less than the node's configuration asks for: the server changes recipes."""
     if not node_config.get("secure"):
         return
+    secure, dp = privacy.secure, privacy.dp
     dropouts, corrupt = (float(node_config.get(key, getattr(SecureSettings, key))) for key in ("dropouts", "corrupt"))
     if secure is None or secure.dropouts > dropouts or secure.corrupt < corrupt:
         raise RecipeError(
@@ -94,6 +96,20 @@ def _check_pinned(secure: SecureSettings | None, node_config: Mapping[str, Any])
             "more, and the run has others or none: have it run by the recipe that the parties agreed to, or begin the "
             "node with another configuration (secure, dropouts, corrupt)",
             where="privacy.secure",
+        )
+    noise, delta, target = (node_config.get(key) for key in ("noise_multiplier", "delta", "target_epsilon"))
+    if noise is not None and (
+        dp is None
+        or dp.noise_multiplier < float(noise)
+        or (delta is not None and dp.delta > float(delta))
+        or (target is not None and (dp.target_epsilon is None or dp.target_epsilon > float(target)))
+    ):
+        ends = "" if target is None else f", that ends at ε = {float(target):g} for δ = {float(delta or 0):g}"
+        raise RecipeError(
+            f"this node's vectors leave with noise of {float(noise):g} or more times the clip{ends}, and the run has "
+            "less or none: have it run by the recipe that the parties agreed to, or begin the node with another "
+            "configuration (noise_multiplier, delta, target_epsilon)",
+            where="privacy.dp",
         )
 
 

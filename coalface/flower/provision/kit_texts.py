@@ -6,21 +6,19 @@ import datetime
 
 import yaml
 
+from coalface.experiments.recipe.sections import Privacy
 from coalface.flower.app.templates import TEMPLATES, render
 from coalface.flower.provision.project import LOOPBACK, LOOPBACK_6, ProvisionConfig, bracketed
-from coalface.privacy.secure import SecureSettings
 
 ANY, ANY_6 = "0.0.0.0", "::"
 """All addresses of a machine."""
 TEMPLATES.filters["bracketed"] = bracketed
 
 
-def render_kits(
-    config: ProvisionConfig, now: datetime.datetime, fingerprint: str, secure: SecureSettings | None = None
-) -> dict[str, str]:
+def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: str, privacy: Privacy) -> dict[str, str]:
     """Path in the kits -> text, of all scripts and papers but Flower's configuration.
 
-    With `secure`, by the recipe, no party takes part in a run that protects it less.
+    `privacy` is the recipe's: with secure sums no party takes part in a run that protects it less.
     """
     link, outside = config.superlink, _outside(config)
     bind = outside if link.loopback_port is None else "127.0.0.1"
@@ -49,7 +47,8 @@ def render_kits(
             "place": f"`{party.data}`" if party.data is not None else "what COALFACE_DATA names",
             "port": _port(config, number),
             "encrypts": config.encrypts(name),
-            "pins": pins(secure),
+            "pins": pins(privacy),
+            "noised": privacy.secure is not None and privacy.dp is not None,
             "file": yaml.safe_dump(file, sort_keys=False, allow_unicode=True),
             "brings": "data" in file,
         }
@@ -63,9 +62,15 @@ def render_flower_config(config: ProvisionConfig, root: str) -> str:
     return render("kits/operator/flower/config.toml", name=config.name, link=config.superlink, root=root)
 
 
-def pins(secure: SecureSettings | None) -> list[str]:
+def pins(privacy: Privacy) -> list[str]:
     """What else a node's configuration says where the recipe has secure sums: see `coalface.flower.party.process`."""
-    return [] if secure is None else ["secure=true", f"dropouts={secure.dropouts:g}", f"corrupt={secure.corrupt:g}"]
+    if (secure := privacy.secure) is None:
+        return []
+    words = ["secure=true", f"dropouts={secure.dropouts!r}", f"corrupt={secure.corrupt!r}"]
+    if (dp := privacy.dp) is not None:
+        words += [f"noise_multiplier={dp.noise_multiplier!r}", f"delta={dp.delta!r}"]
+        words += [f"target_epsilon={dp.target_epsilon!r}"] if dp.target_epsilon is not None else []
+    return words
 
 
 def _outside(config: ProvisionConfig) -> str:

@@ -16,9 +16,9 @@ from typing import TypeVar
 from coalface.core import disk
 from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import loader, party_file
+from coalface.experiments.recipe.sections import Privacy
 from coalface.flower.provision import certificates, kit_texts, project
 from coalface.flower.provision.project import ProvisionConfig
-from coalface.privacy.secure import SecureSettings
 
 T = TypeVar("T")
 
@@ -152,7 +152,7 @@ def _scripts(kits: Path, config: ProvisionConfig) -> Iterator[str]:
     A party that encrypts must be given its key, and no other: state begun the other way is refused.
     """
     faults: list[str] = []
-    secure = _secure(kits, faults)
+    privacy = _privacy(kits, faults)
     options = {"superlink": LINK_OPTIONS} | {f"parties/{name}": NODE_OPTIONS for name in config.parties}
     for kit, needed in options.items():
         if not (kits / kit).is_dir() or (words := _read(kits, f"{kit}/start.sh", _command, faults)) is None:
@@ -163,14 +163,14 @@ def _scripts(kits: Path, config: ProvisionConfig) -> Iterator[str]:
             yield f"{kit}/start.sh has --insecure, which switches TLS off: remove it"
         name = kit.removeprefix("parties/")
         if name in config.parties:
-            yield from _node_config(kit, words, config.encrypts(name), secure)
+            yield from _node_config(kit, words, config.encrypts(name), privacy)
     yield from faults
 
 
-def _node_config(kit: str, words: list[str], encrypts: bool, secure: SecureSettings | None) -> Iterator[str]:
+def _node_config(kit: str, words: list[str], encrypts: bool, privacy: Privacy) -> Iterator[str]:
     """What a node is told of its party, which no server changes."""
     node = shlex.split(dict(zip(words, words[1:], strict=False)).get("--node-config", ""))
-    if lacking := [word for word in (*NODE_SIGNS, *kit_texts.pins(secure)) if word not in node]:
+    if lacking := [word for word in (*NODE_SIGNS, *kit_texts.pins(privacy)) if word not in node]:
         yield (
             f"{kit}/start.sh lacks {' '.join(lacking)} in its --node-config, by which the node is held to the recipe's "
             f"secure sums: put it back, or {AGAIN}"
@@ -182,16 +182,16 @@ def _node_config(kit: str, words: list[str], encrypts: bool, secure: SecureSetti
         )
 
 
-def _secure(kits: Path, faults: list[str]) -> SecureSettings | None:
-    """What the operator's recipe has of secure sums; None as well where the operator's kit has been handed out."""
+def _privacy(kits: Path, faults: list[str]) -> Privacy:
+    """What the operator's recipe promises the parties; nothing as well where the operator's kit has been handed out."""
     recipe = kits / "operator" / "project" / "recipe.yaml"
     if not (kits / "operator").is_dir():
-        return None
+        return Privacy()
     try:
-        return loader.load(recipe).secure
+        return loader.load(recipe).privacy
     except (RecipeError, OSError) as error:
         faults.append(f"operator/project/recipe.yaml cannot be read ({disk.explained(error)}): {AGAIN}")
-        return None
+        return Privacy()
 
 
 def _command(script: bytes) -> list[str]:
