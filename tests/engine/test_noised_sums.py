@@ -37,7 +37,6 @@ from coalface.privacy.noise_shares import noise_share
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.secure_sums.context import SecureSumError
 from coalface.privacy.secure_sums.keys import derive
-from coalface.training.local_work import LocalTraining
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 
@@ -143,18 +142,6 @@ def away_singly(gone: dict[str, list[str]]) -> type[InProcess]:
     """As `away`, where replies come singly."""
     absent = {party for parties in gone.values() for party in parties}
     return changing(lambda request, reply: Unanswered("away") if request.party in absent else reply)
-
-
-@pytest.mark.parametrize("name", ["fedavg", "slowmo", "pfm", "mime", "mimelite", "feduv", "fedfr-joint", "scaffold"])
-def test_methods_come_to_the_state_of_a_trusted_server(tmp_path: Path, name: str) -> None:
-    """Of noise zero, but for the rounding: whole updates, several sums a round, and state at the parties."""
-    equal = {"weights": "equal", "local": LocalTraining(steps_per_round=2, batch_size=4, lr=0.05)}
-    method, build = worlds.recipe(name, rounds=1, **(equal if name == "scaffold" else {}))
-    settings: dict[str, Any] = {"privacy": PartyPrivacy(noise_multiplier=0.0, clip=1.0), "max_update_norm": 0.0}
-    trusted = run(method, tmp_path / "trusted", build, **settings)
-    joined = run(method, tmp_path / "joined", build, secure=SECURE, **settings)
-    for key, tensor in trusted.state.backbone.items():
-        torch.testing.assert_close(joined.state.backbone[key], tensor, rtol=1e-5, atol=1e-6)
 
 
 @dataclass(frozen=True, kw_only=True)

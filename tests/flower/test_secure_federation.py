@@ -166,7 +166,7 @@ def test_a_node_takes_part_in_no_run_with_less_noise_than_its_kit_says(
 def test_over_flower_the_noise_is_the_parties_and_is_counted_as_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of secrets that the seed does not tell: another model each time, and the same ε. Without noise, the same bytes."""
+    """Of secrets that the seed does not tell: another model each time, and one ε. Without noise, the same bytes."""
     models, spent = set[bytes](), []
     for z, places in ((2.0, ("here", "there", "again")), (0.0, ("here", "there"))):
         for place in places:

@@ -18,10 +18,13 @@ import pytest
 import torch
 from scipy import stats
 
+from coalface.core import codec
 from coalface.core.method import Federation, Mean, Method, Models, Party, Tensors, message, state, step
+from coalface.engine.sums.hidden import HiddenMeans
 from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run
-from coalface.privacy.accountant import Mechanism, epsilon
+from coalface.privacy.accountant import Mechanism, concentrated_epsilon, epsilon
 from coalface.privacy.dp import PartyPrivacy
+from coalface.privacy.secure import SecureSettings
 
 CANARIES, DELTA = 200, 1e-5
 
@@ -101,6 +104,39 @@ def test_the_bound_itself_on_randomised_response() -> None:
     scores = told + 1e-6 * rng.random(coins.shape)
     bounds = [least_epsilon(coin, score, 100) for coin, score in zip(coins, scores, strict=True)]
     assert np.mean(np.array(bounds) <= true) >= 0.95 and np.median(bounds) > 0.8
+
+
+def audited_in_shares(rounds: int, z: float) -> tuple[np.ndarray, np.ndarray, float]:
+    """(coins, scores, ε) where each canary adds its share of the noise; the masks, which leave sums as they are, are
+    left out. All shares are counted on, so there is no more noise than ε says.
+    """
+    rng, x = np.random.default_rng(3), np.zeros(CANARIES)
+    coins = rng.random(CANARIES) < 0.5
+    steps, secure = Canaries().steps["move"][1], SecureSettings(dropouts=0.0, corrupt=0.0)
+    like, asked = codec.forms(Point, [Point(x={"x": torch.zeros(CANARIES)})]), (("x", "parties"),)
+    hidden = HiddenMeans.of(secure, steps, asked, like, CANARIES, PartyPrivacy(noise_multiplier=z))
+    for _ in range(rounds):
+        total = 0
+        for place in range(CANARIES):
+            moved = torch.zeros(CANARIES)
+            moved[place] = 10.0 * bool(coins[place])
+            vector, void = hidden.encode_noised(Point(x={"x": moved}), lambda vector: rng)
+            assert not void
+            total = total + vector
+        x = x + hidden.decode(np.asarray(total)).mean(Mean("x"), CANARIES)["x"].numpy()
+    return coins, x, concentrated_epsilon(rounds * hidden.rho, DELTA)
+
+
+@pytest.mark.parametrize("z", [0.7, 1.5])
+def test_canaries_with_shares_of_noise_stay_under_epsilon(z: float) -> None:
+    coins, scores, bound = audited_in_shares(2, z)
+    assert 0.3 < least_epsilon(coins, scores, 40) < bound
+    assert epsilon({Mechanism(z): 2}, DELTA) < bound < 1.15 * epsilon({Mechanism(z): 2}, DELTA)
+
+
+def test_shares_that_are_left_out_are_found() -> None:
+    coins, scores, _ = audited_in_shares(2, 0.0)
+    assert least_epsilon(coins, scores, 150) > 2 * epsilon({Mechanism(4.0): 2}, DELTA)
 
 
 @pytest.mark.parametrize("z", [0.7, 1.5])

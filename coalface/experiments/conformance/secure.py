@@ -11,29 +11,43 @@ from coalface.experiments import plan
 from coalface.experiments.conformance.subject import Failure, Subject
 from coalface.experiments.conformance.tiny_federation import Ran, run
 from coalface.experiments.conformance.traffic import all_tensors
+from coalface.privacy.dp import WHERE as DP
+from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.secure import WHERE, SecureSettings
 
 SETTINGS = SecureSettings(clip=4096.0, fraction_bits=24, most_images=100)
 """The tiny networks take large steps, and a gradient is no small number."""
+CLIPPED = PartyPrivacy(noise_multiplier=0.0, clip=4096.0)
+"""Without noise, so that both ways come to one state."""
 SLACK = 20.0
 """A state is made of means: of their differences, sums and multiples."""
 
 
 def check_secure_sums(subject: Subject) -> None:
-    """With secure sums a round ends in the same state, but for the rounding; or they are refused with a reason."""
+    """With secure sums a round ends in the same state, but for the rounding, also where each party clips its update for
+    `privacy.dp`; or they are refused with a reason.
+    """
     method, build = subject.build(**({"rounds": 1} if "rounds" in subject.fields else {}))
     world = build()
-    try:
-        plan.plan(method, world.by_role(), world.backbone, world.public, secure=SETTINGS)
-    except RecipeError as error:
-        if error.where != WHERE or not error.text:
-            raise Failure(
-                f"secure sums are refused for another reason than theirs: {error}", "Plan it first."
-            ) from error
-        return
-    plain, secure = (
-        run(method, subject.folder / f"sums-{bool(settings)}", build, secure=settings) for settings in (None, SETTINGS)
-    )
+    for privacy in (None, CLIPPED):
+        try:
+            plan.plan(method, world.by_role(), world.backbone, world.public, privacy=privacy, secure=SETTINGS)
+        except RecipeError as error:
+            if error.where not in (WHERE, DP if privacy else WHERE) or not error.text:
+                raise Failure(
+                    f"secure sums are refused for another reason than theirs: {error}", "Plan it first."
+                ) from error
+            return
+        folders = (subject.folder / f"sums-{hides}{'-dp' * bool(privacy)}" for hides in (False, True))
+        plain, secure = (
+            run(method, folder, build, privacy=privacy, secure=settings)
+            for folder, settings in zip(folders, (None, SETTINGS), strict=True)
+        )
+        _check_same(plain, secure)
+
+
+def _check_same(plain: Ran, secure: Ran) -> None:
+    """Raise Failure unless both states are the same, but for the rounding."""
     error_bound = max(_sum_error(secure), 1e-7)
     for expected, summed in zip(all_tensors(plain.state), all_tensors(secure.state), strict=True):
         tolerance = SLACK * error_bound + 1e-5 * float(expected.abs().max() if expected.numel() else 0.0)
