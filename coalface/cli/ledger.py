@@ -18,6 +18,7 @@ MOST = 32
 """The most ledgers that get a line each."""
 PROTECTED = {
     "dp": "for each party, from whoever gets the model; the server is trusted",
+    "dp in shares": "for each party, from the server too",
     "templates": "for a template of the party that has released most, from the server too",
 }
 """What ε is of, and from whom it protects."""
@@ -49,6 +50,7 @@ def show(
     """Print what left a party and check the hash chain. Exits with status 1 if it is broken."""
     from coalface.core.text import several, shown, size
     from coalface.experiments import ledger_summary
+    from coalface.privacy.secure import NOISED
 
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
         raise typer.BadParameter(
@@ -95,10 +97,12 @@ def show(
             typer.echo(f"… and {len(ledgers) - MOST:,} more: use --json, or give the file of one")
         if head is None and ledgers:
             typer.echo("Note the head elsewhere: `--head` then checks that nothing before it has changed")
+        shared = any(entry.protection == NOISED for entry in summary.rows)
         for key, so_far in spent.items():
+            of_what = PROTECTED["dp in shares" if key == "dp" and shared else key]
             bound = "has no bound" if so_far["epsilon"] is None else f"= {so_far['epsilon']:.4g}"
             about = f"{bound} at δ = {so_far['delta']:g} after {several(so_far['rounds'], 'round')}"
-            typer.echo(f"privacy.{key}: ε {about} {PROTECTED[key]}")
+            typer.echo(f"privacy.{key}: ε {about} {of_what}")
     wrong += [entry.fault for entry in ledgers if entry.fault] + ledger_summary.missing_ledgers(path)
     if head is not None:
         for entry in ledgers:

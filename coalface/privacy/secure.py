@@ -24,6 +24,8 @@ POSTED = (
     "the method posts work beside its rounds, whose replies come singly, and a secure sum hides single replies; "
     "choose a method without validators and labels, such as fedavg"
 )
+NOISED = "secure sum with noise"
+"""What a ledger says of a vector that has a share of noise in it."""
 CLIPS = {"*": 4.0, "*running_mean": 16.0, "*running_var": 64.0}
 LARGEST_CLIP = 1 << 15
 FEWEST_BITS, MOST_BITS = 12, 40

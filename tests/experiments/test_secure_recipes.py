@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tinyruns
+from commands import said
 from tinyruns import Silent
 
 from coalface.core.errors import RecipeError
@@ -145,3 +146,24 @@ def test_the_ledger_says_what_the_vector_is_a_sum_of(ran: Path) -> None:
     assert rows["keys"].content == rows["header"].content == rows["vector"].rows == ""
     assert read.bytes == json.loads((ran / "summary.json").read_text())["bytes"]["up"]
     assert not ledger_summary.compare_receipts(ran).faults
+
+
+def test_with_noise_in_shares_a_run_and_its_dry_run_promise_the_same_from_the_server_too(tmp_path: Path) -> None:
+    dp = {"noise_multiplier": 2.0, "clip": 1.0, "target_epsilon": 4.0}
+    recipe = secure({}, privacy={"dp": dp}, rounds=4)
+    planned, told = preflight.as_dict(recipe)["privacy"], preflight.describe(recipe)
+    assert "from the server too" in told and "2 shares of it are counted on" in told and "loss" not in sums_line(told)
+    out = tmp_path / "run"
+    experiment.run(recipe, out, Silent())
+    summary = json.loads((out / "summary.json").read_text())["privacy"]
+    assert summary["epsilon"] == pytest.approx(planned["epsilon"], rel=1e-9) and summary["noise"] == "seed"
+    assert planned["rounds"] == summary["sums"] == 2 and summary["ended"].startswith("after round 2 of 4")
+    assert "towards the server too" in (out / "report.html").read_text()
+    ledger = said("ledger", out)
+    assert f"privacy.dp: ε = {summary['epsilon']:.4g}" in ledger and "from the server too" in ledger
+    assert "secure sum with noise" in ledger
+
+
+def sums_line(told: str) -> str:
+    (line,) = [line for line in told.splitlines() if "vector" in line and "under masks" in line]
+    return line

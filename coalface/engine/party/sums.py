@@ -21,7 +21,7 @@ from coalface.engine.sums.hidden import HiddenMeans
 from coalface.privacy import ledger, noise
 from coalface.privacy.accountant import concentrated_epsilon
 from coalface.privacy.dp import PartyPrivacy
-from coalface.privacy.secure import SecureSettings
+from coalface.privacy.secure import NOISED, SecureSettings
 from coalface.privacy.secure_sums import client, messages
 from coalface.privacy.secure_sums.client import Sign, Verify
 from coalface.privacy.secure_sums.context import SumContext, joined
@@ -200,7 +200,7 @@ def contained(hidden: HiddenReply, stage: str) -> dict[str, Any]:
     if stage != "mask":
         return {}
     rows = {"rows": ", ".join(hidden.rows)} if hidden.rows else {}
-    noised = {} if hidden.rho is None else {"protection": "secure sum with noise", "rho": hidden.rho}
+    noised = {} if hidden.rho is None else {"protection": NOISED, "rho": hidden.rho}
     return {"of": ", ".join(hidden.fields)} | rows | noised
 
 
