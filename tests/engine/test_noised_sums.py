@@ -472,6 +472,21 @@ def test_ledgers_name_the_noise_of_what_leaves(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "ledger" / "silo-0.jsonl").read_text().splitlines()]
     (line,) = [line for line in lines if line["sum"] == "mask" and line["name"] == "vector"]
     assert line["protection"] == "secure sum with noise" and line["rho"] == pytest.approx(0.5, rel=1e-6)
+    run(Moves(rounds=1), tmp_path / "silent", FIVE, secure=SECURE, privacy=SILENT)
+    silent = (tmp_path / "silent" / "ledger" / "silo-0.jsonl").read_text()
+    assert "with noise" not in silent and "rho" not in silent
+
+
+def test_a_call_without_a_mean_opens_a_number_of_parties_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedUV's clients enrol before they train."""
+    totals = opened_totals(monkeypatch)
+    method, build = worlds.recipe("feduv", rounds=1)
+    ran = run(method, tmp_path, build, secure=SECURE, privacy=NOISED)
+    assert [len(total) for total in totals].count(1) == 2 and totals[0].tolist() == [7]
+    assert ran.server.private is not None and ran.server.private.summary()["sums"] == 1
+    assert ran.server.private.epsilon() == pytest.approx(epsilon_by_hand(0.5), rel=2e-3)
 
 
 # --- the ring, and what is refused ------------------------------------------------------------------------------------

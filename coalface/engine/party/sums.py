@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -195,12 +196,12 @@ def answer(sums: PartySums, hidden: HiddenReply, member: Member, request: Reques
 def contained(hidden: HiddenReply, stage: str) -> dict[str, Any]:
     """What the lines of a stage say beside those of any message: of the vector, which fields are in it.
 
-    `rows` names those with rows that one party alone may change.
+    `rows` names those with rows that one party alone may change, `rho` says what the sum of noised vectors costs.
     """
     if stage != "mask":
         return {}
     rows = {"rows": ", ".join(hidden.rows)} if hidden.rows else {}
-    noised = {} if hidden.rho is None else {"protection": NOISED, "rho": hidden.rho}
+    noised = {"protection": NOISED, "rho": hidden.rho} if hidden.rho and math.isfinite(hidden.rho) else {}
     return {"of": ", ".join(hidden.fields)} | rows | noised
 
 

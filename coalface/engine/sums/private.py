@@ -159,7 +159,7 @@ class PrivateSums:
             "target_epsilon": self.settings.target_epsilon,
             "sampling": self.settings.sampling,
             "bands": self.settings.bands,
-            "sums": len(self.opened.entries),
+            "sums": sum(line.get("rho") != 0 for line in self._lines()),  # one without a mean has none
             "noise": "seed" if self._simulated else "shares" if self._shares else "secret",
         }
 
