@@ -85,8 +85,9 @@ def _promised(server: Server) -> list[str]:
         return []
     spent = server.private.summary()
     bound = "has no bound" if spent["epsilon"] is None else f"= {spent['epsilon']:.4g} at δ = {spent['delta']:g}"
+    against = ", from the server too" if server.secure is not None else ""
     seeded = "; it was simulated, and whoever has the seed can take the noise off" if spent["noise"] == "seed" else ""
-    return [f"- privacy: ε by party {bound}, noise multiplier z = {spent['noise_multiplier']:g}{seeded}"]
+    return [f"- privacy: ε by party {bound}{against}, noise multiplier z = {spent['noise_multiplier']:g}{seeded}"]
 
 
 def _networks_learnt_from(recipe: Recipe) -> Iterator[str]:

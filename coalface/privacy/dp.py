@@ -95,7 +95,8 @@ class PartyPrivacy(TypedSettings):
 
     Δ_p is all that party p sends to be averaged, as one vector of differences to what it was sent; a party that is
     asked and does not answer counts as zero. The server is trusted: it sees every Δ_p. Its mean Δ̄, and all that is made
-    of it, tells of no party much more than ε says (Dwork & Roth 2014; McMahan et al., ICLR 2018).
+    of it, tells of no party much more than ε says (Dwork & Roth 2014; McMahan et al., ICLR 2018). With secure sums the
+    parties clip, and add discrete noise of at least z C together; then no server is trusted: see `docs/privacy.md`.
     """
 
     noise_multiplier: float = 1.0

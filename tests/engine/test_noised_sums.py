@@ -436,6 +436,18 @@ def test_the_target_ends_a_run_before_the_round_that_would_pass_it(tmp_path: Pat
     assert ran.server.ended.startswith("after round 2 of 5")
 
 
+def test_of_drawn_parties_the_target_ends_a_run_before_the_sum_that_would_pass_it(tmp_path: Path) -> None:
+    """Whom a round asks is known once they are drawn. In turn two rounds of six of twelve are one for each party."""
+    twelve, settings = Tiny(parties=12, each=3), SecureSettings(dropouts=0.2, corrupt=0.1)
+    for sampling in ("cyclic", "fixed"):
+        folder = tmp_path / sampling
+        privacy = dataclasses.replace(NOISED, sampling=sampling, target_epsilon=epsilon_by_hand(1.0) * 1.01)
+        ran = run(Moves(rounds=9, sample=6), folder, twelve, secure=settings, privacy=privacy)
+        times = [sum(party in line["asked"] for line in opened(folder)) for party in ran.server.parties("trainer")]
+        assert max(times) == 2 and ran.server.ended and len(opened(folder)) == len(metrics(folder))
+        assert len(metrics(folder)) == 4 or sampling == "fixed"
+
+
 def test_a_party_counts_by_its_own_ledger_and_ends_at_its_target_whatever_the_server_says(tmp_path: Path) -> None:
     """The server knows no target. Each party masks two vectors; those of a round that is abandoned count."""
     privacy = dataclasses.replace(NOISED, target_epsilon=epsilon_by_hand(1.0) * 1.01)
@@ -504,6 +516,7 @@ def test_a_ring_has_room_for_the_sum_and_its_noise(z: float, parties: int, size:
     (summand,) = hidden.layout.means["parties"].tensors.values()
     most = parties * 0.7 * 2.0**summand.fraction_bits + parties / 2 + 10 * math.sqrt(parties) * hidden.noise.sigma
     assert most < 2 ** (hidden.layout.bits - 1)
+    assert hidden.layout.bits == 32 or parties > 100
     assert math.sqrt(size) / 2 < 0.011 * 0.7 * 2.0**summand.fraction_bits or hidden.layout.bits == 64
     honest = parties - math.floor(0.3 * parties) - math.ceil(0.1 * parties)
     total = hidden.noise.sigma * math.sqrt(honest) / 2.0**summand.fraction_bits

@@ -158,6 +158,7 @@ def test_with_noise_in_shares_a_run_and_its_dry_run_promise_the_same_from_the_se
     summary = json.loads((out / "summary.json").read_text())["privacy"]
     assert summary["epsilon"] == pytest.approx(planned["epsilon"], rel=1e-9) and summary["noise"] == "seed"
     assert planned["rounds"] == summary["sums"] == 2 and summary["ended"].startswith("after round 2 of 4")
+    assert "at δ = 1e-05, from the server too, noise multiplier z = 2" in (out / "model" / "README.md").read_text()
     assert "towards the server too" in (out / "report.html").read_text()
     ledger = said("ledger", out)
     assert f"privacy.dp: ε = {summary['epsilon']:.4g}" in ledger and "from the server too" in ledger
