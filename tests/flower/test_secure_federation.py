@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -184,3 +186,27 @@ def test_a_federation_over_tls_ends_in_the_bytes_of_a_run_here(recipe: Path, tmp
         same_but_for_secrets(federation.run("faces"), local, homes, rounds=1)
         ledger = (homes["silo-00"] / "ledger" / "silo-00.jsonl").read_text()
         assert '"sum": "confirm"' in ledger and '"protection": "none"' not in ledger
+
+
+@pytest.mark.slow
+def test_a_server_and_a_party_killed_within_a_sum_go_on_to_the_same_bytes(recipe: Path, tmp_path: Path) -> None:
+    """In the second round silo-00 has masked its vector, and nobody has given a share: all of the SuperLink and of the
+    party's own process end there, and another server asks for the rest."""
+    standing = Standing.build(tmp_path / "standing", recipe=RECIPE)
+    standing.look_often()
+    with standing.taken_down() as federation:
+        running = federation.up()
+        homes = {party: federation.home(party, "faces") for party in SILOS}
+        ledger = homes["silo-00"] / "ledger" / "silo-00.jsonl"
+        federation.wait(lambda: ledger.exists() and ledger.read_text().count('"sum": "mask"') == 2)
+        for process in federation.processes():
+            if process.part == "superlink" or (process.part == "silo-00" and "party.process" in process.command):
+                os.kill(process.pid, signal.SIGKILL)
+        assert ledger.read_text().count('"sum": "unmask"') == 1
+        assert federation.finish(running)[0] == 1
+        code, printed = federation.finish(federation.coalface("resume", str(federation.run("faces"))))
+        assert code == 0, printed
+        local = experiment.run(loader.load(recipe), tmp_path / "here", Silent(), report=False)
+        same_but_for_secrets(federation.run("faces"), local, homes)
+        for party, home in homes.items():
+            assert len((home.parent / ".opened" / f"{party}.jsonl").read_text().splitlines()) == 2
