@@ -379,7 +379,7 @@ def test_posted_work_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_parties_are_too_few_to_hide_one(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="a single honest one"):
+    with pytest.raises(RunFailed, match="fewer than two honest ones"):
         run(Moves(rounds=1), tmp_path, Tiny(parties=2), secure=WIDE, max_abandoned_rounds=1)
     method, build = worlds.recipe("fedavg")
     world = replace(build, parties=2)()
