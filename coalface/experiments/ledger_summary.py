@@ -14,7 +14,8 @@ from coalface.core.text import first_few, natural, several
 from coalface.engine import checkpoint, receipts
 from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.party.commits import Commit
-from coalface.experiments import plan, status
+from coalface.experiments import status
+from coalface.experiments.plan import messages
 from coalface.experiments.report import runs
 from coalface.methods import METHODS
 from coalface.privacy import countersign, ledger
@@ -157,7 +158,7 @@ def contents_of(path: Path, method: str | None = None) -> Contents:
         method = runs.mapping(parse_yaml(config.read_text(encoding="utf-8"))).get("method") if config else None
         if not isinstance(method, str) or method not in tuple(METHODS):
             return {}
-    return plan.what_leaves(METHODS.find(method, "--method"))
+    return messages.what_leaves(METHODS.find(method, "--method"))
 
 
 def read_ledgers(

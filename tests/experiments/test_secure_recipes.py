@@ -12,8 +12,9 @@ import tinyruns
 from tinyruns import Silent
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import preflight, summary
 from coalface.experiments import run as experiment
+from coalface.experiments import summary
+from coalface.experiments.plan import preflight
 from coalface.experiments.prepare import round_policy
 from coalface.experiments.recipe import loader
 from coalface.experiments.report import page, runs

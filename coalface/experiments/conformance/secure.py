@@ -7,10 +7,10 @@ import json
 import torch
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import plan
 from coalface.experiments.conformance.subject import Failure, Subject
 from coalface.experiments.conformance.tiny_federation import Ran, run
 from coalface.experiments.conformance.traffic import all_tensors
+from coalface.experiments.plan import on_paper
 from coalface.privacy.secure import WHERE, SecureSettings
 
 SETTINGS = SecureSettings(clip=4096.0, fraction_bits=24, most_images=100)
@@ -24,7 +24,7 @@ def check_secure_sums(subject: Subject) -> None:
     method, build = subject.build(**({"rounds": 1} if "rounds" in subject.fields else {}))
     world = build()
     try:
-        plan.plan(method, world.by_role(), world.backbone, world.public, secure=SETTINGS)
+        on_paper.plan(method, world.by_role(), world.backbone, world.public, secure=SETTINGS)
     except RecipeError as error:
         if error.where != WHERE or not error.text:
             raise Failure(
