@@ -189,6 +189,7 @@ def test_a_federation_over_tls_ends_in_the_bytes_of_a_run_here(recipe: Path, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.skipif("COALFACE_TRIALS" not in os.environ, reason="minutes of real processes: set COALFACE_TRIALS=1")
 def test_a_server_and_a_party_killed_within_a_sum_go_on_to_the_same_bytes(recipe: Path, tmp_path: Path) -> None:
     """In the second round silo-00 has masked its vector, and nobody has given a share: all of the SuperLink and of the
     party's own process end there, and another server asks for the rest."""
@@ -204,13 +205,13 @@ def test_a_server_and_a_party_killed_within_a_sum_go_on_to_the_same_bytes(recipe
             lines = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
             return {line["sum"] for line in lines if line["round"] == 2}
 
-        federation.wait(lambda: "mask" in stages(), within=300)
+        federation.wait(lambda: "mask" in stages(), within=600)
         for process in federation.processes():
             if process.part == "superlink" or (process.part == "silo-00" and "party.process" in process.command):
                 os.kill(process.pid, signal.SIGKILL)
         assert stages() == {"advertise", "share", "mask"}
         assert federation.finish(running)[0] == 1
-        code, printed = federation.finish(federation.coalface("resume", str(federation.run("faces"))))
+        code, printed = federation.finish(federation.coalface("resume", str(federation.run("faces"))), within=900)
         assert code == 0, printed
         local = experiment.run(loader.load(recipe), tmp_path / "here", Silent(), report=False)
         same_but_for_secrets(federation.run("faces"), local, homes)
