@@ -39,7 +39,7 @@ def methods(
         typer.echo(entries or f"{name} names no paper", err=not entries)
         return
     if name is not None:
-        from coalface.experiments import preflight
+        from coalface.experiments.plan import preflight
 
         about = _about(name, METHODS[name])
         about = {**about, "secure sums": preflight.secure_sums(name)}
@@ -59,7 +59,7 @@ def methods(
 
 
 def _about(name: str, cls: type[Method]) -> dict[str, Any]:
-    from coalface.experiments.plan import what_leaves, what_stays
+    from coalface.experiments.plan.messages import what_leaves, what_stays
     from coalface.experiments.recipe.objects import object_schema
     from coalface.experiments.recipe.schema import SHARED
 
@@ -196,14 +196,15 @@ def messages(
     as_json: AsJson = False,
 ) -> None:
     """Print who sends what to whom, its size in bytes, and what can be read from it, without a run."""
-    from coalface.experiments import plan, preflight
+    from coalface.experiments.plan import preflight, text
+    from coalface.experiments.plan.messages import what_can_be_read
     from coalface.experiments.recipe import loader
 
     loaded = loader.load(recipe, [f"method={method}", *([] if recipe else preflight.stand_in(method))])
     planned = preflight.plan(loaded)
     if as_json:
-        readable = plan.what_can_be_read(loaded.build_method(), planned)
+        readable = what_can_be_read(loaded.build_method(), planned)
         messages = {"sent": [vars(sent) for sent in planned.sent], "stays": planned.stays, "readable": readable}
         print_json(messages)
         return
-    typer.echo(preflight.messages_text(loaded, planned))
+    typer.echo(text.messages_text(loaded, planned))

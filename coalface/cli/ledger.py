@@ -49,7 +49,7 @@ def show(
 ) -> None:
     """Print what left a party and check the hash chain. Exits with status 1 if it is broken."""
     from coalface.core.text import several, shown, size
-    from coalface.experiments import ledger_summary
+    from coalface.experiments import ledger_summary, receipt_comparison
     from coalface.privacy.secure import NOISED
 
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
@@ -59,7 +59,7 @@ def show(
     files, contents = ledger_summary.ledger_files(path), ledger_summary.contents_of(path, method)
     summary = ledger_summary.read_ledgers(files, by_tensor=tensors, head=head, contents=contents)
     ledgers, wrong = summary.ledgers, list[str]()
-    spent = ledger_summary.privacy_spent(path, wrong)
+    spent = receipt_comparison.privacy_spent(path, wrong)
     if as_json:
         print_json(summary.as_dict() | {"privacy": spent})
     else:
@@ -103,7 +103,7 @@ def show(
             bound = "has no bound" if so_far["epsilon"] is None else f"= {so_far['epsilon']:.4g}"
             about = f"{bound} at δ = {so_far['delta']:g} after {several(so_far['rounds'], 'round')}"
             typer.echo(f"privacy.{key}: ε {about} {of_what}")
-    wrong += [entry.fault for entry in ledgers if entry.fault] + ledger_summary.missing_ledgers(path)
+    wrong += [entry.fault for entry in ledgers if entry.fault] + receipt_comparison.missing_ledgers(path)
     if head is not None:
         for entry in ledgers:
             if entry.found is not None and not as_json:
@@ -127,9 +127,9 @@ def verify(
 ) -> None:
     """Compare what the server accepted with the parties' ledgers. Exits with status 1 if they differ."""
     from coalface.core.text import several
-    from coalface.experiments import ledger_summary
+    from coalface.experiments import receipt_comparison
 
-    comparison = ledger_summary.compare_receipts(run, party_home or [])
+    comparison = receipt_comparison.compare_receipts(run, party_home or [])
     if as_json:
         print_json(asdict(comparison))
     else:

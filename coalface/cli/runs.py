@@ -52,7 +52,7 @@ def run(
 
         loaded = party_file.fill(loaded, party_file.read_all(party_data))
     if dry_run:
-        from coalface.experiments import preflight
+        from coalface.experiments.plan import preflight
 
         print_json(preflight.as_dict(loaded)) if as_json else typer.echo(preflight.describe(loaded))
         return

@@ -22,8 +22,9 @@ from coalface.engine.sums.opened import Opened
 from coalface.engine.transport import RunFailed, Transport
 from coalface.engine.workers import Workers
 from coalface.evaluation import membership
-from coalface.experiments import model_folder, plan, provenance, status, summary
+from coalface.experiments import model_folder, provenance, status, summary
 from coalface.experiments.callbacks.base import Callback
+from coalface.experiments.plan import messages
 from coalface.experiments.prepare import PreparedRun
 from coalface.experiments.report import runs
 from coalface.privacy import noise
@@ -96,7 +97,7 @@ def _begin(
     status.began(out, transport.members, asked=None if carrier is None else carrier.asked)
     trainers = [member for member in transport.members.values() if plays(member.role, "trainer")]
     held = [(member.images, member.identities) for member in trainers]
-    readable = plan.what_can_be_read(run.method, run.plan, held) if recipe.secure is None else ""
+    readable = messages.what_can_be_read(run.method, run.plan, held) if recipe.secure is None else ""
     counts = status.image_counts(transport.members, run.policy.max_share) if recipe.own is not None else []
     _note(callback, recipe.name, *filter(None, [readable]), *counts)
     if adjusted:

@@ -10,18 +10,13 @@ from typing import Any
 from coalface.core.compression import SCALES
 from coalface.core.errors import RecipeError
 from coalface.core.parsing import parse_yaml
-from coalface.core.text import first_few, natural, several
-from coalface.engine import checkpoint, receipts
+from coalface.core.text import natural
 from coalface.engine.client_batch import CLIENT_BATCHES
-from coalface.engine.party.commits import Commit
-from coalface.experiments import plan, status
+from coalface.experiments.plan import messages
 from coalface.experiments.report import runs
 from coalface.methods import METHODS
-from coalface.privacy import countersign, ledger
-from coalface.privacy.countersign import Signatures
+from coalface.privacy import ledger
 
-NAMED = 8
-"""The most parties that a fault names."""
 Contents = Mapping[tuple[str, str], str]
 """(step, field) -> what it holds, a `coalface.core.declarations.Content`."""
 
@@ -157,7 +152,7 @@ def contents_of(path: Path, method: str | None = None) -> Contents:
         method = runs.mapping(parse_yaml(config.read_text(encoding="utf-8"))).get("method") if config else None
         if not isinstance(method, str) or method not in tuple(METHODS):
             return {}
-    return plan.what_leaves(METHODS.find(method, "--method"))
+    return messages.what_leaves(METHODS.find(method, "--method"))
 
 
 def read_ledgers(
@@ -219,205 +214,6 @@ def _content(line: Mapping[str, Any], step: str, field: str, contents: Contents)
         return contents.get((step, field), "")
     summed = dict.fromkeys(contents.get((step, name), "") for name in str(line.get("of", "")).split(", "))
     return f"sum of {', '.join(filter(None, summed))}" if field == "vector" and any(summed) else ""
-
-
-@dataclass(frozen=True)
-class ReceiptComparison:
-    """A server's receipts beside the ledgers of the parties."""
-
-    replies: int
-    """Accepted replies that were held against a ledger."""
-    parties: tuple[str, ...]
-    """Whose ledgers were at hand."""
-    absent: tuple[str, ...]
-    """Those elsewhere that have replies in the receipts, and no ledger at hand."""
-    faults: tuple[str, ...]
-    signatures: Signatures | None = None
-    """Of a run that is countersigned, what its signatures say; their faults are among the others."""
-    untold: bool = False
-    """Whether the run's `privacy.dp` keeps the head of the receipts from the parties, so that none can speak of it."""
-
-
-def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison:
-    """Hold each accepted reply against its party's ledger, and the receipts against what else speaks of them.
-
-    That is what the parties were told, the last checkpoint, and the rounds that count. Ledgers are those of the run's
-    folder and of parties' `homes`. Raises RecipeError where the run keeps no receipts.
-    """
-    for home in homes:
-        if not home.is_dir():
-            raise RecipeError(f"{home} is not a folder; give the home of a party's node", where="--party-home")
-    path = run / receipts.FILE
-    if not path.exists() or not path.stat().st_size:
-        raise RecipeError(
-            "the file is empty or does not exist; give the server's folder of a run with an accepted round. Earlier "
-            "versions kept no receipts",
-            where=path,
-        )
-    accepted: dict[str, list[dict[str, Any]]] = {}
-    chain, faults, name = [ledger.START], list[str](), ""
-    last, metrics = _last_head(run, faults), _metrics(run, faults)  # first: a run may go on meanwhile
-    try:
-        for head, line in ledger.lines(path):
-            chain.append(head.chain)
-            accepted.setdefault(str(line["party"]), []).append(line)
-            name = str(line["run"])
-    except (ValueError, KeyError) as error:
-        faults.append(f"{error}")
-    folders = [run, *(home / name for home in homes)]
-    at_hand = {p.stem: (f, p) for f in folders for p in sorted(f.glob("ledger/*.jsonl"))}
-    told: dict[tuple[int, str], set[str]] = {}
-    for commit in (file for folder in folders for file in sorted(folder.glob("parties/*/*.commit"))):
-        receipt = Commit.receipts_in(commit)
-        if receipt is not None and (receipt[0] >= len(chain) or chain[receipt[0]] != receipt[1]):
-            told.setdefault(receipt, set()).add(commit.parent.name)
-    for (line_number, line_hash), parties in sorted(told.items()):
-        names = first_few(sorted(parties, key=natural), NAMED)
-        faults.append(
-            f"{path}: {names} {'was' if len(parties) == 1 else 'were'} told that line {line_number:,} ends with "
-            f"{line_hash}, and it does not: lines were changed or removed at the server"
-        )
-    if last is not None and (last.lines >= len(chain) or chain[last.lines] != last.chain):
-        faults.append(
-            f"{path} does not hold the {last.lines:,} lines that it had at the last checkpoint, of which the last ends "
-            f"with {last.chain}: lines were changed or removed at the server"
-        )
-    faults += _uncounted(run, metrics, [line for lines in accepted.values() for line in lines])
-    replies = 0
-    for party, lines in accepted.items():
-        if party in at_hand:
-            replies += len(lines)
-            if fault := _difference(at_hand[party][1], lines):
-                faults.append(fault)
-    removed = [party for party in _removed(run, accepted) if party not in at_hand]
-    faults += [_removal_fault(run, party) for party in removed]
-    signatures = None
-    if _is_countersigned(run):
-        faults += (signatures := countersign.verify(run, chain, folders)).faults
-    compared = tuple(party for party in accepted if party in at_hand)
-    absent = tuple(party for party in accepted if party not in at_hand and party not in removed)
-    untold = _privacy_of(run).get("dp") is not None
-    return ReceiptComparison(replies, compared, absent, tuple(faults), signatures, untold)
-
-
-def _is_countersigned(run: Path) -> bool:
-    """Whether a run has signatures, or should have some."""
-    return (run / countersign.FILE).exists() or bool(_privacy_of(run).get("countersign"))
-
-
-def _privacy_of(run: Path) -> dict[str, Any]:
-    """The section `privacy` of a run's recipe."""
-    config = run / "config.yaml"
-    recipe = runs.mapping(parse_yaml(config.read_text(encoding="utf-8"))) if config.exists() else {}
-    return runs.mapping(recipe.get("privacy"))
-
-
-def privacy_spent(run: Path, faults: list[str]) -> dict[str, dict[str, Any]]:
-    """ε, δ and rounds so far by what has noise, `dp` or `templates`; nothing where `run` is not a run folder.
-
-    ε is None where it has no bound. `faults` comes to name metrics that are damaged.
-    """
-    metrics, privacy = _metrics(run, faults), _privacy_of(run)
-    return {
-        key: {
-            "epsilon": metrics[-1][metric],
-            "delta": runs.mapping(privacy.get(key)).get("delta"),
-            "rounds": len(metrics),
-        }
-        for key, metric in (("dp", "epsilon"), ("templates", "template_epsilon"))
-        if metrics and metric in metrics[-1]
-    }
-
-
-def missing_ledgers(path: Path) -> list[str]:
-    """Which ledgers are gone from a run's folder, each as a fault: of parties that are played beside the server."""
-    receipts_file = path / receipts.FILE
-    if not receipts_file.exists():
-        return []
-    try:
-        accepted = dict.fromkeys(str(line["party"]) for _, line in ledger.lines(receipts_file))
-    except (ValueError, KeyError) as error:
-        return [str(error)]
-    return [_removal_fault(path, party) for party in _removed(path, accepted)]
-
-
-def _removed(run: Path, accepted: Iterable[str]) -> list[str]:
-    is_local = status.is_here(run)
-    away = [party for party in accepted if not (run / "ledger" / f"{party}.jsonl").exists()]
-    return [party for party in away if is_local or (run / "parties" / party).exists()]
-
-
-def _removal_fault(run: Path, party: str) -> str:
-    return (
-        f"{run / 'ledger' / party}.jsonl does not exist, but the server has accepted replies of {party}, which was "
-        "played here: the file was removed. Restore it, or name the home that it was moved to with verify --party-home"
-    )
-
-
-def _last_head(run: Path, faults: list[str]) -> ledger.Head | None:
-    """The head of the receipts at the last checkpoint, if there is one."""
-    try:
-        last = checkpoint.load(run / "checkpoints")
-    except checkpoint.CheckpointError as error:
-        faults.append(f"{error}")
-        return None
-    head = None if last is None else last.record.get("receipts")
-    return None if head is None else ledger.Head(**head)
-
-
-def _metrics(run: Path, faults: list[str]) -> Sequence[Mapping[str, Any]]:
-    try:
-        return runs.read_metrics(run) if (run / "metrics.jsonl").exists() else ()
-    except ValueError as error:
-        faults.append(f"{error}")
-        return ()
-
-
-def _uncounted(run: Path, metrics: Iterable[Mapping[str, Any]], accepted: Iterable[Mapping[str, Any]]) -> Iterable[str]:
-    """Of rounds that count, those with fewer receipts than parties whose replies arrived.
-
-    A client batch has no receipts, and posted work has those of the round that posted it: such runs are not looked at.
-    """
-    posted = any(event.get("event") == "posts" for event in runs.read_events(run)[0])
-    if posted or (run / f"{CLIENT_BATCHES}.jsonl").exists():
-        return
-    listed: dict[tuple[Any, Any], set[str]] = {}
-    for line in accepted:
-        listed.setdefault((line.get("stage"), line.get("round")), set()).add(line["party"])
-    for record in metrics:
-        when = record.get("stage"), record.get("round")
-        count = len(listed.get(when, set()) - set(runs.mapping(record.get("failed"))))
-        arrived = runs.number(record.get("arrived")) or 0
-        if not record.get("abandoned") and count < arrived:
-            yield (
-                f"{run / receipts.FILE}: {when[0]} round {when[1]} has receipts of "
-                f"{several(count, 'party', 'parties')}, and metrics.jsonl counts {arrived:g}: lines were removed "
-                "at the server"
-            )
-
-
-def _difference(path: Path, accepted: Iterable[Mapping[str, Any]]) -> str:
-    """How a ledger differs from what the server has accepted, at the first place; empty where it does not."""
-    chain, sums = [ledger.START], list[str]()
-    try:
-        for head, line in ledger.lines(path):
-            chain.append(head.chain)
-            sums.append(str(line["sha256"]))
-    except (ValueError, KeyError) as error:
-        return str(error)
-    for receipt in accepted:
-        place = f"step {receipt['step']}, {receipt['stage']} round {receipt['round']}"
-        reply = f"the reply of {place}, which the server has accepted,"
-        end = receipt["lines"]
-        if end is None or end < receipt["pieces"]:
-            return f"{path}: {reply} came without a head of this ledger, so nobody can tell where it stands"
-        if end >= len(chain):
-            return f"{path} ends after line {len(sums):,}, and {reply} ended with line {end:,}: lines were removed"
-        if chain[end] != receipt["head"]:
-            return f"{path}, line {end:,}: it is not the line that {reply} ended with: lines were changed"
-        if receipts.combined(sums[end - receipt["pieces"] : end]) != receipt["sha256"]:
-            return f"{path}, line {end:,}: {reply} has another SHA-256 than the ledger says"
-    return ""
 
 
 def shown_shape(shapes: Sequence[Sequence[int]]) -> str:

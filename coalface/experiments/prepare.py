@@ -24,9 +24,10 @@ from coalface.engine.run_state import Numerics
 from coalface.evaluation import membership
 from coalface.evaluation.base import Evaluator
 from coalface.evaluation.membership import Members
-from coalface.experiments import model_folder, preflight, privacy_budget, provenance
+from coalface.experiments import model_folder, provenance
 from coalface.experiments.callbacks.base import Callback
-from coalface.experiments.plan import Plan
+from coalface.experiments.plan import preflight, privacy_budget
+from coalface.experiments.plan.messages import Plan
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.domains import NAMED_SOURCE

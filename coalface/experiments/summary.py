@@ -15,8 +15,8 @@ from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.server import READ, Server
 from coalface.engine.transport import Member
 from coalface.evaluation import enrolled, personalised
-from coalface.experiments import plan
 from coalface.experiments.environment import environment
+from coalface.experiments.plan import messages
 from coalface.experiments.prepare import PreparedRun
 from coalface.experiments.report import runs
 from coalface.privacy import ledger
@@ -42,7 +42,7 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
         "parties": parties,
         "bytes": {name: count for name, count in server.at.totals.items() if count or name in ("down", "up")},
         "numerics": server.numerics.record(),
-        "messages": plan.as_dicts(run.plan.sent),
+        "messages": messages.as_dicts(run.plan.sent),
         "stays": list(run.plan.stays),
         "environment": environment(recipe),
     }

@@ -1,6 +1,6 @@
 """FedAvg for face recognition (FedPav): the backbone is averaged, class embeddings are not sent.
 
-What is sent tells of them all the same: see `coalface.experiments.plan.what_can_be_read`.
+What is sent tells of them all the same: see `coalface.experiments.plan.messages.what_can_be_read`.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017; with class
 embeddings that are not sent, Zhuang et al., "Performance optimization of federated person re-identification via

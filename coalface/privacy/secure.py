@@ -14,7 +14,7 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
 from coalface.privacy import dp
-from coalface.privacy.secure_sums.context import SumContext
+from coalface.privacy.secure_sums.context import unsafe
 
 Number = TypeVar("Number", int, float)
 
@@ -143,20 +143,7 @@ def check_shares(privacy: dp.PartyPrivacy) -> None:
 
 
 def too_few(settings: SecureSettings, asked: int) -> str:
-    """Why a call to so many parties cannot be summed; empty where it can.
-
-    Of n parties d may drop out and c be corrupt. n - d < c + 2: the sum could be one honest party's reply. n ≤ 2d + c,
-    where all are neighbours: the corrupt ones, and one half each of the honest, sign two sets of survivors, by which a
-    server that lies gets both secrets of a party (Bonawitz et al. 2017, section 6.2).
-    """
-    dropouts, corrupt = settings.bounds(asked)
-    if asked - dropouts < corrupt + 2:
-        why = "a sum could be of a single honest one"
-    elif asked <= SumContext.complete and asked <= 2 * dropouts + corrupt:
-        why = "a server could have two sets of survivors signed, and open the vector of each"
-    else:
-        return ""
-    return (
-        f"of {asked} parties asked {dropouts} may drop out and {corrupt} be corrupt, so {why}. Ask more parties a "
-        "round, or allow fewer: lower privacy.secure.dropouts or corrupt"
-    )
+    """Why a call to so many parties cannot be summed; empty where it can."""
+    if why := unsafe(asked, *settings.bounds(asked)):
+        return f"{why}. Ask more parties a round, or allow fewer: lower privacy.secure.dropouts or corrupt"
+    return ""

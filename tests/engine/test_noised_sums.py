@@ -29,8 +29,8 @@ from coalface.engine.party.request import Request, SumStage, Unanswered
 from coalface.engine.party.sums import SUM, PartySums, seeded_secret
 from coalface.engine.sums.hidden import HiddenMeans
 from coalface.engine.transport import Reply, RunFailed
-from coalface.experiments import plan, privacy_budget
 from coalface.experiments.conformance.tiny_federation import Tiny, run, workers
+from coalface.experiments.plan import on_paper, privacy_budget
 from coalface.privacy import noise
 from coalface.privacy.dp import AdaptiveClip, PartyPrivacy
 from coalface.privacy.noise_shares import noise_share
@@ -407,7 +407,7 @@ def test_epsilon_is_that_worked_by_hand_and_the_plan_says_it(tmp_path: Path) -> 
     assert spent == pytest.approx(epsilon_by_hand(1.5), rel=2e-3) and spent == pytest.approx(9.0099, abs=1e-3)
     assert metrics(tmp_path)[-1]["epsilon"] == spent
     world = FIVE()
-    planned = plan.plan(Moves(rounds=3), world.by_role(), world.backbone, privacy=NOISED, secure=SECURE)
+    planned = on_paper.plan(Moves(rounds=3), world.by_role(), world.backbone, privacy=NOISED, secure=SECURE)
     assert privacy_budget.spent(NOISED, planned, 3) == pytest.approx(spent, rel=1e-9)
 
 
@@ -422,7 +422,7 @@ def test_a_party_in_turn_has_spent_what_it_was_asked_for(tmp_path: Path) -> None
         assert ran.server.private is not None
         assert ran.server.private.epsilon() == pytest.approx(epsilon_by_hand(0.5 * max(times)), rel=2e-3)
         world = twelve()
-        planned = plan.plan(
+        planned = on_paper.plan(
             Moves(rounds=4, sample=6), world.by_role(), world.backbone, privacy=privacy, secure=settings
         )
         most = 2 if sampling == "cyclic" else 4  # of draws a plan knows that no party can be in more
@@ -547,7 +547,7 @@ def test_what_shares_of_noise_cannot_be_had_with_is_refused_by_its_key(
     world = FIVE()
     for refused in (
         lambda: run(Moves(rounds=1), tmp_path, FIVE, secure=SECURE, privacy=privacy),
-        lambda: plan.plan(Moves(rounds=1), world.by_role(), world.backbone, privacy=privacy, secure=SECURE),
+        lambda: on_paper.plan(Moves(rounds=1), world.by_role(), world.backbone, privacy=privacy, secure=SECURE),
     ):
         with pytest.raises(RecipeError) as caught:
             refused()

@@ -21,8 +21,8 @@ from coalface.core.method import Federation, Mean, Party, step
 from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.transport import Reply
-from coalface.experiments import plan
 from coalface.experiments.conformance.tiny_federation import Tiny, run, workers
+from coalface.experiments.plan import on_paper
 from coalface.privacy.accountant import Drawn, Mechanism, epsilon
 from coalface.privacy.dp import PartyPrivacy
 from coalface.training.local_work import LocalTraining
@@ -162,7 +162,7 @@ def test_a_quorum_of_drawn_parties_is_refused(tmp_path: Path) -> None:
     world = Tiny()()
     for refused in (
         lambda: run(Needy(rounds=1), tmp_path, privacy=PartyPrivacy(**POISSON)),
-        lambda: plan.plan(Needy(rounds=1), world.by_role(), world.backbone, privacy=PartyPrivacy(**POISSON)),
+        lambda: on_paper.plan(Needy(rounds=1), world.by_role(), world.backbone, privacy=PartyPrivacy(**POISSON)),
     ):
         with pytest.raises(RecipeError, match="tells who was drawn"):
             refused()
@@ -174,9 +174,9 @@ def test_a_method_whose_state_counts_the_replies_is_refused_where_draws_are_secr
     world = build()
     parts: tuple[Any, ...] = (method, world.by_role(), world.backbone, world.public)
     with pytest.raises(RecipeError, match="how many parties answer") as caught:
-        plan.plan(*parts, privacy=PartyPrivacy(**POISSON))
+        on_paper.plan(*parts, privacy=PartyPrivacy(**POISSON))
     assert caught.value.where == "privacy.dp.sampling"
-    assert plan.plan(*parts, privacy=PartyPrivacy(sampling="cyclic")).noised
+    assert on_paper.plan(*parts, privacy=PartyPrivacy(sampling="cyclic")).noised
 
 
 # --- what single replies say ------------------------------------------------------------------------------------------

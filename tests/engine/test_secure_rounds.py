@@ -26,9 +26,9 @@ from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.sums.hidden import IMAGES, HiddenMeans, Opened
 from coalface.engine.transport import Reply, RunFailed
-from coalface.experiments import plan
 from coalface.experiments.conformance.tiny_federation import Tiny, run, workers
 from coalface.experiments.conformance.traffic import Heard, listening
+from coalface.experiments.plan import on_paper
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.secure_sums import messages
 from coalface.training.local_work import LocalTraining
@@ -368,7 +368,7 @@ def test_weights_by_images_that_the_server_would_have_to_know_are_refused_before
         method, build = worlds.recipe("scaffold", weights=weights, local=LocalTraining(steps_per_round=2))
         world = build()
         with pytest.raises(RecipeError) if refused else nullcontext() as error:
-            plan.plan(method, world.by_role(), world.backbone, secure=WIDE)
+            on_paper.plan(method, world.by_role(), world.backbone, secure=WIDE)
         assert not refused or error.value.where == "privacy.secure"
 
 
@@ -379,12 +379,12 @@ def test_posted_work_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_parties_are_too_few_to_hide_one(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match="a single honest one"):
+    with pytest.raises(RunFailed, match="fewer than two honest ones"):
         run(Moves(rounds=1), tmp_path, Tiny(parties=2), secure=WIDE, max_abandoned_rounds=1)
     method, build = worlds.recipe("fedavg")
     world = replace(build, parties=2)()
     with pytest.raises(RecipeError) as refused:  # before a run
-        plan.plan(method, world.by_role(), world.backbone, secure=WIDE)
+        on_paper.plan(method, world.by_role(), world.backbone, secure=WIDE)
     assert refused.value.where == "privacy.secure"
 
 

@@ -23,8 +23,8 @@ from coalface.engine.party.request import Request, Withheld
 from coalface.engine.run_state import Numerics
 from coalface.engine.sums.templates import TemplateReleases
 from coalface.engine.transport import Reply, RunFailed
-from coalface.experiments import plan, privacy_budget
 from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run, workers
+from coalface.experiments.plan import on_paper, privacy_budget
 from coalface.privacy.templates import TemplateNoise
 
 NOISE = TemplateNoise(noise_multiplier=2.0)
@@ -101,7 +101,7 @@ def test_every_field_of_templates_is_a_release(tmp_path: Path, monkeypatch: pyte
     assert [line["template_epsilon"] for line in metrics(done.folder)] == [NOISE.epsilon(2), NOISE.epsilon(4)]
     assert done.server.templates is not None and done.server.templates.summary()["releases"] == 4
     world = Tiny()()
-    planned = plan.plan(Pairs(rounds=4), world.by_role(), world.backbone)
+    planned = on_paper.plan(Pairs(rounds=4), world.by_role(), world.backbone)
     assert f"{NOISE.epsilon(8):.4g} for a party" in privacy_budget.templates_sentence(NOISE, planned)
     with pytest.raises(RecipeError) as caught:
         privacy_budget.check_templates(TemplateNoise(noise_multiplier=2.0, target_epsilon=NOISE.epsilon(1)), planned)

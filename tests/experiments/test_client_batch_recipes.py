@@ -11,7 +11,7 @@ import tinyruns
 from safetensors.torch import load_file
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import preflight
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.parts import Parts

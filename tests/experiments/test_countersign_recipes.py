@@ -11,7 +11,7 @@ import tinyruns
 from commands import invoked
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import preflight
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe.schema import Recipe
 
 

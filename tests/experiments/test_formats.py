@@ -19,8 +19,8 @@ from coalface.core.text import shown
 from coalface.data.stores import open_store
 from coalface.data.tools.convert import Pairs, convert
 from coalface.evaluation.finished_model import evaluate_model
-from coalface.experiments import preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.setup.parts import Parts
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from tinydomains import two_domains
 from tinyruns import Silent, tiny
 
-from coalface.experiments import preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.methods import METHODS

@@ -8,8 +8,8 @@ import torch
 from tinyruns import run, tiny
 from torch import nn
 
-from coalface.experiments import preflight
-from coalface.experiments.preflight import activations, footprint
+from coalface.experiments.plan import preflight
+from coalface.experiments.plan.footprint import activations, footprint
 from coalface.models import build, sketch
 
 

@@ -17,8 +17,8 @@ from tinyruns import Silent, picture_folders
 
 from coalface.core.errors import RecipeError
 from coalface.engine.transport import RunFailed
-from coalface.experiments import preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import party_data, splits

@@ -13,9 +13,8 @@ from tinyruns import Silent, picture_folders, run, tiny
 from torch import nn
 
 from coalface.core.method import Federation, Method, Models, Party, Tensors, free, message, state, step
-from coalface.experiments import plan as planning
-from coalface.experiments import preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.plan import messages, on_paper, preflight
 from coalface.experiments.setup.parts import Parts, first_backbone
 from coalface.methods import METHODS
 from coalface.models import Backbone
@@ -27,11 +26,11 @@ class Nothing(nn.Identity):
     embedding_size = 8
 
 
-def plan(**changes: object) -> planning.Plan:
+def plan(**changes: object) -> messages.Plan:
     recipe = tiny(**changes)
     names = [f"silo-{i:02d}" for i in range(1 if METHODS[recipe.method].pools else 2)]
     network = first_backbone(recipe)
-    return planning.plan(recipe.build_method(), {"trainer": names}, network)
+    return on_paper.plan(recipe.build_method(), {"trainer": names}, network)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "solo", "scaffold", "mimelite", "centralized"])
@@ -47,7 +46,7 @@ def test_the_plan_says_the_bytes_that_a_run_sends(method: str, tmp_path: Path) -
 
 
 def test_a_message_without_plain_numbers_is_planned_to_the_byte() -> None:
-    planned = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, Backbone(Nothing()))
+    planned = on_paper.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, Backbone(Nothing()))
     headers = {(s.step, s.direction): s for s in planned.sent if s.field == "header"}
     assert not headers["remember", "down"].about and all(not s.about for s in planned.sent if s.field != "header")
 
@@ -116,16 +115,16 @@ class Momentum(Method):
 
 
 def test_a_field_that_is_none_at_first_is_planned_with_its_tensors() -> None:
-    planned = planning.plan(Momentum(), {"trainer": ["silo-0"]}, Backbone(Nothing()))
+    planned = on_paper.plan(Momentum(), {"trainer": ["silo-0"]}, Backbone(Nothing()))
     (velocity,) = [sent for sent in planned.sent if (sent.direction, sent.field) == ("down", "velocity")]
     assert velocity.bytes == 12 and "none in round 1" in velocity.kind
-    once = planning.plan(Momentum(rounds=1), {"trainer": ["silo-0"]}, Backbone(Nothing()))
+    once = on_paper.plan(Momentum(rounds=1), {"trainer": ["silo-0"]}, Backbone(Nothing()))
     assert [sent.bytes for sent in once.sent if (sent.direction, sent.field) == ("down", "velocity")] == [0]
 
 
 def test_a_reply_that_must_look_like_none_is_refused_before_the_run() -> None:
     with pytest.raises(ValueError, match=r"Checked.velocity .*None in round 1.*free\(…\)"):
-        planning.plan(Momentum(is_free=False), {"trainer": ["silo-0"]}, Backbone(Nothing()))
+        on_paper.plan(Momentum(is_free=False), {"trainer": ["silo-0"]}, Backbone(Nothing()))
 
 
 def test_the_plan_says_what_the_ledgers_say(fedavg_run: Path) -> None:
@@ -154,11 +153,11 @@ def test_every_private_field_stays_and_none_is_sent() -> None:
 
 def test_posts_components_and_own_messages_are_followed() -> None:
     members = {"trainer": ["silo-0", "silo-1"], "validator": ["judge-0"]}
-    planned = planning.plan(toys.Lagged(), members, Backbone(Nothing()))
+    planned = on_paper.plan(toys.Lagged(), members, Backbone(Nothing()))
     steps = {s.step: s.role for s in planned.sent}
     assert steps["validation.score"] == "validator"
     assert planned.parties["validation.score"] == 1
-    toys_moves = planning.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, Backbone(Nothing()))
+    toys_moves = on_paper.plan(toys.Moves(note=True), {"trainer": ["silo-0", "silo-1"]}, Backbone(Nothing()))
     notes = {(s.direction, s.field): s for s in toys_moves.sent if s.step == "remember"}
     assert notes["down", "amount"].to == "each its own"
     assert notes["up", "drawn"].bytes is None  # of a shape that only the method knows

@@ -8,8 +8,8 @@ import pytest
 from tinyruns import Silent, tiny
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.plan import preflight
 
 FV: dict[str, Any] = {
     "method": "pfm-fv",

@@ -14,9 +14,10 @@ from markupsafe import escape
 from tinyruns import Silent
 
 from coalface.core.errors import RecipeError, RunError
-from coalface.experiments import execution, preflight
+from coalface.experiments import execution
 from coalface.experiments import run as experiment
 from coalface.experiments.export import card
+from coalface.experiments.plan import preflight
 from coalface.experiments.prepare import prepare, round_policy
 from coalface.experiments.recipe import loader
 from coalface.privacy import noise

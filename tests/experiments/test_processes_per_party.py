@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from coalface.core.errors import RecipeError
 from coalface.engine.party.setup import FederatedData
-from coalface.experiments import preflight
 from coalface.experiments.conformance import tiny_federation
 from coalface.experiments.conformance.tiny_federation import Ran
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
 from coalface.experiments.setup import machine
 from coalface.experiments.setup.parts import Parts

@@ -16,8 +16,8 @@ from coalface.core import codec, compression
 from coalface.core.compression import Updates
 from coalface.core.method import generator
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.experiments import plan, preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.plan import messages, preflight
 from coalface.methods.fedavg import Global, Update
 from coalface.models import build
 from coalface.training.losses.hinge import PositiveHinge
@@ -62,7 +62,7 @@ def nearest(batch: int, updates: Updates | None = None) -> float:
 def test_an_update_of_one_step_tells_the_embeddings_of_its_images(updates: Updates | None) -> None:
     """No class embedding is sent. Strangers have a mean cosine of 0.70 to each other."""
     assert nearest(1, updates) == pytest.approx(1.0, abs=5e-5)
-    assert 0.9 < nearest(plan.FEW, updates) < 0.98
+    assert 0.9 < nearest(messages.FEW, updates) < 0.98
 
 
 def test_an_update_of_a_client_of_one_identity_tells_its_mean_feature() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from coalface.experiments import preflight
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.included import FOLDER
 from coalface.experiments.recipe.schema import Recipe

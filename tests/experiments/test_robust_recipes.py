@@ -15,7 +15,7 @@ from torch import Tensor
 import coalface as cf
 from coalface.core.errors import RecipeError
 from coalface.engine.robust.aggregators import Aggregator, MultiKrum
-from coalface.experiments import preflight
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
 
 MEDIAN: dict[str, Any] = {"engine": {"aggregator": {"name": "median"}}}

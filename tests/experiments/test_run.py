@@ -22,8 +22,8 @@ from coalface.core.errors import DataError, RecipeError
 from coalface.data.cache import default_cache
 from coalface.engine.processes import wait_for_workers
 from coalface.engine.transport import RunFailed
-from coalface.experiments import preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
 from coalface.models.groups import Backbone
 

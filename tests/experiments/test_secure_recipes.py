@@ -13,8 +13,9 @@ from commands import said
 from tinyruns import Silent
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import preflight, summary
 from coalface.experiments import run as experiment
+from coalface.experiments import summary
+from coalface.experiments.plan import preflight
 from coalface.experiments.prepare import round_policy
 from coalface.experiments.recipe import loader
 from coalface.experiments.report import page, runs
@@ -138,14 +139,14 @@ def test_a_run_leaves_no_count_and_no_loss_of_a_party_at_the_server(ran: Path) -
 
 
 def test_the_ledger_says_what_the_vector_is_a_sum_of(ran: Path) -> None:
-    from coalface.experiments import ledger_summary
+    from coalface.experiments import ledger_summary, receipt_comparison
 
     read = ledger_summary.read_ledgers(ledger_summary.ledger_files(ran), contents=ledger_summary.contents_of(ran))
     rows = {row.name: row for row in read.rows}
     assert rows["vector"].content == "sum of weight" and rows["vector"].protection == "secure sum"
     assert rows["keys"].content == rows["header"].content == rows["vector"].rows == ""
     assert read.bytes == json.loads((ran / "summary.json").read_text())["bytes"]["up"]
-    assert not ledger_summary.compare_receipts(ran).faults
+    assert not receipt_comparison.compare_receipts(ran).faults
 
 
 def test_with_noise_in_shares_a_run_and_its_dry_run_promise_the_same_from_the_server_too(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from tinyruns import Silent, Stop, tiny
 import coalface
 from coalface.core import registry
 from coalface.core.errors import RecipeError
-from coalface.experiments import preflight
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.mlflow import MLflow
 from coalface.experiments.callbacks.tracker import TRACKERS, Tracker
+from coalface.experiments.plan import preflight
 
 Points = dict[str, list[tuple[int, float]]]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import coalface
 from coalface.core.declarations import CONTENTS
-from coalface.experiments import plan, preflight
-from coalface.experiments.plan import Sent
+from coalface.experiments.plan import messages, preflight
+from coalface.experiments.plan.messages import Sent
 from coalface.experiments.recipe import loader
 from coalface.methods import METHODS
 
@@ -60,7 +60,7 @@ def test_the_table_is_what_the_declarations_say() -> None:
 
 def test_what_leaves_by_declaration_is_what_a_plan_says() -> None:
     for method in METHODS.own:
-        leaves = plan.what_leaves(METHODS[method])
+        leaves = messages.what_leaves(METHODS[method])
         assert {
             (s.step, s.field): s.content for s in planned(method) if s.direction == "up"
         }.items() <= leaves.items(), method

@@ -13,8 +13,8 @@ import torch
 import yaml
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import party_data, tuning
 from coalface.experiments.sweep.run import plan

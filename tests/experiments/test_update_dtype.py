@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import tinyruns
 
-from coalface.experiments import preflight
 from coalface.experiments import run as experiment
+from coalface.experiments.plan import preflight
 
 
 def test_the_plan_is_what_the_ledgers_say_and_the_numerics_tell_it(tmp_path: Path) -> None:

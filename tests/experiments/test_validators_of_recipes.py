@@ -18,7 +18,7 @@ from coalface.data.augment import DRAWS, Augment, to_tensor
 from coalface.data.pairs import PairList
 from coalface.data.readers.bin import write_bin
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.experiments import preflight
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.setup import splits
 from coalface.experiments.setup.parts import Parts

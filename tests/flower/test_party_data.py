@@ -18,8 +18,9 @@ from tinyruns import Silent, Stop, Stops
 
 from coalface.core.errors import CoalfaceError, RecipeError
 from coalface.engine.transport import Member, RunFailed
-from coalface.experiments import preflight, status
 from coalface.experiments import run as experiment
+from coalface.experiments import status
+from coalface.experiments.plan import preflight
 from coalface.experiments.prepare import MAX_SHARE, MAX_UPDATE_NORM, round_policy
 from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.setup import party_data, sources, splits

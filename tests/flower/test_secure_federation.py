@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -67,14 +69,14 @@ def without_bytes(run: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if not key.startswith("bytes_")} for line in lines]
 
 
-def same_but_for_secrets(served: Path, local: Path, homes: Mapping[str, Path]) -> None:
+def same_but_for_secrets(served: Path, local: Path, homes: Mapping[str, Path], rounds: int = 2) -> None:
     """Masks follow from secrets that differ, and cancel: model, figures and private state are the same bytes."""
     models = [
         {name: digest for name, digest in digests(run, {}).items() if name != "metrics.jsonl"}
         for run in (served, local)
     ]
     assert models[0] == models[1] and any(name.startswith("model/") for name in models[0])
-    assert without_bytes(served) == without_bytes(local) and len(without_bytes(local)) == 2
+    assert without_bytes(served) == without_bytes(local) and len(without_bytes(local)) == rounds
     assert states(homes) == states(dict.fromkeys(homes, local))
 
 
@@ -227,12 +229,46 @@ def test_a_server_without_the_parties_signatures_opens_nothing(
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_federation_over_tls_ends_in_the_bytes_of_a_run_here(recipe: Path, tmp_path: Path) -> None:
-    with Standing.build(tmp_path / "standing", recipe=RECIPE).taken_down() as federation:
-        code, printed = federation.finish(federation.up())
+    standing = Standing.build(tmp_path / "standing", recipe=RECIPE)
+    standing.look_often()
+    with standing.taken_down() as federation:
+        code, printed = federation.finish(federation.up("--run-config", "rounds=1"))
         assert code == 0, printed
-        local = experiment.run(loader.load(recipe), tmp_path / "here", Silent(), report=False)
+        local = experiment.run(loader.load(recipe, ["rounds=1"]), tmp_path / "here", Silent(), report=False)
         homes = {party: federation.home(party, "faces") for party in SILOS}
-        same_but_for_secrets(federation.run("faces"), local, homes)
+        same_but_for_secrets(federation.run("faces"), local, homes, rounds=1)
         ledger = (homes["silo-00"] / "ledger" / "silo-00.jsonl").read_text()
         assert '"sum": "confirm"' in ledger and '"protection": "none"' not in ledger
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("COALFACE_TRIALS" not in os.environ, reason="minutes of real processes: set COALFACE_TRIALS=1")
+def test_a_server_and_a_party_killed_within_a_sum_go_on_to_the_same_bytes(recipe: Path, tmp_path: Path) -> None:
+    """In the second round silo-00 has masked its vector, and nobody has given a share: all of the SuperLink and of the
+    party's own process end there, and another server asks for the rest."""
+    standing = Standing.build(tmp_path / "standing", recipe=RECIPE)
+    standing.look_often()
+    with standing.taken_down() as federation:
+        running = federation.up()
+        homes = {party: federation.home(party, "faces") for party in SILOS}
+        ledger = homes["silo-00"] / "ledger" / "silo-00.jsonl"
+
+        def stages() -> set[str]:
+            """Those of the second round that silo-00 has answered."""
+            lines = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+            return {line["sum"] for line in lines if line["round"] == 2}
+
+        federation.wait(lambda: "mask" in stages(), within=600)
+        for process in federation.processes():
+            if process.part == "superlink" or (process.part == "silo-00" and "party.process" in process.command):
+                os.kill(process.pid, signal.SIGKILL)
+        assert stages() == {"advertise", "share", "mask"}
+        assert federation.finish(running)[0] == 1
+        code, printed = federation.finish(federation.coalface("resume", str(federation.run("faces"))), within=900)
+        assert code == 0, printed
+        local = experiment.run(loader.load(recipe), tmp_path / "here", Silent(), report=False)
+        same_but_for_secrets(federation.run("faces"), local, homes)
+        for party, home in homes.items():
+            assert len((home.parent / ".opened" / f"{party}.jsonl").read_text().splitlines()) == 2

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from coalface.core.method import Tensors, generator
 from coalface.engine.faults import SimulatedFaults
-from coalface.experiments import plan
 from coalface.experiments.conformance.tiny_federation import Tiny, run
+from coalface.experiments.plan import on_paper
 from coalface.methods import fedfv
 from coalface.methods.fedfv import FedFV
 from coalface.training.fedfv import draw_subsets
@@ -135,4 +135,4 @@ def test_too_few_that_are_not_selected_is_an_error_before_anybody_trains(
     assert not (tmp_path / "parties").exists()
     assert not (tmp_path / "ledger").exists()
     with pytest.raises(ValueError, match=says):  # and so it is on paper, before a folder is made
-        plan.plan(method, {"trainer": sorted(EXACT().data)}, EXACT().backbone)
+        on_paper.plan(method, {"trainer": sorted(EXACT().data)}, EXACT().backbone)

@@ -10,7 +10,7 @@ import pytest
 
 import coalface
 from coalface.core import parsing
-from coalface.experiments import preflight
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
 from coalface.training.federated_validation import FederatedValidation
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from coalface.core.method import Federation
-from coalface.experiments import preflight
 from coalface.experiments.conformance.secure import check_secure_sums
 from coalface.experiments.conformance.subject import Failure, Subject
+from coalface.experiments.plan import preflight
 from coalface.methods import METHODS
 from coalface.methods.fedavg import FedAvg, State
 from coalface.training.local_work import LocalTraining

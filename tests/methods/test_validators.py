@@ -23,8 +23,8 @@ from coalface.engine.faults import SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.transport import Reply
-from coalface.experiments import plan
 from coalface.experiments.conformance.tiny_federation import Stop, Tiny, raw, run, stopping
+from coalface.experiments.plan import messages
 from coalface.methods.fedavg import FedAvg
 from coalface.models.embedding import embed
 
@@ -207,7 +207,7 @@ def test_nothing_but_scores_leaves_a_validator(tmp_path: Path) -> None:
     scores = [(r, GRADE, "scores", 24) for r in (1, 2, 3)]  # the last ones have come when the run ends, to no use
     assert [line for line in lines if line[2] != "header"] == scores
     assert all(size < 400 for _, _, name, size in lines if name == "header")
-    assert plan.what_stays(type(fv())) == plan.what_stays(FedAvg)  # a validator keeps no state
+    assert messages.what_stays(type(fv())) == messages.what_stays(FedAvg)  # a validator keeps no state
     assert ran.server.at.party_stats["judge-0"].rounds == 2
 
 

@@ -10,7 +10,7 @@ import pytest
 import worlds
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import plan
+from coalface.experiments.plan import on_paper
 from coalface.methods import METHODS
 from coalface.privacy.accountant import Drawn, Mechanism
 from coalface.privacy.dp import AdaptiveClip, Draws, PartyPrivacy
@@ -111,7 +111,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 def noised(name: str, **settings: Any) -> tuple[tuple[Mechanism, ...], ...]:
     method, build = worlds.recipe(name, **settings)
     world = build()
-    return plan.plan(method, world.by_role(), world.backbone, world.public, privacy=PartyPrivacy()).noised
+    return on_paper.plan(method, world.by_role(), world.backbone, world.public, privacy=PartyPrivacy()).noised
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -140,7 +140,7 @@ def test_running_statistics_that_are_sent_are_refused() -> None:
     for policy, accepted in (("average", False), ("parameters-only", True)):
         backbone = type(build)(norm=True, policy=policy)().backbone  # type: ignore[arg-type]
         if accepted:
-            plan.plan(method, {"trainer": ["a", "b"]}, backbone, privacy=PartyPrivacy())
+            on_paper.plan(method, {"trainer": ["a", "b"]}, backbone, privacy=PartyPrivacy())
             continue
         with pytest.raises(RecipeError, match="norm.running_mean, which is not trained"):
-            plan.plan(method, {"trainer": ["a", "b"]}, backbone, privacy=PartyPrivacy())
+            on_paper.plan(method, {"trainer": ["a", "b"]}, backbone, privacy=PartyPrivacy())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,10 @@ from sum_rounds import RARE, STAGES, Parties, context, uniform
 
 from coalface.core.method import Abandoned
 from coalface.privacy.secure_sums import client, server, shamir
-from coalface.privacy.secure_sums.context import SecureSumError, SumContext
+from coalface.privacy.secure_sums.context import SecureSumError, SumContext, joined
 from coalface.privacy.secure_sums.fixed_point import HiddenMean, Layout, Summand
 from coalface.privacy.secure_sums.guard import Answers
-from coalface.privacy.secure_sums.keys import Member, mask_key, self_mask_key
+from coalface.privacy.secure_sums.keys import SEALED, Member, mask_key, self_mask_key
 from coalface.privacy.secure_sums.masks import add_masks
 from coalface.privacy.secure_sums.neighbours import Roster
 
@@ -77,7 +79,7 @@ def test_the_decoded_means_are_within_the_stated_error() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_whatever_drops_out_the_sum_is_exact_or_not_opened(data: st.DataObject) -> None:
-    many = Parties(context(8, 3, 2, length=6), signs=data.draw(st.booleans()))
+    many = Parties(context(8, 3, 1, length=6), signs=data.draw(st.booleans()))
     fates = data.draw(st.lists(st.sampled_from([*STAGES, "stays", "stays"]), min_size=8, max_size=8))
     away = {stage: [n for n, fate in zip(many.names, fates, strict=True) if fate == stage] for stage in STAGES}
     if not many.verify:
@@ -345,6 +347,58 @@ def test_the_server_takes_no_answer_twice_late_or_from_a_stranger() -> None:
     for begin in (gathering.survivors, gathering.unmask_requests, gathering.result):
         with pytest.raises(RuntimeError, match="the stage is shared"):
             begin()
+
+
+SPARSE = pytest.param(
+    60, 18, 6, 10, marks=pytest.mark.xfail(strict=True, reason="see docs/secure-sums.md: 2t <= k + 1")
+)
+
+
+@pytest.mark.parametrize(("parties", "dropouts", "corrupt", "complete"), [(12, 3, 2, 100), SPARSE])
+def test_a_server_that_tells_two_sets_of_survivors_gets_one_secret_of_a_party_at_most(
+    parties: int, dropouts: int, corrupt: int, complete: int
+) -> None:
+    """All parties are honest. By places on the ring every second one is told that the victim's vector never came."""
+    many = Parties(context(parties, dropouts, corrupt, complete=complete), signs=True)
+    names, members = many.names, many.members
+    roster = Roster(many.context, names)
+    ring = sorted(names, key=lambda name: hashlib.sha256(joined(b"ring", roster.digest, name)).digest())
+    victim = ring[0]
+    told = {name: names if place % 2 == 0 else [n for n in names if n != victim] for place, name in enumerate(ring)}
+    adverts = {name: client.advertise(members[name], many.node_keys[name].sign) for name in names}
+    dealt = {name: client.share_keys(members[name], names, adverts, many.verify) for name in names}
+    signatures = {
+        n: client.confirm(members[n], names, names, told[n], many.node_keys[n].sign, many.answers[n]) for n in names
+    }
+    shares: dict[bool, dict[int, bytes]] = {True: {}, False: {}}
+    for holder in set(roster.holders(victim)) - {victim}:
+        near = roster.neighbours(holder)
+        sealed = {name: dealt[name][holder][:SEALED] for name in near}
+        with suppress(SecureSumError):
+            answer = client.unmask(
+                members[holder],
+                names,
+                adverts,
+                names,
+                told[holder],
+                sealed,
+                many.answers[holder],
+                many.verify,
+                {name: signatures[name] for name in near},
+            )
+            shares[victim in told[holder]][roster.points[holder]] = answer[victim]
+    opened = [shamir.combine(of) if len(of) >= roster.threshold else None for of in shares.values()]
+    assert None in opened, "its seed and its masking key, and by them its vector"
+    assert opened != [members[victim].seed, members[victim].masking_key.private_bytes_raw()]
+
+
+@pytest.mark.parametrize(("asked", "dropouts", "corrupt"), [(6, 3, 0), (5, 2, 1), (100, 45, 10)])
+def test_a_context_of_which_two_sets_of_survivors_could_be_signed_is_refused(
+    asked: int, dropouts: int, corrupt: int
+) -> None:
+    with pytest.raises(ValueError, match="two sets of survivors"):
+        context(asked, dropouts, corrupt)
+    assert context(asked + 1, dropouts, corrupt).least == asked + 1 - dropouts
 
 
 @pytest.mark.parametrize(("asked", "dropouts", "corrupt"), [(3, 1, 1), (1, 0, 0), (10, 9, 0), (10, -1, 2)])

@@ -27,7 +27,6 @@ from coalface.engine.faults import COUNT_FAULTS, SimulatedFaults
 from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request
 from coalface.engine.transport import Reply, RunFailed
-from coalface.experiments import plan
 from coalface.experiments.conformance.differences import private_states
 from coalface.experiments.conformance.leaks import leaks
 from coalface.experiments.conformance.learning import GAIN, LEARNING, ROUNDS, learned
@@ -46,6 +45,7 @@ from coalface.experiments.conformance.tiny_federation import (
     workers,
 )
 from coalface.experiments.conformance.traffic import Heard, all_tensors, listening
+from coalface.experiments.plan import on_paper
 from coalface.experiments.recipe.schema import BY_NAME
 from coalface.methods import METHODS
 from coalface.training.local_work import LocalTraining
@@ -59,7 +59,7 @@ def check_plan(subject: Subject) -> None:
     method, build = subject.build()
     method.check_frozen()
     world = build()
-    plan.plan(method, world.by_role(), world.backbone, world.public)
+    on_paper.plan(method, world.by_role(), world.backbone, world.public)
     subject.unbroken  # noqa: B018 - what it raises is the answer
 
 

@@ -7,10 +7,10 @@ import json
 import torch
 
 from coalface.core.errors import RecipeError
-from coalface.experiments import plan
 from coalface.experiments.conformance.subject import Failure, Subject
 from coalface.experiments.conformance.tiny_federation import Ran, run
 from coalface.experiments.conformance.traffic import all_tensors
+from coalface.experiments.plan import on_paper
 from coalface.privacy.dp import WHERE as DP
 from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.secure import WHERE, SecureSettings
@@ -31,7 +31,7 @@ def check_secure_sums(subject: Subject) -> None:
     world = build()
     for privacy in (None, CLIPPED):
         try:
-            plan.plan(method, world.by_role(), world.backbone, world.public, privacy=privacy, secure=SETTINGS)
+            on_paper.plan(method, world.by_role(), world.backbone, world.public, privacy=privacy, secure=SETTINGS)
         except RecipeError as error:
             if error.where not in (WHERE, DP if privacy else WHERE) or not error.text:
                 raise Failure(

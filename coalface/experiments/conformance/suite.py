@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.checks import UnknownKey
-from coalface.experiments import preflight
 from coalface.experiments.conformance.checks import CHECKS
 from coalface.experiments.conformance.subject import Failure, Subject
 from coalface.experiments.conformance.tiny_federation import WORK
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import BY_NAME, Recipe
 from coalface.methods import METHODS

@@ -25,9 +25,10 @@ from coalface.core.names import made_plain
 from coalface.core.text import clean, several
 from coalface.engine.transport import RunFailed
 from coalface.evaluation.verification import read_lists
-from coalface.experiments import preflight, provenance
+from coalface.experiments import provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import Callback
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import sources
 from coalface.experiments.setup.parts import Parts

@@ -16,9 +16,10 @@ from typing import Any
 
 from coalface.core.errors import RecipeError
 from coalface.engine.party.setup import FederatedData, Setup
-from coalface.experiments import preflight, provenance
+from coalface.experiments import provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.progress import Progress
+from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.flower.app import transport

@@ -7,6 +7,9 @@ import hashlib
 import json
 from dataclasses import dataclass
 
+COMPLETE = 100
+"""Up to so many parties all are neighbours, where nothing else is said."""
+
 
 class SecureSumError(ValueError):
     """A message, or a request, that must not be answered or counted.
@@ -58,17 +61,14 @@ class SumContext:
     """32 or 64: sums are modulo 2^bits."""
     layout: bytes = b""
     """The digest of what the entries stand for."""
-    complete: int = 100
+    complete: int = COMPLETE
     """Up to so many parties all are neighbours; the graph of more is sparse."""
 
     def __post_init__(self) -> None:
         if self.bits not in (32, 64) or self.length < 1:
             raise ValueError(f"bits must be 32 or 64 and length 1 or more; got {self.bits} and {self.length}")
-        if min(self.dropouts, self.corrupt) < 0 or self.least < self.corrupt + 2:
-            raise ValueError(
-                f"of {self.asked} parties {self.dropouts} may drop out and {self.corrupt} may be corrupt: that can "
-                "leave fewer than two honest ones, and their sum would be one party's vector. Allow fewer of either"
-            )
+        if why := unsafe(self.asked, self.dropouts, self.corrupt, self.complete):
+            raise ValueError(f"{why}. Allow fewer of either")
 
     @property
     def least(self) -> int:
@@ -85,6 +85,23 @@ class SumContext:
         """32 bytes that stand for all of it."""
         numbers = [self.asked, self.dropouts, self.corrupt, self.length, self.bits, self.complete]
         return hashlib.sha256(joined(b"coalface secure sum 1", self.place, self.layout, json.dumps(numbers))).digest()
+
+
+def unsafe(asked: int, dropouts: int, corrupt: int, complete: int = COMPLETE) -> str:
+    """Why n parties, of which d may drop out and c be corrupt, cannot have a sum; empty where they can.
+
+    n - d < c + 2: the sum could be one honest party's vector. n ≤ 2d + c, where all are neighbours: the corrupt ones,
+    and one half each of the honest, sign two sets of survivors, by which a server that lies gets both secrets of a
+    party (Bonawitz et al. 2017, section 6.2). On a sparse graph signatures do not prevent that: its threshold is
+    chosen for a server that keeps to the protocol.
+    """
+    if min(dropouts, corrupt) < 0 or asked - dropouts < corrupt + 2:
+        why = "a sum could be of fewer than two honest ones, and tell one party's vector"
+    elif asked <= complete and asked <= 2 * dropouts + corrupt:
+        why = "a server could have two sets of survivors signed, and open the vector of each party"
+    else:
+        return ""
+    return f"of {asked} parties {dropouts} may drop out and {corrupt} be corrupt, so {why}"
 
 
 def joined(*parts: bytes | str) -> bytes:

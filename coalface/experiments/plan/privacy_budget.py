@@ -8,7 +8,7 @@ from typing import Any
 
 from coalface.core.errors import RecipeError
 from coalface.core.text import several
-from coalface.experiments.plan import Plan
+from coalface.experiments.plan.messages import Plan
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Engine
 from coalface.privacy.accountant import Mechanism, concentrated_epsilon, epsilon, most

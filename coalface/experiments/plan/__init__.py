@@ -1,0 +1,1 @@
+"""What a recipe would send, take and promise, before a run."""
