@@ -4,7 +4,8 @@
 - *Updates of a party of one identity*, though no template is sent: the last layer's change is Σ g hᵀ, whose rows by the
   bias's change Σ g are a mean feature.
 - *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people looks for the k that each was
-  fused of. Fusing is in L. Liu et al., "FedFV" (2022), Eq. 5 and Section 4.4.
+  fused of; one without any restores the class embeddings from those of many rounds. Fusing is in L. Liu et al.,
+  "FedFV" (2022), Eq. 5 and Section 4.4.
 - *Codewords* (FedUV): a client's own change of W′ is v aᵀ, or nearly; its signs are v.
 """
 
@@ -14,14 +15,13 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.core.declarations import contents
 from coalface.core.method import Models, Tensors, generator
 from coalface.data.held_back import by_party
 from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, Outcome, mean_features
+from coalface.experiments.attacks.fused_embeddings import restore, share_assigned, share_restored
 from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedfv import FedFV
 from coalface.methods.feduv import FedUV
@@ -50,8 +50,11 @@ class Linkage(Attack):
         self._looked_at = {round(number) for number in np.linspace(1, rounds, min(rounds, MOST_ROUNDS))}
         self._features: tuple[int, dict[str, Tensor]] = 0, {}
         self._hits: dict[tuple[str, Attacker, str], list[float]] = {}
-        self._chances: dict[str, float] = {}
+        self._chances: dict[tuple[str, Attacker, str], float] = {}
         self._equivalents: tuple[int, Tensor, list[str]] = 0, torch.empty(0), []
+        """Of the round that is looked at: its number, W̃, and who was asked."""
+        self._seen: list[Tensor] = []
+        """W̃ of the rounds that were looked at."""
         self._enrolled: dict[str, tuple[Tensor, int]] = {}
 
     def watch(self, exchange: Exchange) -> None:
@@ -64,9 +67,9 @@ class Linkage(Attack):
         if request.ordinal not in self._looked_at:
             return
         backbone: Tensors | None = getattr(exchange.sent[0], "backbone", None)
-        if isinstance(method, FedFV) and backbone is not None and self._equivalents[0] != request.ordinal:
+        if isinstance(method, FedFV) and backbone is not None and self._equivalents[0] != request.round:
             self._conclude_round()
-            self._equivalents = request.ordinal, exchange.sent[0].others, []
+            self._equivalents = request.round, exchange.sent[0].others, []
             self._features = request.ordinal, mean_features(self.run, backbone, self._photographs)
         self._equivalents[2].append(request.party)
         if exchange.reply is None:
@@ -79,16 +82,18 @@ class Linkage(Attack):
 
     def outcomes(self, models: Models) -> list[Outcome]:
         self._conclude_round()
+        if self._seen and models.class_embeddings is not None:
+            self._restore(torch.cat(list(models.class_embeddings.values())).double())
         if not self._hits:
             raise NotAttackable("neither a template, nor a code, nor the update of one person's images leaves a party")
         return [
-            Outcome(field, attacker, f"{figure}, %", 100 * float(np.mean(hits)), 100 * self._chances[field], len(hits))
-            for (field, attacker, figure), hits in self._hits.items()
+            Outcome(*about[:2], f"{about[2]}, %", 100 * float(np.mean(hits)), 100 * self._chances[about], len(hits))
+            for about, hits in self._hits.items()
         ]
 
     def _note(self, field: str, attacker: Attacker, figure: str, hit: float, chance: float) -> None:
         self._hits.setdefault((field, attacker, figure), []).append(hit)
-        self._chances[field] = chance
+        self._chances[field, attacker, figure] = chance
 
     def _identify(self, exchange: Exchange, backbone: Mapping[str, Tensor]) -> None:
         """Look for the party among all photographs, by what it has sent."""
@@ -114,37 +119,25 @@ class Linkage(Attack):
 
     def _conclude_round(self) -> None:
         """Assign the equivalent class embeddings of the round that was looked at last to people."""
-        method, (ordinal, equivalents, asked) = self.run.method, self._equivalents
-        if not isinstance(method, FedFV) or not ordinal:
+        method, (round_, equivalents, asked) = self.run.method, self._equivalents
+        if not isinstance(method, FedFV) or not round_:
             return
         others = [name for name in self._parties if name not in asked]
-        draws = generator(self.seed, "server", "train", ordinal, "fuse")
+        draws = generator(self.seed, "server", "train", round_, "fuse")
         fused = draw_subsets(len(others), len(equivalents), method.fused, draws)
         features = torch.stack([self._features[1][name] for name in others])
         share = share_assigned(equivalents.double(), features, fused)
         self._note("others", "client", f"parts assigned {self._which}", share, method.fused / len(others))
+        self._seen.append(equivalents.double())
         self._equivalents = 0, torch.empty(0), []
 
-
-def share_assigned(equivalents: Tensor, features: Tensor, fused: NDArray[np.int64]) -> float:
-    """The share of the k parts of each row that are among the k features that come nearest to it together.
-
-    `equivalents` (n, d), `features` (R, d), `fused` (n, k) the true parts. The k are found one by one, as in orthogonal
-    matching pursuit, with equal weights: the next is the feature nearest to what of the row the ones found leave over.
-    """
-    found = torch.empty(fused.shape, dtype=torch.int64)
-    rows, features = F.normalize(equivalents, dim=1), F.normalize(features, dim=1)
-    cosines, total = rows @ features.T, torch.zeros_like(rows)
-    for place in range(fused.shape[1]):
-        # the sum so far, with each feature added, at length one: (⟨w, s⟩ + ⟨w, f⟩) / |s + f|
-        length = (total.square().sum(1, keepdim=True) + 2 * total @ features.T + 1).clamp_min(1e-12).sqrt()
-        fit = ((rows * total).sum(1, keepdim=True) + cosines) / length
-        if place:
-            fit.scatter_(1, found[:, :place], -torch.inf)
-        found[:, place] = fit.argmax(1)
-        total += features[found[:, place]]
-    true = torch.from_numpy(fused)
-    return float((found[:, :, None] == true[:, None, :]).any(1).double().mean())
+    def _restore(self, true: Tensor) -> None:
+        """Without a photograph: of all equivalent class embeddings of the rounds that were looked at."""
+        rows, rng = torch.cat(self._seen), generator(self.seed, "attack", "restore")
+        assert isinstance(self.run.method, FedFV)
+        directions = restore(rows, len(self._parties), self.run.method.fused, rng)
+        figure = f"class embeddings restored from {len(rows):,}"
+        self._note("others", "client", figure, share_restored(directions, true), share_restored(rows, true))
 
 
 def mean_feature_told(update: Mapping[str, Tensor], backbone: Mapping[str, Tensor]) -> Tensor:
