@@ -32,6 +32,9 @@ def attack(
         list[str] | None,
         typer.Option(help="Changes to the recipe to measure beside it, such as 'privacy.secure=true'; repeatable."),
     ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(help="A setting of the attack, such as judge=FILE.onnx; repeatable.")
+    ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="A seed to replay; repeatable. By default the run's.")] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder for cells and table; the run's own, or attacks/KIND.")
@@ -58,7 +61,16 @@ def attack(
     folder = out or (target / "attacks" if is_run else Path("attacks")) / kind
     with stopping("the same command goes on"), Progress(quiet=quiet or as_json) as callback:
         cells = measure.measure(
-            load, kind, folder, callback, begin_or_resume, defences=defence or (), seeds=seed or [load(()).seed]
+            load,
+            " ".join([target.name if is_run else str(target), *(changes or ())]),
+            kind,
+            folder,
+            callback,
+            begin_or_resume,
+            run=target if is_run else None,
+            defences=defence or (),
+            seeds=seed or [load(()).seed],
+            options=measure.read_options(option or ()),
         )
     print_json([cell.outcomes for cell in cells]) if as_json else typer.echo(
         (folder / measure.TABLE).read_text("utf-8")

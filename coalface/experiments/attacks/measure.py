@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
+import inspect
 import json
 import shlex
 import statistics
@@ -13,14 +15,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from coalface.core.checks import nearest
 from coalface.core.disk import write_text
 from coalface.core.errors import RecipeError
+from coalface.core.method import Models
+from coalface.core.parsing import parse_yaml
+from coalface.experiments import provenance
 from coalface.experiments.attacks.base import Attack, NotAttackable
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.prepare import Make
 from coalface.experiments.recipe.schema import Recipe
+from coalface.models.folder import read_about, read_tensors
 
 KINDS = {"linkage": "linkage.Linkage"}
 """Kind -> its class, in a module of this package."""
@@ -33,8 +41,10 @@ CELLS, TABLE = "cells.jsonl", "table.md"
 class Cell:
     """One attack on one replay."""
 
+    title: str
+    """The recipe and its changes, as the command has them."""
     recipe: str
-    """Its digest, with the defence and the seed."""
+    """The digest of the recipe, with the defence and the seed."""
     kind: str
     options: str
     defence: str
@@ -57,8 +67,20 @@ def attack_of(kind: str) -> type[Attack]:
     return attack
 
 
+def read_options(texts: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE of each, with values as in YAML. Raises RecipeError for another form."""
+    options = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise RecipeError(f"{text!r} is no setting; write KEY=VALUE", where="--option")
+        options[key] = parse_yaml(value)
+    return options
+
+
 def measure(
     load: Callable[[Sequence[str]], Recipe],
+    title: str,
     kind: str,
     out: Path,
     callback: Callback,
@@ -66,14 +88,19 @@ def measure(
     *,
     defences: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
+    run: Path | None = None,
     options: dict[str, Any] | None = None,
 ) -> list[Cell]:
     """The cells of an attack, computed where `out` has none, seed by seed; `out` also comes to hold the table.
 
-    `load` gives the recipe with some changes; a defence is such changes, as a line. Raises RecipeError where the recipe
+    `load` gives the recipe with some changes; a defence is such changes, as a line. Of a `run` whose recipe that is, a
+    replay that leaves another model is warned of. Raises RecipeError where the recipe
     cannot be run without a defence.
     """
     attack, options = attack_of(kind), options or {}
+    known_options = inspect.signature(attack).parameters.keys() - {"run", "seed"}
+    for key in options:
+        nearest(key, dict.fromkeys(sorted(known_options)), "--option")
     out.mkdir(parents=True, exist_ok=True)
     known = {cell.key: cell for cell in read_cells(out)}
     for seed in seeds:
@@ -87,30 +114,43 @@ def measure(
                 callback.warn(f"{defence}: {error}")
                 continue
             text = json.dumps(options, sort_keys=True, default=str)
-            cell = Cell(recipe.digest(), kind, text, defence, seed)
+            cell = Cell(title, recipe.digest(), kind, text, defence, seed)
             if cell.key not in known:
                 callback.note(f"{kind}, seed {seed}, defence {defence}")
-                known[cell.key] = _computed(cell, recipe, functools.partial(attack, **options), callback, make)
+                make_attack = functools.partial(attack, **options)
+                known[cell.key] = _computed(cell, recipe, make_attack, callback, make, run)
                 with open(out / CELLS, "a", encoding="utf-8") as lines:
                     lines.write(json.dumps(asdict(known[cell.key]), ensure_ascii=False) + "\n")
             write_text(out / TABLE, "\n".join(table(list(known.values()))) + "\n")
     return list(known.values())
 
 
-def _computed(cell: Cell, recipe: Recipe, make_attack: Callable[..., Attack], callback: Callback, make: Make) -> Cell:
+def _computed(
+    cell: Cell, recipe: Recipe, make_attack: Callable[..., Attack], callback: Callback, make: Make, run: Path | None
+) -> Cell:
     began, outcomes, refused = time.perf_counter(), tuple[dict[str, Any], ...](), ""
     try:
         attack, models = replay(recipe, make_attack, callback, make)
+        if run is not None and recipe.digest() == provenance.recipe_of(run).digest() and not _is_left_by(models, run):
+            callback.warn(
+                f"the replay leaves another model than {run} has: it was trained on another machine, or changed"
+            )
         outcomes = tuple(asdict(outcome) for outcome in attack.outcomes(models))
     except (NotAttackable, RecipeError) as error:
         if isinstance(error, RecipeError) and cell.defence == NONE:
             raise
         refused = str(error)
-    return Cell(*_about(cell), outcomes, refused, round(time.perf_counter() - began, 2))
+    seconds = round(time.perf_counter() - began, 2)
+    return dataclasses.replace(cell, outcomes=outcomes, refused=refused, seconds=seconds)
 
 
-def _about(cell: Cell) -> tuple[str, str, str, str, int]:
-    return cell.recipe, cell.kind, cell.options, cell.defence, cell.seed
+def _is_left_by(models: Models, run: Path) -> bool:
+    """Whether a run's folder has the model for everybody, bit by bit; True where there is none to compare."""
+    folder = run / "model"
+    if models.shared is None or not (folder / "backbone.safetensors").exists():
+        return True
+    kept = read_tensors(folder, "backbone.safetensors", read_about(folder))
+    return all(torch.equal(tensor, kept[name]) for name, tensor in models.shared.items())
 
 
 def read_cells(out: Path) -> Iterator[Cell]:
@@ -128,16 +168,23 @@ def table(cells: Sequence[Cell]) -> Iterator[str]:
     chances: dict[tuple[Any, ...], float] = {}
     for cell in cells:
         for outcome in cell.outcomes:
-            row = cell.kind, outcome["target"], outcome["attacker"], outcome["figure"]
+            about = " ".join([cell.title, *_options(cell)])
+            row = cell.kind, about, outcome["target"], outcome["attacker"], outcome["figure"]
             figures.setdefault(row, {}).setdefault(cell.defence, []).append(outcome["value"])
             chances[row] = outcome["chance"]
-    yield f"| attack | on | by | figure | chance | {' | '.join(defences)} |"
-    yield f"|---|---|---|---|---:|{'---:|' * len(defences)}"
+    yield f"| attack | run | on | by | figure | chance | {' | '.join(defences)} |"
+    yield f"|---|---|---|---|---|---:|{'---:|' * len(defences)}"
     for row, by_defence in figures.items():
         values = [_text(by_defence.get(defence, [])) for defence in defences]
         yield f"| {' | '.join(row)} | {chances[row]:.1f} | {' | '.join(values)} |"
-    for refused in dict.fromkeys(f"{cell.kind}, {cell.defence}: {cell.refused}" for cell in cells if cell.refused):
+    for refused in dict.fromkeys(
+        f"{cell.kind}, {cell.title}, {cell.defence}: {cell.refused}" for cell in cells if cell.refused
+    ):
         yield f"\n{refused}"
+
+
+def _options(cell: Cell) -> list[str]:
+    return [f"{key}={value}" for key, value in json.loads(cell.options).items()]
 
 
 def _text(values: Sequence[float]) -> str:
