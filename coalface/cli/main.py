@@ -12,13 +12,12 @@ import click
 import typer
 
 from coalface import __version__
-from coalface.cli import authoring, catalogue, evaluation, federation, ledger, runs, sweeps
+from coalface.cli import attack, authoring, catalogue, evaluation, federation, ledger, runs, sweeps
 from coalface.cli.cache import cache
 from coalface.cli.console import STARTS_AGAIN, Commands, Stopped
 from coalface.cli.data import data
-from coalface.cli.flower import flower
 from coalface.cli.party import party
-from coalface.cli.provision import provision
+from coalface.cli.provision import flower, provision
 from coalface.cli.use import export, gallery
 from coalface.core.errors import MissingExtra, RunError
 
@@ -31,7 +30,7 @@ app = typer.Typer(
 )
 PANELS: dict[str, tuple[Any, ...]] = {
     "Train": (runs.run, runs.resume, runs.demo, sweeps.sweep),
-    "Results": (runs.compare, ledger.ledger, export.export_client),
+    "Results": (runs.compare, ledger.ledger, attack.attack, export.export_client),
     "Use a model": (gallery.embed, gallery.verify, gallery.gallery, export.export),
     "Evaluate a model": (evaluation.evaluate, evaluation.ijb, evaluation.megaface),
     "Look up": (catalogue.methods, catalogue.models, catalogue.messages),

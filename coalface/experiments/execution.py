@@ -57,7 +57,7 @@ def execute(
     with open_transport(run, out, carrier) as transport:
         readable = _begin(run, out, transport, callback, adjusted, carrier)
         evaluated = {k: v for e in run.evaluators for k, v in e.evaluate_start(run.first_model).items()}
-        server = _server(run, out, transport, callback, simulated=carrier is None)
+        server = make_server(run, out, transport, callback, simulated=carrier is None)
         _start(server, callback, run.recipe.name)
         if carrier is None and run.recipe.engine.workers > 1:
             callback.doing(f"starting {run.recipe.engine.workers} worker processes, then training")
@@ -136,7 +136,7 @@ def finish(out: Path, whole: dict[str, Any], callback: Callback, *, report: bool
         callback.warn(f"{whole['name']}: {worse}")
 
 
-def _server(run: PreparedRun, out: Path, transport: Transport, callback: Callback, *, simulated: bool) -> Server:
+def make_server(run: PreparedRun, out: Path, transport: Transport, callback: Callback, *, simulated: bool) -> Server:
     """With differential privacy, noise of a secret, but in a simulation of the seed: it is run to be repeated."""
     privacy, secret = run.recipe.dp, None
     if privacy is not None and not simulated:

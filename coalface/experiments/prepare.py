@@ -18,6 +18,7 @@ from coalface.core import disk
 from coalface.core.errors import RecipeError
 from coalface.core.method import Method, Tensors
 from coalface.data.cache import LOCKS, PRETRAINED, default_cache, open_cache, use
+from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.run_state import Numerics
@@ -64,6 +65,8 @@ class PreparedRun:
     evaluators: tuple[Evaluator, ...]
     classifier: Tensor | None = None
     """(k, d) class embeddings of the public identities, where a pre-training left some."""
+    test_images: FaceSet | None = None
+    """Images of those who are trained on that nobody trains on, where the recipe keeps some: `data.test`."""
     find_members: Callable[[], Members | None] = lambda: None
     """Who is trained on; None where only the parties know. It hashes every image, so it is asked at the end."""
     notes: tuple[str, ...] = ()
@@ -127,6 +130,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         plan=planned,
         evaluators=evaluators,
         classifier=classifier if parts.public is not None else None,
+        test_images=parts.split.test if recipe.test is not None else None,
         find_members=functools.partial(parts.members, before),
         notes=tuple(notes),
         weights_steps=steps,

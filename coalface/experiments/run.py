@@ -127,7 +127,7 @@ def _carry_out(
     began = time.perf_counter()
     recipe = tuning.tuned(recipe, lambda text: callback.note(f"{recipe.name}: {text}"))
     with telling_passed_over(lambda text: callback.warn(f"{recipe.name}: {text}")) as passed_over:
-        prepared = prepare(recipe, callback, _begin_or_resume, elsewhere=carrier is not None)
+        prepared = prepare(recipe, callback, begin_or_resume, elsewhere=carrier is not None)
         for note in prepared.notes:
             callback.note(f"{recipe.name}: {note}")
         try:
@@ -158,7 +158,7 @@ def entered(callback: Callback, recipe: Recipe, out: Path) -> Iterator[None]:
         callback.leave(finished)
 
 
-def _begin_or_resume(recipe: Recipe, out: Path, callback: Callback) -> None:
+def begin_or_resume(recipe: Recipe, out: Path, callback: Callback) -> None:
     """Run a recipe in a folder of its own, or resume it there."""
     observers = PretrainingCallbacks([callback])
     resume(out, observers) if (out / "config.yaml").exists() else run(recipe, out, observers)

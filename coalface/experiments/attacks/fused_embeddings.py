@@ -1,0 +1,84 @@
+"""What equivalent class embeddings tell of those that they were fused of: w̃ = w̄ / |w̄|, w̄ = (u_1 + … + u_k) / k.
+
+Many of them are a dictionary problem: rows that are each the sum of k out of R unknown directions. The directions come
+back once each of them is in enough rows, with no photograph and no help of the server.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+STEPS = 30
+"""Turns of `restore`; more change nothing of what was tried."""
+NEAR = 8
+"""Rows whose mean is a first guess at a direction that they share."""
+SAME = 0.9
+"""The cosine from which on two directions are one."""
+
+
+def parts_of(equivalents: Tensor, directions: Tensor, fused: int) -> Tensor:
+    """(n, k) the directions that each row is most likely fused of, by orthogonal matching pursuit with equal weights.
+
+    `equivalents` (n, d) and `directions` (R, d), of length one. They are found one by one: the next is the one with
+    which the sum so far points most nearly along the row.
+    """
+    parts = torch.empty(len(equivalents), fused, dtype=torch.int64)
+    cosines, total = equivalents @ directions.T, torch.zeros_like(equivalents)
+    for place in range(fused):
+        # of the sum so far, s, with a direction f added: ⟨w̃, s + f⟩ / |s + f|
+        length = (total.square().sum(1, keepdim=True) + 2 * total @ directions.T + 1).clamp_min(1e-9).sqrt()
+        fit = ((equivalents * total).sum(1, keepdim=True) + cosines) / length
+        fit.scatter_(1, parts[:, :place], -torch.inf)
+        parts[:, place] = fit.argmax(1)
+        total = total + directions[parts[:, place]]
+    return parts
+
+
+def share_assigned(equivalents: Tensor, features: Tensor, fused: NDArray[np.int64]) -> float:
+    """The share of the true parts `fused` (n, k) that `parts_of` finds among features (R, d) of everybody."""
+    parts = parts_of(F.normalize(equivalents, dim=1), F.normalize(features, dim=1), fused.shape[1])
+    return float((parts[:, :, None] == torch.from_numpy(fused)[:, None, :]).any(1).double().mean())
+
+
+def restore(equivalents: Tensor, people: int, fused: int, rng: np.random.Generator) -> Tensor:
+    """(m, d) directions that rows (n, d), each fused of `fused` out of so many people's, come of; m is about `people`.
+
+    First guesses are means of rows near to each other, which share a part. Then, in turns: each row is assigned its
+    parts, and the directions are those that fit all rows best (least squares); of two alike one goes, and where too few
+    are left, the rows that fit worst come in.
+    """
+    rows = F.normalize(equivalents, dim=1)
+    directions = _first_guesses(rows, min(4 * people, 4 * len(rows)), rng)
+    for _ in range(STEPS):
+        parts = parts_of(rows, directions, min(fused, len(directions)))
+        length = directions[parts].sum(1).norm(dim=1, keepdim=True)
+        weights = torch.zeros(len(rows), len(directions), dtype=rows.dtype).scatter_(1, parts, 1.0)
+        weights /= length.clamp_min(1e-9)
+        errors = 1 - (F.normalize(weights @ directions, dim=1) * rows).sum(1)
+        weights = weights[:, (weights > 0).sum(0) >= 2]
+        ridge = 1e-3 * torch.eye(weights.shape[1], dtype=rows.dtype)
+        directions = F.normalize(torch.linalg.solve(weights.T @ weights + ridge, weights.T @ rows), dim=1)
+        directions = directions[~((directions @ directions.T).triu(1) > SAME).any(0)]
+        if (missing := people - len(directions)) > 0:
+            directions = torch.cat([directions, rows[errors.topk(min(missing, len(rows))).indices]])
+    return directions
+
+
+def _first_guesses(rows: Tensor, count: int, rng: np.random.Generator) -> Tensor:
+    """(count, d) means of the rows that are nearest to a row and to one of its own neighbours."""
+    cosines, near = rows @ rows.T, min(NEAR, len(rows) - 1)
+    starts = torch.from_numpy(rng.integers(len(rows), size=count))
+    neighbours = cosines.clone().fill_diagonal_(-torch.inf).topk(near).indices
+    chosen = neighbours[starts, torch.from_numpy(rng.integers(near, size=count))]
+    together = (cosines[starts] + cosines[chosen]).topk(near).indices
+    return F.normalize(rows[together].mean(1), dim=1)
+
+
+def share_restored(directions: Tensor, true: Tensor) -> float:
+    """The share of the true directions (R, d) that have one at a cosine of `SAME` or more."""
+    cosines = F.normalize(true, dim=1) @ F.normalize(directions, dim=1).T
+    return float((cosines.max(1).values >= SAME).double().mean())

@@ -1,0 +1,166 @@
+"""Linkage: whose is what leaves without a name, or is said to tell nothing of a person?
+
+- *Templates that are sent up* carry their sender's name; by photographs of people the server finds out who it is.
+- *Updates of a party of one identity*, though no template is sent: the last layer's change is Σ g hᵀ, whose rows by the
+  bias's change Σ g are a mean feature.
+- *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people looks for the k that each was
+  fused of; one without any restores the class embeddings from those of many rounds. Fusing is in L. Liu et al.,
+  "FedFV" (2022), Eq. 5 and Section 4.4.
+- *Codewords* (FedUV): a client's own change of W′ is v aᵀ, or nearly; its signs are v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coalface.core.declarations import contents
+from coalface.core.method import Models, Tensors, generator
+from coalface.data.held_back import by_party
+from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, Outcome, mean_features
+from coalface.experiments.attacks.fused_embeddings import restore, share_assigned, share_restored
+from coalface.experiments.prepare import PreparedRun
+from coalface.methods.fedfv import FedFV
+from coalface.methods.feduv import FedUV
+from coalface.training.bch_codes import Codebook
+from coalface.training.fedfv import draw_subsets
+
+MOST_ROUNDS = 20
+"""Rounds that are looked at, evenly over the run: the photographs are embedded anew for each."""
+
+
+class Linkage(Attack):
+    """Parties are told apart by the mean features of photographs: of others of their images than those that they train
+    on where the recipe keeps some (`data.test`), else of those.
+    """
+
+    kind = "linkage"
+
+    def __init__(self, run: PreparedRun, seed: int) -> None:
+        super().__init__(run, seed)
+        self._parties = run.data.by_role().get("trainer", [])
+        held = {name: run.data.data[name] for name in self._parties}
+        others = {} if run.test_images is None else by_party(run.test_images, held)
+        self._photographs = {name: faces for name, faces in (others or held).items() if len(faces)}
+        self._which = "by other photographs" if others else "by the photographs trained on"
+        rounds = sum(stage.rounds for stage in run.method.stages())
+        self._looked_at = {round(number) for number in np.linspace(1, rounds, min(rounds, MOST_ROUNDS))}
+        self._features: tuple[int, dict[str, Tensor]] = 0, {}
+        self._hits: dict[tuple[str, Attacker, str], list[float]] = {}
+        self._chances: dict[tuple[str, Attacker, str], float] = {}
+        self._equivalents: tuple[int, Tensor, list[str]] = 0, torch.empty(0), []
+        """Of the round that is looked at: its number, W̃, and who was asked."""
+        self._seen: list[Tensor] = []
+        """W̃ of the rounds that were looked at."""
+        self._enrolled: dict[str, tuple[Tensor, int]] = {}
+
+    def watch(self, exchange: Exchange) -> None:
+        request, method = exchange.request, self.run.method
+        if isinstance(method, FedUV) and request.step == "enrol":
+            rng = generator(self.seed, "party", request.party, request.stage, request.round, request.call)
+            number = exchange.sent[1]
+            book = Codebook(method.code, number.users)
+            self._enrolled[request.party] = book.codeword(number.user, rng), book.user_bits
+        if request.ordinal not in self._looked_at:
+            return
+        backbone: Tensors | None = getattr(exchange.sent[0], "backbone", None)
+        if isinstance(method, FedFV) and backbone is not None and self._equivalents[0] != request.round:
+            self._conclude_round()
+            self._equivalents = request.round, exchange.sent[0].others, []
+            self._features = request.ordinal, mean_features(self.run, backbone, self._photographs)
+        self._equivalents[2].append(request.party)
+        if exchange.reply is None:
+            return
+        if isinstance(method, FedUV) and request.party in self._enrolled and request.step == "train":
+            change = exchange.reply.projection - exchange.sent[0].projection
+            self._note("codeword", "server", "bits found", code_told(change, *self._enrolled[request.party]), 0.5)
+        if backbone is not None:
+            self._identify(exchange, backbone)
+
+    def outcomes(self, models: Models) -> list[Outcome]:
+        self._conclude_round()
+        if self._seen and models.class_embeddings is not None:
+            self._restore(torch.cat(list(models.class_embeddings.values())).double())
+        if not self._hits:
+            raise NotAttackable("neither a template, nor a code, nor the update of one person's images leaves a party")
+        return [
+            Outcome(*about[:2], f"{about[2]}, %", 100 * float(np.mean(hits)), 100 * self._chances[about], len(hits))
+            for about, hits in self._hits.items()
+        ]
+
+    def _note(self, field: str, attacker: Attacker, figure: str, hit: float, chance: float) -> None:
+        self._hits.setdefault((field, attacker, figure), []).append(hit)
+        self._chances[field, attacker, figure] = chance
+
+    def _identify(self, exchange: Exchange, backbone: Mapping[str, Tensor]) -> None:
+        """Look for the party among all photographs, by what it has sent."""
+        party, ordinal = exchange.request.party, exchange.request.ordinal
+        declared = exchange.declared.reply
+        assert declared is not None
+        told = {
+            name: row[0]
+            for name, content in contents(declared).items()
+            if content == "template" and isinstance(row := getattr(exchange.reply, name), Tensor) and len(row) == 1
+        }
+        update = exchange.update
+        if update is not None and len(self.run.data.data[party].names) == 1:
+            told["backbone"] = mean_feature_told(update, backbone)
+        if not told or party not in self._photographs:
+            return
+        if self._features[0] != ordinal:
+            self._features = ordinal, mean_features(self.run, backbone, self._photographs)
+        names, rows = list(self._features[1]), torch.stack(list(self._features[1].values()))
+        for name, feature in told.items():
+            first = names[int((rows @ feature.double()).argmax())]
+            self._note(name, "server", f"people found {self._which}", float(first == party), 1 / len(names))
+
+    def _conclude_round(self) -> None:
+        """Assign the equivalent class embeddings of the round that was looked at last to people."""
+        method, (round_, equivalents, asked) = self.run.method, self._equivalents
+        if not isinstance(method, FedFV) or not round_:
+            return
+        others = [name for name in self._parties if name not in asked]
+        draws = generator(self.seed, "server", "train", round_, "fuse")
+        fused = draw_subsets(len(others), len(equivalents), method.fused, draws)
+        features = torch.stack([self._features[1][name] for name in others])
+        share = share_assigned(equivalents.double(), features, fused)
+        self._note("others", "client", f"parts assigned {self._which}", share, method.fused / len(others))
+        self._seen.append(equivalents.double())
+        self._equivalents = 0, torch.empty(0), []
+
+    def _restore(self, true: Tensor) -> None:
+        """Without a photograph: of all equivalent class embeddings of the rounds that were looked at."""
+        rows, rng = torch.cat(self._seen), generator(self.seed, "attack", "restore")
+        assert isinstance(self.run.method, FedFV)
+        directions = restore(rows, len(self._parties), self.run.method.fused, rng)
+        figure = f"class embeddings restored from {len(rows):,}"
+        self._note("others", "client", figure, share_restored(directions, true), share_restored(rows, true))
+
+
+def mean_feature_told(update: Mapping[str, Tensor], backbone: Mapping[str, Tensor]) -> Tensor:
+    """(d,) the embedding that the change of a backbone's last linear layer tells, through the layer as it was sent.
+
+    ΔW ∝ Σ g hᵀ and Δb ∝ Σ g, so h is about Σ_o Δb_o ΔW_o / Σ_o Δb_o². Raises NotAttackable where the network does not
+    end in a linear layer with a bias.
+    """
+    weights = [name for name in update if name.endswith(".weight") and update[name].dim() == 2]
+    if not weights or (bias := f"{weights[-1][: -len('weight')]}bias") not in update:
+        raise NotAttackable("the backbone does not end in a linear layer with a bias")
+    weight, change = weights[-1], update[bias].double()
+    h = change @ update[weight].double() / change.square().sum().clamp_min(1e-30)
+    return backbone[weight].double() @ h + backbone[bias].double()
+
+
+def code_told(change: Tensor, codeword: Tensor, known: int) -> float:
+    """The share of a codeword's bits that are the signs of the first left singular vector of a change (c, d) of W′.
+
+    A singular vector has no sign of its own: the `known` first bits, which are the client's number and so the server's,
+    give it.
+    """
+    signs = torch.linalg.svd(change.double(), full_matrices=False)[0][:, 0].sign()
+    if (signs[:known] * codeword[:known]).sum() < 0:
+        signs = -signs
+    return float((signs == codeword).double().mean())

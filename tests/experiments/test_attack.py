@@ -1,0 +1,128 @@
+"""`coalface attack`: a run is replayed bit by bit under an attacker, and cells are kept beside their defences."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinyruns
+import torch
+from commands import outputs
+from safetensors.torch import load_file
+from tinyruns import Silent, tiny
+
+from coalface.core.errors import RecipeError
+from coalface.core.method import Models
+from coalface.engine.party.request import StepFailed
+from coalface.engine.transport import Reply
+from coalface.experiments.attacks import measure
+from coalface.experiments.attacks.base import Attack, Exchange, Outcome
+from coalface.experiments.attacks.replay import replay
+from coalface.experiments.run import begin_or_resume
+
+DEVICES: dict[str, Any] = {
+    "method": "fedfv",
+    "methods": {"fedfv": {"sample": 2, "equivalents": 5}},
+    "data": {"scenario": "devices", "test": {"images": 1}},
+}
+
+
+class Looking(Attack):
+    """Keeps what it sees."""
+
+    def __init__(self, run: Any, seed: int) -> None:
+        super().__init__(run, seed)
+        self.seen: list[Exchange] = []
+
+    def watch(self, exchange: Exchange) -> None:
+        self.seen.append(exchange)
+
+    def outcomes(self, models: Models) -> list[Outcome]:
+        return []
+
+
+class Silencing(Looking):
+    """Takes the first party's reply away."""
+
+    def lie(self, exchanges: Sequence[Exchange]) -> Mapping[str, Reply]:
+        return {"silo-00": StepFailed("silenced")}
+
+
+def test_a_replay_leaves_the_bytes_of_the_run_and_shows_every_message(tmp_path: Path) -> None:
+    out = tinyruns.run(tmp_path / "run")
+    attack, models = replay(tiny(), Looking, Silent(), begin_or_resume)
+    kept = load_file(out / "model" / "backbone.safetensors")
+    assert models.shared is not None and all(torch.equal(kept[name], t) for name, t in models.shared.items())
+    assert isinstance(attack, Looking)
+    assert [(e.request.round, e.request.party) for e in attack.seen] == [
+        (number, party) for number in (1, 2) for party in ("silo-00", "silo-01")
+    ]
+    last = [e for e in attack.seen if e.request.round == 2]
+    total = sum(e.reply.images for e in last)
+    for name, tensor in models.shared.items():  # the weights that passed are those that were averaged
+        if tensor.is_floating_point():
+            mean = sum(e.reply.backbone[name].double() * e.reply.images for e in last) / total
+            torch.testing.assert_close(tensor.double(), mean, rtol=0, atol=1e-6)
+            before = last[0].sent[0].backbone[name]
+            assert last[0].update is not None
+            torch.testing.assert_close(last[0].update[name], last[0].reply.backbone[name] - before)
+
+
+def test_what_secure_sums_hide_is_hidden_from_the_attacker() -> None:
+    changes = {"privacy": {"secure": {"dropouts": 0, "corrupt": 0}}, "data": {"partition": {"parties": 3}}}
+    attack, _ = replay(tiny(**changes), Looking, Silent(), begin_or_resume)
+    assert isinstance(attack, Looking) and attack.seen
+    assert all(exchange.reply is None and exchange.update is None for exchange in attack.seen)
+
+
+def test_an_attacker_that_lies_changes_what_the_server_has() -> None:
+    view = Silent()
+    attack, _ = replay(tiny(engine={"on_error": "exclude"}), Silencing, view, begin_or_resume)
+    assert isinstance(attack, Looking)
+    assert all(record["failed"] == {"silo-00": "silenced"} for record in view.rounds)
+
+
+def test_the_command_keeps_its_cells_and_goes_on(tmp_path: Path) -> None:
+    recipe, out = tinyruns.write(tmp_path / "recipe.yaml", **DEVICES), tmp_path / "attack"
+    command = ["attack", str(recipe), "--kind", "linkage", "--out", str(out), "--seed", "3", "--quiet"]
+    outputs(*command)
+    cells = (out / measure.CELLS).read_bytes()
+    printed, _ = outputs(*command, "--defence", "privacy.templates.noise_multiplier=50")
+    assert (out / measure.CELLS).read_bytes().startswith(cells)  # the first cell was not computed anew
+    lines = [json.loads(line) for line in (out / measure.CELLS).read_text().splitlines()]
+    assert [(line["seed"], line["defence"]) for line in lines] == [
+        (3, "none"),
+        (3, "privacy.templates.noise_multiplier=50"),
+    ]
+    table = (out / measure.TABLE).read_text()
+    assert "| others | client | parts assigned by other photographs, % |" in table
+    assert table.strip() in printed
+
+
+def test_a_run_is_attacked_with_its_own_recipe_and_a_changed_model_is_told(tmp_path: Path) -> None:
+    out = tinyruns.run(tmp_path / "run", **DEVICES)
+    assert "another model" not in outputs("attack", out, "--quiet")[1]
+    assert (out / "attacks" / "linkage" / measure.TABLE).exists()
+    shutil.rmtree(out / "attacks")
+    shutil.rmtree(out / "model")
+    shutil.copytree(tinyruns.run(tmp_path / "other", seed=1, **DEVICES) / "model", out / "model")
+    assert "another model" in outputs("attack", out, "--quiet")[1]
+
+
+def test_a_defence_that_the_method_cannot_have_is_said_in_the_table(tmp_path: Path) -> None:
+    recipe = tinyruns.write(tmp_path / "recipe.yaml", **DEVICES)
+    printed, _ = outputs("attack", recipe, "--out", tmp_path / "a", "--defence", "privacy.secure.dropouts=0", "--quiet")
+    assert "privacy.secure" in printed
+
+
+@pytest.mark.parametrize("text", ["rounds", "=3", "deep=3"])
+def test_a_setting_that_is_none_of_the_attack_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(RecipeError):
+        options = measure.read_options([text])
+        measure.measure(
+            lambda _: tiny(**DEVICES), "tiny", "linkage", tmp_path, Silent(), begin_or_resume, options=options
+        )

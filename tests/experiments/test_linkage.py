@@ -1,0 +1,67 @@
+"""What linkage can and cannot tell, in cases worked by hand or planted."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from coalface.core.method import generator
+from coalface.experiments.attacks.fused_embeddings import parts_of, restore, share_assigned, share_restored
+from coalface.experiments.attacks.linkage import code_told, mean_feature_told
+from coalface.training.bch_codes import BCH, Codebook
+from coalface.training.fedfv import draw_subsets, equivalent_embeddings
+
+
+def directions(people: int, d: int, name: str = "w") -> Tensor:
+    return F.normalize(torch.from_numpy(generator(0, name).standard_normal((people, d))), dim=1)
+
+
+@pytest.mark.parametrize("fused", [2, 3])
+def test_parts_are_those_of_a_search_through_all_subsets(fused: int) -> None:
+    w = directions(9, 32)
+    rows = equivalent_embeddings(w, 20, fused, generator=generator(0, "fuse"))
+    naive = [
+        max(
+            itertools.combinations(range(9), fused), key=lambda some: float(F.normalize(w[[*some]].sum(0), dim=0) @ row)
+        )
+        for row in rows
+    ]
+    assert [tuple(sorted(parts)) for parts in parts_of(rows, w, fused).tolist()] == naive
+
+
+def test_the_true_directions_assign_all_and_strangers_assign_none_beyond_chance() -> None:
+    w, fused = directions(200, 64), draw_subsets(200, 400, 2, generator(1, "fuse"))
+    rows = equivalent_embeddings(w, 400, 2, generator=generator(1, "fuse"))
+    assert share_assigned(rows, w, fused) == 1
+    assert share_assigned(rows, directions(200, 64, "others"), fused) < 0.03  # 2 of 200 by chance
+
+
+@pytest.mark.parametrize("fused", [2, 3])
+def test_class_embeddings_come_back_from_many_rows_and_not_from_few(fused: int) -> None:
+    w = directions(40, 32)
+    rows = equivalent_embeddings(w, 400, fused, generator=generator(0, "fuse"))
+    assert share_restored(restore(rows, 40, fused, np.random.default_rng(0)), w) == 1
+    assert share_restored(restore(rows[:12], 40, fused, np.random.default_rng(0)), w) == 0
+    assert share_restored(rows, w) == 0  # what a row tells as it is
+
+
+def test_a_change_of_the_last_layer_tells_the_embedding_of_a_single_image() -> None:
+    backbone = {"fc.weight": directions(5, 7), "fc.bias": torch.arange(5.0).double()}
+    h, g = directions(1, 7, "h")[0], torch.tensor([0.5, -1.0, 0.0, 2.0, 0.1]).double()
+    update = {"conv.weight": torch.ones(1, 1, 1, 1), "fc.weight": torch.outer(g, h), "fc.bias": g}
+    told = mean_feature_told(update, backbone)
+    torch.testing.assert_close(told, backbone["fc.weight"] @ h + backbone["fc.bias"])
+
+
+def test_a_codeword_is_the_signs_of_a_change_of_rank_one_and_of_no_other() -> None:
+    book = Codebook(BCH(127, 64), 50)
+    codeword, other = (book.codeword(user, generator(0, "code", user)) for user in (3, 44))
+    change = -0.3 * torch.outer(codeword, directions(1, 16)[0].float())
+    assert code_told(change, codeword, book.user_bits) == 1
+    assert code_told(-change, codeword, book.user_bits) == 1
+    assert 0.2 < code_told(change, other, book.user_bits) < 0.8
