@@ -201,9 +201,9 @@ def reached(reader: Any, data: bytes) -> set[tuple[str, int]]:
 def write_kept(name: str, inputs: list[bytes]) -> None:
     """The same inputs give the same bytes."""
     KEPT.mkdir(exist_ok=True)
-    with zipfile.ZipFile(KEPT / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(KEPT / f"{name}.zip", "w") as archive:
         for data in inputs:
-            archive.writestr(zipfile.ZipInfo(hashlib.sha256(data).hexdigest()[:12]), data)
+            archive.writestr(zipfile.ZipInfo(hashlib.sha256(data).hexdigest()[:12]), data, zipfile.ZIP_DEFLATED, 9)
 
 
 def count_up(page: Path, name: str, minutes: float, executions: int, coverage: int, findings: int) -> None:

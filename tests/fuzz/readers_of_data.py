@@ -75,7 +75,7 @@ def read_records(data: bytes) -> None:
     """A record file, its index and `property`; an empty index is none."""
     folder = anew("records")
     for name, content in zip(("train.rec", "train.idx", "property"), parts(data, 3), strict=True):
-        if content:
+        if content or name == "train.rec":
             put(f"records/{name}", content)
     for damaged in ("leave out", "error"):
         rec = read_rec(folder, damaged=damaged)

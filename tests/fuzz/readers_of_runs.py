@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 import io
@@ -27,6 +28,7 @@ from coalface.engine.party.encryption import Vault
 from coalface.engine.party.sums import HiddenReply
 from coalface.engine.sums.opened import Opened
 from coalface.evaluation import feature_file, membership, verification
+from coalface.evaluation.metrics import evidence
 from coalface.experiments import ledger_summary, provenance, status
 from coalface.experiments.gallery.file import Enrolled, GalleryFile
 from coalface.experiments.report import runs
@@ -252,10 +254,11 @@ def read_about(data: bytes) -> None:
     folder.read_tensors(place, "backbone.safetensors", folder.read_about(place))
 
 
-def onnx_file() -> bytes:
-    with io.BytesIO() as file:
-        torch.onnx.export(nn.Flatten(), (torch.zeros(1, 3, 4, 4),), file, dynamo=False)
-        return file.getvalue()
+ONNX = base64.b64decode(
+    "CAkSB3B5dG9yY2gaBjIuMTMuMDqCAQo0Cg9vbm54OjpGbGF0dGVuXzASATEaCC9GbGF0dGVuIgdGbGF0dGVuKgsKBGF4aXMYAaABAhIKbWFpbl9n"
+    "cmFwaFopCg9vbm54OjpGbGF0dGVuXzASFgoUCAESEAoCCAEKAggDCgIIBAoCCARiEwoBMRIOCgwIARIICgIIAQoCCDBCAhAU"
+)
+"""`torch.nn.Flatten` of an image (1, 3, 4, 4)."""
 
 
 def gallery_file() -> bytes:
@@ -318,7 +321,9 @@ RUNS = {
     ),
     "hidden-reply": Reader(read_hidden, (bytes(HIDDEN.parts["(sum)"]),), (ValueError,)),
     "run": Reader(read_run, (RUN,)),
-    "begun": Reader(read_begun, (b'{"recipe": {"name": "a", "method": "fedavg"}, "code": {}}',), (RecipeError,)),
+    "begun": Reader(
+        read_begun, (b'{"recipe": {"name": "a", "method": "fedavg"}, "code": {}}',), (RecipeError, DataError)
+    ),
     "cells": Reader(of_file("cells.jsonl", read_cells), (json.dumps(CELL).encode() + b"\n",)),
     "cells-packed": Reader(
         lambda data: read_cells(put("packed/cells.jsonl.gz", data).with_suffix("")),
@@ -328,6 +333,11 @@ RUNS = {
         read_members, (npz(names=np.arange(3, dtype=np.uint64), images=np.arange(2, dtype=np.uint64)),)
     ),
     "judged-pairs": Reader(read_lists, (npz(left=np.array([0]), right=np.array([1]), sha256=np.array("0")),)),
+    "evidence": Reader(
+        lambda data: evidence._unpacked(data.decode("ascii", "replace"), [3]),
+        (evidence._packed([np.arange(3)]).encode(),),
+        (ValueError,),
+    ),
     "features": Reader(read_features, (json.dumps(FEATURES | {"done": 3}).encode(),)),
     "align-journal": Reader(read_journal, (JOURNAL,)),
     "gallery": Reader(
@@ -342,5 +352,5 @@ RUNS = {
     ),
     "weights-safetensors": Reader(weights("weights.safetensors"), (SAFETENSORS,)),
     "weights-torch": Reader(weights("weights.pt"), (torch_file({"state_dict": STATE}),)),
-    "onnx": Reader(of_file("network.onnx", read_onnx), (onnx_file(),)),
+    "onnx": Reader(of_file("network.onnx", read_onnx), (ONNX,)),
 }
