@@ -212,7 +212,7 @@ def count_up(page: Path, name: str, minutes: float, executions: int, coverage: i
     line = re.search(rf"^\| `{name}` \| ([\d.]+) \| ([\d,]+) \| (\d+) \| (\d+) \|$", text, re.M)
     before = (float(line[1]), int(line[2].replace(",", "")), int(line[3]), int(line[4])) if line else (0.0, 0, 0, 0)
     fresh = (
-        f"| `{name}` | {before[0] + minutes:.1f} | {before[1] + executions:,} | {max(before[2], coverage)} | "
+        f"| `{name}` | {before[0] + minutes:g} | {before[1] + executions:,} | {max(before[2], coverage)} | "
         f"{before[3] + findings} |"
     )
     text = text.replace(line[0], fresh) if line else f"{text.rstrip()}\n{fresh}\n"

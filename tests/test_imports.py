@@ -54,7 +54,7 @@ RULES = {
         "experiments.recipe experiments.setup",
         "experiments.setup": f"{BELOW} {ENGINE} methods evaluation experiments.recipe",
         "experiments.conformance": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
-        "experiments.report": "core evaluation.figures",
+        "experiments.report": "core evaluation.figures evaluation.npz",
         "experiments.callbacks": "core evaluation.figures experiments.recipe experiments.report",
         "experiments": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "experiments.sweep": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",

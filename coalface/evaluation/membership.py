@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.errors import DataError
-from coalface.core.npz import read_npz
 from coalface.data.faceset import FaceSet
+from coalface.evaluation.npz import read_npz
 
 FILE = "trained_on.npz"
 """In a run's folder, not in that of the model, which is given on: `names` and `images`, 8 bytes for each, and `model`,

@@ -17,7 +17,6 @@ from coalface.core.disk import write_json, writing
 from coalface.core.errors import DataError
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Backbone, Models, Tensors
-from coalface.core.npz import read_npz
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList, list_sha256
 from coalface.engine.server import Server
@@ -29,6 +28,7 @@ from coalface.evaluation.metrics.evidence import accuracy_evidence, hits_evidenc
 from coalface.evaluation.metrics.identification import identify
 from coalface.evaluation.metrics.pair_figures import PairFigure
 from coalface.evaluation.metrics.verification import evaluate_pairs, histogram, roc, score_pairs, tar_at_far
+from coalface.evaluation.npz import read_npz
 from coalface.models.calibration import FARS as CALIBRATED
 from coalface.models.calibration import Threshold
 from coalface.models.embedding import embed, images_needed

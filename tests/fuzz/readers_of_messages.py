@@ -16,8 +16,7 @@ from coalface.core.method import Abandoned, Tensors, Ticket, content, message, p
 from coalface.core.parsing import parse_json, parse_yaml
 from coalface.experiments.recipe import import_insightface, loader, party_file
 from coalface.flower.provision import certificates, project
-from coalface.flower.provision.verify import _names as read_keys
-from coalface.privacy.secure_sums import client, messages
+from coalface.privacy.secure_sums import client, messages, signatures
 from coalface.privacy.secure_sums.context import SecureSumError, SumContext
 from coalface.privacy.secure_sums.guard import Answers
 from coalface.privacy.secure_sums.keys import Member
@@ -189,7 +188,7 @@ def of_path(name: str, data: bytes) -> Any:
 RECIPE = b"method: fedavg\nrounds: 2\nlocal: {epochs: 1, batch_size: 8, lr: 0.1}\nloss: {name: cosface, scale: 16}\n"
 FACES = b"data: {size: 32, faces: {identities: 20, images: 4}, partition: {kind: equal, parties: 4}}\n"
 FEDERATION = (
-    b"recipe: a.yaml\nsuperlink: {hosts: [example.org, 10.0.0.7], port: 9443}\nparties: {london: {role: trainer}}\n"
+    b"name: a\nrecipe: a.yaml\nsuperlink: {hosts: [example.org, 10.0.0.7]}\nparties: {london: {role: trainer}}\n"
 )
 INSIGHTFACE = b"config = edict()\nconfig.network = 'r18'\nconfig.lr = 0.1 * 2\nconfig.margin_list = (1.0, 0.5, 0.0)\n"
 
@@ -245,6 +244,6 @@ MESSAGES = {
     "insightface": Reader(
         lambda data: import_insightface.read_config(of_path("config.py", data)), (INSIGHTFACE,), (RecipeError,)
     ),
-    "node-keys": Reader(read_keys, (b'{"london": "00ff"}',), (ValueError,)),
+    "node-keys": Reader(signatures.read_keys, (b'{"london": "00ff"}',), (ValueError,)),
     "certificate": Reader(read_certificate, (CERTIFICATE,), (ValueError,)),
 }

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.errors import DataError, RecipeError
-from coalface.core.npz import read_npz
 from coalface.core.parsing import parse_yaml
 from coalface.evaluation.figures import ENROLLED_BY, SERVED_BY, declare_all, figure_name, figure_text
+from coalface.evaluation.npz import read_npz
 
 DIGESTS = "digests.json"
 """In the folder of a finished run, the SHA-256 of what is read of it; a version before wrote none."""
