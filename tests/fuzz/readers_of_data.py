@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,10 +61,14 @@ def read_verification_pack(data: bytes) -> None:
     assert pack.starts.min() >= 0 and pack.lengths.min() > 0 and ends.max() <= len(pack.data) <= 2 * len(data)
 
 
-def old_pickle(protocol: int) -> bytes:
-    """A pack as NumPy arrays of Python 3 make it."""
-    import pickle
+def of_python_2() -> bytes:
+    """A pack as most in the field are: 8-bit strings."""
+    images = b"".join(b"T" + struct.pack("<i", len(image)) + image for image in IMAGES[:2])
+    return b"\x80\x02](" + images + b"e](\x88e\x86."
 
+
+def of_arrays(protocol: int) -> bytes:
+    """A pack as NumPy arrays make it."""
     return pickle.dumps(([np.frombuffer(IMAGES[0], np.uint8)] * 2, [np.bool_(True)]), protocol)
 
 
@@ -223,7 +229,10 @@ def layout(name: str) -> Reader:
 
 DATA = {
     "image": Reader(read_image, IMAGES),
-    "bin": Reader(read_verification_pack, (written_bin(), old_pickle(2), old_pickle(4), old_pickle(5))),
+    "bin": Reader(
+        read_verification_pack,
+        (written_bin(), of_python_2(), pickle.dumps(([IMAGES[0]] * 2, [True]), 0), *map(of_arrays, (2, 4, 5))),
+    ),
     "records": Reader(read_records, (written_records(),)),
     "pack": Reader(read_packed, (joined(json.dumps(META).encode(), bytes(8), LABELS, INDEX),)),
     "file-names": Reader(read_file_names, (INDEX,), (ValueError,)),
