@@ -105,7 +105,7 @@ def receipt(request: Request, reply: codec.Encoded, head: tuple[int, str] | None
 
 def check_receipt(path: Path, line: Mapping[str, Any]) -> None:
     """Raise ValueError where a line of the file does not say what `receipt` says."""
-    if wrong := [name for name, kind in _SAID.items() if not isinstance(line.get(name), kind)]:
+    if wrong := [name for name, kind in _SAID.items() if not isinstance(line.get(name, ()), kind)]:
         raise ValueError(f"{path}, line {line['line'] + 1}: it does not say {wrong[0]!r} as a receipt does")
 
 
