@@ -61,9 +61,14 @@ class Answers:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):  # nothing was answered before its line was whole on the disk
             file.truncate(self._read + whole)
-        for line in data[:whole].decode().splitlines():
-            entry = json.loads(line)
-            self._seen[entry["place"], entry["what"]] = entry["sha256"]
+        try:
+            for line in data[:whole].decode().splitlines():
+                entry = json.loads(line)
+                self._seen[entry["place"], entry["what"]] = entry["sha256"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise SecureSumError(
+                "answered", f"{self.path} is damaged, and says what was answered: restore it, or start a new run"
+            ) from None
         self._read += whole
 
     def _write(self, file: IO[bytes], entry: dict[str, Any]) -> None:
