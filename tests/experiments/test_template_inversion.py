@@ -1,4 +1,4 @@
-"""Template inversion: the decoder and its figures by naive loops, and planted cases in which it must succeed, or fail."""
+"""Template inversion: decoder and figures by naive loops, and planted cases in which it must succeed, or fail."""
 
 from __future__ import annotations
 

@@ -48,6 +48,8 @@ MOST_PEOPLE = 100
 """People who are judged: a judge looks at each of them a few times."""
 MOST_PUBLIC = 2500
 """Public images that the decoder learns from."""
+ROUNDING = 1e-5
+"""A change of a direction that is no more than this is none."""
 SHEET_PEOPLE, SHEET_NOISE = 8, (0.05, 0.2, 1.0)
 """Rows of a sheet of pictures, and the noise multipliers of its last columns."""
 
@@ -101,8 +103,9 @@ class TemplateInversion(Attack):
                 continue  # rows of public people, which are the same for all
             for number, row in enumerate(F.normalize(rows.double(), dim=1)):
                 self._tell(field, party, number, row)
-                if before is not None and before[number].any():
-                    self._tell(f"{field}, its change", party, number, row - F.normalize(before[number].double(), dim=0))
+                change = None if before is None else row - F.normalize(before[number].double(), dim=0)
+                if change is not None and before[number].any() and change.norm() > ROUNDING:
+                    self._tell(f"{field}, its change", party, number, change)
         if exchange.update is not None and len(names) == 1:
             with contextlib.suppress(NotAttackable):
                 self._tell("backbone", party, 0, mean_feature_told(exchange.update, common.backbone))
@@ -144,7 +147,7 @@ class TemplateInversion(Attack):
             judge(what, to, decoder(directions), places)
             if number == 0:
                 judge(f"{what}: nearest public face", to, decoder.nearest(directions), places)
-                if self._sheet:
+                if self._sheet and self.run.recipe.privacy.templates is None:
                     write_sheet(Path(self._sheet), trained[places], directions, decoder)
         everybody_drawn = range(len(drawn))
         strangers = public.take(rng.permutation(len(public))[: len(drawn)])
