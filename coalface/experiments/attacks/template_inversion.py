@@ -103,9 +103,10 @@ class TemplateInversion(Attack):
                 continue  # rows of public people, which are the same for all
             for number, row in enumerate(F.normalize(rows.double(), dim=1)):
                 self._tell(field, party, number, row)
-                change = None if before is None else row - F.normalize(before[number].double(), dim=0)
-                if change is not None and before[number].any() and change.norm() > ROUNDING:
-                    self._tell(f"{field}, its change", party, number, change)
+                if before is not None and before[number].any():
+                    change = row - F.normalize(before[number].double(), dim=0)
+                    if change.norm() > ROUNDING:
+                        self._tell(f"{field}, its change", party, number, change)
         if exchange.update is not None and len(names) == 1:
             with contextlib.suppress(NotAttackable):
                 self._tell("backbone", party, 0, mean_feature_told(exchange.update, common.backbone))
