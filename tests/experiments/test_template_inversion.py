@@ -29,6 +29,7 @@ from coalface.experiments.attacks.template_inversion import TemplateInversion, a
 from coalface.experiments.run import begin_or_resume
 
 SIDE = 32
+MEAN_FACE = "nothing: mean face"
 DEVICES: dict[str, Any] = {
     "method": "fedface",
     "methods": {"fedface": {"sample": 4}, "fedfv": {"sample": 4, "equivalents": 6}, "random-init": {"sample": 4}},
@@ -77,13 +78,13 @@ def by_row(outcomes: list[Outcome]) -> dict[tuple[str, str], Outcome]:
     return {(outcome.target, outcome.figure): outcome for outcome in outcomes}
 
 
-def attack(judge: Path, method: str = "fedface", **options: Any) -> tuple[TemplateInversion, Models]:
+def attacked(judge: Path, **changes: Any) -> tuple[TemplateInversion, Models]:
     def make(run: Any, seed: int) -> TemplateInversion:
-        return TemplateInversion(run, seed, judge=str(judge), far=0.02, **options)
+        return TemplateInversion(run, seed, judge=str(judge), far=0.02)
 
-    made, models = replay(tiny(**{**DEVICES, "method": method}), make, Silent(), begin_or_resume)
-    assert isinstance(made, TemplateInversion)
-    return made, models
+    attack, models = replay(tiny(**{**DEVICES, **changes}), make, Silent(), begin_or_resume)
+    assert isinstance(attack, TemplateInversion)
+    return attack, models
 
 
 def test_the_decoder_is_its_formula() -> None:
@@ -164,7 +165,7 @@ def test_the_command_judges_what_passes_beside_chance(tmp_path: Path) -> None:
     (cell,) = [json.loads(line) for line in (out / measure.CELLS).read_text().splitlines()]
     rows = by_row([Outcome(**outcome) for outcome in cell["outcomes"]])
     targets = {target for target, _ in rows}
-    assert {"centre", "backbone", "nothing: mean face", "all: the photograph itself"} < targets
+    assert {"centre", "backbone", MEAN_FACE, "all: the photograph itself"} < targets
     assert rows["all: the photograph itself", "accepted as the person (type I), %"].value == 100
     found = rows["centre", "people found by another photograph, %"]
     assert found.chance == pytest.approx(100 / found.trials)
@@ -172,15 +173,30 @@ def test_the_command_judges_what_passes_beside_chance(tmp_path: Path) -> None:
     assert picture is not None and picture.shape == (SIDE * found.trials, SIDE * 5)
 
 
+@pytest.mark.parametrize("noise", [None, 50.0])
+def test_a_run_s_templates_show_faces_and_none_with_much_noise(tmp_path: Path, noise: float | None) -> None:
+    people: dict[str, Any] = {"private": {"identities": 16}, "partition": {"kind": "equal", "parties": 16}}
+    people["faces"] = {"kind": "synthetic", "identities": 60, "images": 5}
+    changes: dict[str, Any] = {"data": {**DEVICES["data"], **people}, "methods": {"fedface": {"sample": 16}}}
+    changes |= {"privacy": {"templates": {"noise_multiplier": noise}}} if noise else {}
+    gains = []
+    for seed in range(3):
+        attack, models = attacked(judge_file(tmp_path), seed=seed, **changes)
+        rows = by_row(attack.outcomes(models))
+        centre, mean_face = (rows[what, "accepted as the person (type I), %"] for what in ("centre", MEAN_FACE))
+        gains.append(centre.value - max(centre.chance, mean_face.value))
+    assert np.mean(gains) < 10 if noise else min(gains) > 15
+
+
 def test_what_a_client_of_fedfv_has_is_judged_as_well(tmp_path: Path) -> None:
-    made, models = attack(judge_file(tmp_path), "fedfv")
-    rows = by_row(made.outcomes(models))
+    attack, models = attacked(judge_file(tmp_path), method="fedfv")
+    rows = by_row(attack.outcomes(models))
     who = {target: outcome.attacker for (target, _), outcome in rows.items()}
     assert who["others"] == "client" and who["centre"] == "server"
     assert any(target.startswith("others, restored from 12") for target in who)
 
 
 def test_rows_that_nobody_trains_tell_no_change(tmp_path: Path) -> None:
-    made, models = attack(judge_file(tmp_path), "random-init")
-    targets = {target for target, _ in by_row(made.outcomes(models))}
+    attack, models = attacked(judge_file(tmp_path), method="random-init")
+    targets = {target for target, _ in by_row(attack.outcomes(models))}
     assert "centre" in targets and "centre, its change" not in targets
