@@ -28,19 +28,17 @@ class Decoder:
 
     templates: Tensor
     """(m, d) t_i, of the public faces."""
-    weights: Tensor
-    """(m, height · width · channels) A."""
+    factor: Tensor
+    """(m, m) the Cholesky factor of K + r I."""
     faces: NDArray[np.uint8]
-    """(m, height, width, channels)."""
+    """(m, height, width, channels) X."""
 
     @classmethod
     def fit(cls, network: nn.Module, public: FaceSet, device: str = "cpu") -> Decoder:
         """The decoder that an attacker with this network and these images has."""
-        faces = public.take(np.arange(len(public)))
         templates = torch.from_numpy(embed(network, public, device=device)).double()
-        pixels = torch.from_numpy(faces.reshape(len(faces), -1)).double()
         kernel = _kernel(templates, templates) + RIDGE * torch.eye(len(templates), dtype=torch.float64)
-        return cls(templates, torch.linalg.solve(kernel, pixels - pixels.mean(0)), faces)
+        return cls(templates, torch.linalg.cholesky(kernel), public.take(np.arange(len(public))))
 
     @property
     def mean_face(self) -> NDArray[np.uint8]:
@@ -49,7 +47,10 @@ class Decoder:
 
     def __call__(self, templates: Tensor) -> NDArray[np.uint8]:
         """(n, height, width, channels) the faces that templates show."""
-        pixels = self.faces.mean(0).ravel() + (_kernel(templates.double(), self.templates) @ self.weights).numpy()
+        # by (K + r I)⁻¹ k(t) in place of A, which has a column for each pixel
+        shares = torch.cholesky_solve(_kernel(self.templates, templates.double()), self.factor).T.numpy()
+        mean = self.faces.mean(0).ravel()
+        pixels = mean + shares @ self.faces.reshape(len(self.faces), -1) - shares.sum(1, keepdims=True) * mean
         return np.asarray(np.rint(pixels).clip(0, 255), np.uint8).reshape(-1, *self.faces.shape[1:])
 
     def nearest(self, templates: Tensor) -> NDArray[np.uint8]:
