@@ -21,8 +21,9 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import Models, generator
 from coalface.data.faceset import FaceSet
 from coalface.experiments.attacks import measure
-from coalface.experiments.attacks.base import NotAttackable, Outcome
+from coalface.experiments.attacks.base import Attack, Exchange, NotAttackable, Outcome
 from coalface.experiments.attacks.decoder import RIDGE, WIDTH, Decoder
+from coalface.experiments.attacks.fused_embeddings import parts_drawn
 from coalface.experiments.attacks.judge import Judge, open_judge, threshold_at
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.attacks.template_inversion import TemplateInversion, accepted, first_share
@@ -194,6 +195,27 @@ def test_what_a_client_of_fedfv_has_is_judged_as_well(tmp_path: Path) -> None:
     who = {target: outcome.attacker for (target, _), outcome in rows.items()}
     assert who["others"] == "client" and who["centre"] == "server"
     assert any(target.startswith("others, restored from 12") for target in who)
+
+
+def test_whose_equivalents_are_is_what_the_server_drew() -> None:
+    exchanges: list[Exchange] = []
+
+    class Watching(Attack):
+        def watch(self, exchange: Exchange) -> None:
+            exchanges.append(exchange)
+
+        def outcomes(self, models: Models) -> list[Outcome]:
+            return []
+
+    attack, models = replay(tiny(**{**DEVICES, "method": "fedfv"}), Watching, Silent(), begin_or_resume)
+    last = [exchange for exchange in exchanges if exchange.request.round == 2]
+    asked = {exchange.request.party for exchange in last}
+    others = [name for name in attack.run.data.by_role()["trainer"] if name not in asked]
+    rows = last[0].sent[0].others
+    parts = parts_drawn(attack.seed, 2, len(others), len(rows), 2)
+    assert models.class_embeddings is not None  # of who was not asked last they are what the rows were fused of
+    kept = nn.functional.normalize(torch.cat([models.class_embeddings[name] for name in others]), dim=1)
+    torch.testing.assert_close(rows, nn.functional.normalize(kept[parts].mean(1), dim=1))
 
 
 def test_rows_that_nobody_trains_tell_no_change(tmp_path: Path) -> None:
