@@ -1,7 +1,8 @@
 """A decoder of templates: kernel ridge regression from the embeddings of public faces to their pixels.
 
-    x(t) = x̄ + Σ_i k(t, t_i) a_i,    k(t, t') = exp(−‖t − t'‖² / 2 w²),    (K + r I) A = X − x̄
+    x(t) = x̄ + Σ_i k(t, t_i) a_i,    k(t, t') = exp((⟨t, t'⟩ − 1) / w²),    (K + r I) A = X − x̄
 
+Of templates of length one k is Gaussian, exp(−‖t − t'‖² / 2 w²):
 A. Mignon & F. Jurie, "Reconstructing faces from their signatures using RBF regression", BMVC 2013. Its form is closed:
 nothing is drawn, and a core has it in seconds, where a network of transposed convolutions (NbNet) takes hours.
 """
@@ -24,7 +25,7 @@ WIDTH, RIDGE = 1.0, 1.0
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """Paints faces of templates (n, d) of length one."""
+    """Paints faces of templates (n, d) of length one at the most; a shorter one is painted nearer to the mean face."""
 
     templates: Tensor
     """(m, d) t_i, of the public faces."""
@@ -59,4 +60,4 @@ class Decoder:
 
 
 def _kernel(left: Tensor, right: Tensor) -> Tensor:
-    return torch.exp((left @ right.T - 1) / WIDTH**2)  # ‖t − t'‖² = 2 − 2 ⟨t, t'⟩
+    return torch.exp((left @ right.T - 1) / WIDTH**2)

@@ -55,9 +55,10 @@ SHEET_PEOPLE, SHEET_NOISE = 8, (0.05, 0.2, 1.0)
 
 
 class TemplateInversion(Attack):
-    """`judge` is an ONNX file or a model's folder, `input` what an ONNX file takes, as `model.input` of a recipe.
+    """Rebuilds faces of what passes, and has them judged.
 
-    A face is accepted from the cosine on at which the judge takes at most `far` of the pairs of held-out people for one
+    `judge` is an ONNX file or a model's folder, `input` what an ONNX file takes, as `model.input` of a recipe. A face
+    is accepted from the cosine on at which the judge takes at most `far` of the pairs of held-out people for one
     person. `sheet` is a PNG to write, of synthetic faces alone: photograph, rebuilt face, and rebuilt of one template
     with noise.
 
@@ -144,6 +145,7 @@ class TemplateInversion(Attack):
 
         for number, ((what, to), told) in enumerate(self._told.items()):
             places = [place for place, person in enumerate(drawn) if person in told]
+            # not at length one: the less several releases agree, the nearer to the mean face it is painted
             directions = torch.stack([torch.stack(told[drawn[place]]).mean(0) for place in places])
             judge(what, to, decoder(directions), places)
             if number == 0:
