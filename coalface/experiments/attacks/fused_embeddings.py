@@ -12,6 +12,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coalface.core.method import generator
+from coalface.training.fedfv import draw_subsets
+
 STEPS = 30
 """Turns of `restore`; more change nothing of what was tried."""
 NEAR = 8
@@ -36,6 +39,11 @@ def parts_of(equivalents: Tensor, directions: Tensor, fused: int) -> Tensor:
         parts[:, place] = fit.argmax(1)
         total = total + directions[parts[:, place]]
     return parts
+
+
+def parts_drawn(seed: int, round_: int, people: int, rows: int, fused: int) -> NDArray[np.int64]:
+    """(rows, fused) the people, of so many who were not asked, that a round's equivalent class embeddings are of."""
+    return draw_subsets(people, rows, fused, generator(seed, "server", "train", round_, "fuse"))
 
 
 def share_assigned(equivalents: Tensor, features: Tensor, fused: NDArray[np.int64]) -> float:

@@ -21,12 +21,11 @@ from coalface.core.declarations import contents
 from coalface.core.method import Models, Tensors, generator
 from coalface.data.held_back import by_party
 from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, Outcome, mean_features
-from coalface.experiments.attacks.fused_embeddings import restore, share_assigned, share_restored
+from coalface.experiments.attacks.fused_embeddings import parts_drawn, restore, share_assigned, share_restored
 from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedfv import FedFV
 from coalface.methods.feduv import FedUV
 from coalface.training.bch_codes import Codebook
-from coalface.training.fedfv import draw_subsets
 
 MOST_ROUNDS = 20
 """Rounds that are looked at, evenly over the run: the photographs are embedded anew for each."""
@@ -47,7 +46,7 @@ class Linkage(Attack):
         self._photographs = {name: faces for name, faces in (others or held).items() if len(faces)}
         self._which = "by other photographs" if others else "by the photographs trained on"
         rounds = sum(stage.rounds for stage in run.method.stages())
-        self._looked_at = {round(number) for number in np.linspace(1, rounds, min(rounds, MOST_ROUNDS))}
+        self._looked_at = {1 + place for place in evenly(rounds, MOST_ROUNDS)}
         self._features: tuple[int, dict[str, Tensor]] = 0, {}
         self._hits: dict[tuple[str, Attacker, str], list[float]] = {}
         self._chances: dict[tuple[str, Attacker, str], float] = {}
@@ -123,8 +122,7 @@ class Linkage(Attack):
         if not isinstance(method, FedFV) or not round_:
             return
         others = [name for name in self._parties if name not in asked]
-        draws = generator(self.seed, "server", "train", round_, "fuse")
-        fused = draw_subsets(len(others), len(equivalents), method.fused, draws)
+        fused = parts_drawn(self.seed, round_, len(others), len(equivalents), method.fused)
         features = torch.stack([self._features[1][name] for name in others])
         share = share_assigned(equivalents.double(), features, fused)
         self._note("others", "client", f"parts assigned {self._which}", share, method.fused / len(others))
@@ -152,6 +150,11 @@ def mean_feature_told(update: Mapping[str, Tensor], backbone: Mapping[str, Tenso
     weight, change = weights[-1], update[bias].double()
     h = change @ update[weight].double() / change.square().sum().clamp_min(1e-30)
     return backbone[weight].double() @ h + backbone[bias].double()
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """The places of `most` out of `count`, evenly from the first to the last; all where there are no more."""
+    return [round(place) for place in np.linspace(0, count - 1, min(count, most))]
 
 
 def code_told(change: Tensor, codeword: Tensor, known: int) -> float:

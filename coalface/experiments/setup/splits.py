@@ -82,16 +82,16 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
                 faces, aside[name] = hold_out(faces, rng, identities=validator.identities)
             except ValueError as error:
                 raise RecipeError(str(error), where=f"validators.{name}.identities") from None
-    train = of_parties = _of_side(recipe, faces, recipe.side)
+    train = of_parties = of_side(recipe, faces, recipe.side)
     if recipe.side == "both":
-        of_parties = _of_side(recipe, faces, None)
+        of_parties = of_side(recipe, faces, None)
     remaining, test = _without_test_images(recipe, train, of_parties)
     if of_parties is not train:
         of_parties = remaining.only(np.flatnonzero(np.isin(remaining.names, of_parties.names)))
     return Split(remaining, remaining if of_parties is train else of_parties, test, held, aside, calibration, faces)
 
 
-def _of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
+def of_side(recipe: Recipe, faces: FaceSet, side: str | None) -> FaceSet:
     """The public people, the parties', or both; at most `max_identities`. Raises RecipeError where nobody is left."""
     data, private = recipe.data, recipe.private
     if private is not None:
@@ -148,7 +148,7 @@ def public_faces(recipe: Recipe, own: Split, packing: Packing | None = None) -> 
             "and how many identities are private, as `private: {identities: 150}`",
             where="data.scenario",
         )
-    return _of_side(recipe, own.trainable, "public")
+    return of_side(recipe, own.trainable, "public")
 
 
 def _public_alone(recipe: Recipe, data: Own, packing: Packing | None) -> FaceSet:

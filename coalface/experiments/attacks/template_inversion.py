@@ -1,0 +1,211 @@
+"""Template inversion: which face does an embedding show that left a party, and does a judge know the person by it?
+
+The attacker has the network that the run leaves and images of other people, who are public; of the parties it has what
+passes. It learns to paint faces from public embeddings, paints those that passed, and gives the faces to a judge, a
+network of which it knows nothing (`judge`). Judged against an image that the template was made of is the *type I* of G.
+Mai et al., "On the reconstruction of face images from deep face templates" (NbNet, 2019), against another image of the
+person *type II*.
+
+- *The server* has each template that a party sends; where the party was sent one as well, the change of it, which is
+  about the mean feature that was trained against; and of an update of one person's images the mean feature that
+  `linkage.mean_feature_told` finds. Of several rounds it takes the mean, which takes noise away.
+- *A client* has FedFV's equivalent class embeddings: as they are, and the class embeddings restored from many rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from coalface.core.disk import writing
+from coalface.core.errors import RecipeError
+from coalface.core.method import Models, generator
+from coalface.data.held_back import by_party
+from coalface.evaluation.verification import Verification
+from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, Outcome
+from coalface.experiments.attacks.decoder import Decoder
+from coalface.experiments.attacks.fused_embeddings import SAME, parts_drawn, restore
+from coalface.experiments.attacks.judge import open_judge, threshold_at
+from coalface.experiments.attacks.linkage import MOST_ROUNDS, evenly, mean_feature_told
+from coalface.experiments.prepare import PreparedRun
+from coalface.experiments.recipe.sections import Synthetic
+from coalface.experiments.setup import splits
+from coalface.methods.fedfv import FedFV
+from coalface.privacy.templates import noised_rows, templates
+
+Person = tuple[str, int]
+"""A party, and the number of one of its identities."""
+MOST_PEOPLE = 100
+"""People who are judged: a judge looks at each of them a few times."""
+MOST_PUBLIC = 2500
+"""Public images that the decoder learns from."""
+ROUNDING = 1e-5
+"""A change of a direction that is no more than this is none."""
+SHEET_PEOPLE, SHEET_NOISE = 8, (0.05, 0.2, 1.0)
+"""Rows of a sheet of pictures, and the noise multipliers of its last columns."""
+
+
+class TemplateInversion(Attack):
+    """Rebuilds faces of what passes, and has them judged.
+
+    `judge` is an ONNX file or a model's folder, `input` what an ONNX file takes, as `model.input` of a recipe. A face
+    is accepted from the cosine on at which the judge takes at most `far` of the pairs of held-out people for one
+    person. `sheet` is a PNG to write, of synthetic faces alone: photograph, rebuilt face, and rebuilt of one template
+    with noise.
+
+    `MOST_PEOPLE` people are judged, of those whose templates passed. Chance is the share of rebuilt faces that is
+    accepted as other people than their own. Rows of `nothing` are what an attacker has without a template, the last
+    row what a photograph would give: the most that the judge can show.
+    """
+
+    kind = "template-inversion"
+
+    def __init__(
+        self, run: PreparedRun, seed: int, *, judge: str = "", input: Any = None, far: float = 0.001, sheet: str = ""
+    ) -> None:
+        super().__init__(run, seed)
+        self._judge, self._sheet = open_judge(judge, input), sheet
+        if sheet and not isinstance(getattr(run.recipe.data, "faces", None), Synthetic):
+            raise RecipeError("it would show people; sheets are of synthetic faces alone", where="--option sheet")
+        held = next((e.pairs[0].faces for e in run.evaluators if isinstance(e, Verification) and e.pairs), None)
+        if run.recipe.private is None or held is None or run.test_images is None:
+            raise NotAttackable(
+                "a decoder learns from public people, a threshold needs people held out, and type II other images: use "
+                "data.scenario=private-public, data.hold_out and data.test"
+            )
+        self._public = splits.of_side(run.recipe, splits.split(run.recipe).trainable, "public")
+        self._threshold = threshold_at(far, self._judge, held, generator(seed, "attack", "threshold"))
+        self._others = by_party(run.test_images, run.data.data)
+        self._told: dict[tuple[str, Attacker], dict[Person, list[Tensor]]] = {}
+        """(what, to whom) -> person -> directions of length one, (d,), as they were told."""
+        self._equivalents: dict[int, tuple[Tensor, set[str]]] = {}
+        """Round of FedFV -> W̃, and who was asked."""
+
+    def watch(self, exchange: Exchange) -> None:
+        request, reply = exchange.request, exchange.reply
+        party, names = request.party, self.run.data.data[request.party].names
+        common, each = exchange.sent
+        if isinstance(self.run.method, FedFV) and common is not None:
+            self._equivalents.setdefault(request.round, (common.others, set()))[1].add(party)
+        if reply is None:
+            return
+        for field in templates(exchange.declared.reply):
+            rows, before = getattr(reply, field), getattr(each, field, None)
+            if not isinstance(rows, Tensor) or len(rows) != len(names) or hasattr(common, field):
+                continue  # rows of public people, which are the same for all
+            for number, row in enumerate(F.normalize(rows.double(), dim=1)):
+                self._tell(field, party, number, row)
+                if before is not None and before[number].any():
+                    change = row - F.normalize(before[number].double(), dim=0)
+                    if change.norm() > ROUNDING:
+                        self._tell(f"{field}, its change", party, number, change)
+        if exchange.update is not None and len(names) == 1:
+            with contextlib.suppress(NotAttackable):
+                self._tell("backbone", party, 0, mean_feature_told(exchange.update, common.backbone))
+
+    def _tell(self, what: str, party: str, number: int, direction: Tensor, to: Attacker = "server") -> None:
+        people = self._told.setdefault((what, to), {})
+        people.setdefault((party, number), []).append(F.normalize(direction.double(), dim=0))
+
+    def outcomes(self, models: Models) -> list[Outcome]:
+        self._tell_clients(models)
+        if not self._told or models.shared is None:
+            raise NotAttackable("neither a template nor the update of one person's images leaves a party")
+        rng = generator(self.seed, "attack", "people")
+        everybody = sorted({person for told in self._told.values() for person in told if self._others_of(person)})
+        drawn = [everybody[place] for place in rng.permutation(len(everybody))[:MOST_PEOPLE]]
+        trained, others = (
+            np.concatenate([of[party].only([number]).take(np.arange(1)) for party, number in drawn])
+            for of in (self.run.data.data, self._others)
+        )
+        public = self._public.select(np.sort(rng.permutation(len(self._public))[:MOST_PUBLIC]))
+        self.run.data.backbone.load(models.shared)
+        decoder = Decoder.fit(self.run.data.backbone.module, public, self.run.numerics.device)
+        photographs = {"type I": self._judge.embed(trained), "type II": self._judge.embed(others)}
+        outcomes = []
+
+        def judge(what: str, to: Attacker, faces: NDArray[np.uint8], places: Sequence[int]) -> None:
+            features = self._judge.embed(faces)
+            for which, of in photographs.items():
+                share, chance = accepted(features, of[places], self._threshold)
+                figure = f"accepted as the person ({which}), %"
+                outcomes.append(Outcome(what, to, figure, 100 * share, 100 * chance, len(places)))
+            share = first_share(features, photographs["type II"][places])
+            figure = "people found by another photograph, %"
+            outcomes.append(Outcome(what, to, figure, 100 * share, 100 / len(places), len(places)))
+
+        for number, ((what, to), told) in enumerate(self._told.items()):
+            places = [place for place, person in enumerate(drawn) if person in told]
+            # not at length one: the less several releases agree, the nearer to the mean face it is painted
+            directions = torch.stack([torch.stack(told[drawn[place]]).mean(0) for place in places])
+            judge(what, to, decoder(directions), places)
+            if number == 0:
+                judge(f"{what}: nearest public face", to, decoder.nearest(directions), places)
+                if self._sheet and self.run.recipe.privacy.templates is None:
+                    write_sheet(Path(self._sheet), trained[places], directions, decoder)
+        everybody_drawn = range(len(drawn))
+        strangers = public.take(rng.permutation(len(public))[: len(drawn)])
+        judge("nothing: mean face", "outsider", np.repeat(decoder.mean_face[None], len(drawn), 0), everybody_drawn)
+        judge("nothing: public face", "outsider", strangers, everybody_drawn)
+        judge("all: the photograph itself", "outsider", trained, everybody_drawn)
+        return outcomes
+
+    def _others_of(self, person: Person) -> int:
+        """How many images there are of a person that nobody trains on."""
+        return int(self._others[person[0]].counts()[person[1]])
+
+    def _tell_clients(self, models: Models) -> None:
+        """What a client has of FedFV's equivalent class embeddings; whose they are is known for counting alone."""
+        method, parties = self.run.method, self.run.data.by_role().get("trainer", [])
+        if not isinstance(method, FedFV) or not self._equivalents or models.class_embeddings is None:
+            return
+        rounds = sorted(self._equivalents)
+        rows, asked = self._equivalents[rounds[-1]]
+        others = [name for name in parties if name not in asked]
+        fused = parts_drawn(self.seed, rounds[-1], len(others), len(rows), method.fused)
+        for row, (first, *_) in zip(rows, fused, strict=True):
+            if (others[first], 0) not in self._told.get(("others", "client"), {}):
+                self._tell("others", others[first], 0, row, "client")
+        looked_at = [rounds[place] for place in evenly(len(rounds), MOST_ROUNDS)]
+        seen = torch.cat([self._equivalents[number][0].double() for number in looked_at])
+        directions = restore(seen, len(parties), method.fused, generator(self.seed, "attack", "restore"))
+        for name in parties:
+            cosines = directions @ F.normalize(models.class_embeddings[name][0].double(), dim=0)
+            restored = directions[cosines.argmax()] * (cosines.max() >= SAME)  # else zero: the mean face, nearly
+            self._tell(f"others, restored from {len(seen):,}", name, 0, restored, "client")
+
+
+def accepted(rebuilt: NDArray[np.float32], photographs: NDArray[np.float32], threshold: float) -> tuple[float, float]:
+    """(the share of rows whose cosine to their own row of the other is at least `threshold`, that to others' rows)."""
+    accepts = rebuilt.astype(np.float64) @ photographs.T.astype(np.float64) >= threshold
+    own = np.eye(len(accepts), dtype=bool)
+    return float(accepts[own].mean()), float(accepts[~own].mean()) if len(own) > 1 else 0.0
+
+
+def first_share(rebuilt: NDArray[np.float32], photographs: NDArray[np.float32]) -> float:
+    """The share of rows whose nearest row of the other is their own; of rows equally near the first is taken."""
+    return float(((rebuilt @ photographs.T).argmax(1) == np.arange(len(rebuilt))).mean())
+
+
+def write_sheet(path: Path, photographs: NDArray[np.uint8], templates: Tensor, decoder: Decoder) -> None:
+    """Write a PNG, a row for each of some people: photograph, rebuilt face, and rebuilt from templates with noise."""
+    people = min(SHEET_PEOPLE, len(photographs))
+    columns, rng = [photographs[:people], decoder(templates[:people])], generator(0, "attack", "sheet")
+    for noise in SHEET_NOISE:
+        drawn = torch.from_numpy(rng.standard_normal(templates[:people].shape))
+        columns.append(decoder(noised_rows(templates[:people], noise, drawn)))
+    picture = np.concatenate([np.concatenate(list(column)) for column in columns], axis=1)
+    picture = picture[..., ::-1] if picture.shape[2] == 3 else picture
+    _, encoded = cv2.imencode(".png", picture, [cv2.IMWRITE_PNG_COMPRESSION, 9])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        path.write_bytes(encoded.tobytes())
