@@ -30,7 +30,11 @@ from coalface.experiments.prepare import Make
 from coalface.experiments.recipe.schema import Recipe
 from coalface.models.folder import read_about, read_tensors
 
-KINDS = {"linkage": "linkage.Linkage"}
+KINDS = {
+    "linkage": "linkage.Linkage",
+    "membership": "membership.Membership",
+    "update-inversion": "update_inversion.UpdateInversion",
+}
 """Kind -> its class, in a module of this package."""
 NONE = "none"
 """The defence of a run as its recipe has it."""
