@@ -37,7 +37,7 @@ from coalface.experiments.attacks.updates import (
 )
 from coalface.experiments.prepare import PreparedRun
 
-MOST_REBUILT = 32
+MOST_REBUILT = 8
 """Images that are rebuilt of a change; where more made it, as if they were so many."""
 
 
@@ -98,7 +98,11 @@ class UpdateInversion(UpdateAttack):
         self.conclude(models)
         if not self._values:
             raise NotAttackable("no backbone of which an attacker has the one before leaves a party with own people")
-        return [Outcome(*about, *np.mean(pairs, axis=0).tolist(), len(pairs)) for about, pairs in self._values.items()]
+        outcomes = []
+        for about, pairs in self._values.items():
+            value, chance = np.mean(pairs, axis=0).tolist()
+            outcomes.append(Outcome(*about, value, chance, len(pairs)))
+        return outcomes
 
     def _note(self, change: Change, figure: str, value: float, chance: float) -> None:
         self._values[change.target, change.attacker, figure].append((value, chance))
@@ -114,7 +118,7 @@ class UpdateInversion(UpdateAttack):
         statistics = batch_statistics_told(change.before, change.after, change.steps)
         module = self.network.module.train()
         rebuilt = rebuild(module, gradient, count, self._faces, rng, self._matching, statistics)
-        others = self._others[torch.from_numpy(rng.choice(len(self._others), size=count, replace=False))]
+        others = self._others[torch.from_numpy(rng.choice(len(self._others), size=count))]
         mean_faces = self._faces.mean.expand_as(rebuilt)
         self.network.load(self._first)
         expected = nearness(mean_faces, change.trained_on)

@@ -35,15 +35,14 @@ CLASSIFIER = "classifier"
 class Recorded(Compute):
     """The arithmetic of a run that keeps what is trained on: the truth, for counting alone."""
 
-    batches: list[tuple[tuple[str, ...], Tensor]] = field(default_factory=list)
-    """(names of the people, images (n, c, h, w)) of each batch."""
+    batches: list[tuple[FaceSet, Tensor]] = field(default_factory=list)
+    """(images as they are, as they were trained on (n, c, h, w)) of each batch."""
 
     def batch(
         self, faces: FaceSet, index: NDArray[np.int64], rng: np.random.Generator, part: slice | None = None
     ) -> tuple[Tensor, Tensor]:
         images, labels = super().batch(faces, index, rng, part)
-        names = tuple(faces.names[label] for label in faces.labels[index].tolist())
-        self.batches.append((names, images.detach().clone()))
+        self.batches.append((faces.select(index), images.detach().cpu().clone()))
         return images, labels
 
 
@@ -68,7 +67,9 @@ class Change:
     names: tuple[str, ...]
     """Truth: whose each image is that made it, among the parties' own people."""
     trained_on: Tensor
-    """Truth: (n, c, h, w) these images."""
+    """Truth: (n, c, h, w) these images, as augmented."""
+    photographs: Tensor
+    """Truth: the same before augmentation."""
 
     def gradient(self, parameters: Sequence[str]) -> Tensors:
         """The mean gradient of the loss over the local steps, −Δθ / (η K) − λ θ: that of one step without momentum."""
@@ -171,7 +172,7 @@ class UpdateAttack(Attack):
         self._looked_at = {1, sum(stage.rounds for stage in run.method.stages())}
         self._number, self._ordinal = 0, -1
         """Of the round under way, and how it is called in requests, which count beginnings of stages too."""
-        self._open: tuple[Any, list[Exchange], list[tuple[tuple[str, ...], Tensor]]] | None = None
+        self._open: tuple[Any, list[Exchange], list[tuple[FaceSet, Tensor]]] | None = None
         """The last message to all, and what answered it: exchanges, and the batches behind them."""
         self._studied = 0
 
@@ -207,9 +208,9 @@ class UpdateAttack(Attack):
         if self._open is not None:
             self._close(Last(models.shared) if models.shared is not None else models.common)
 
-    def _take(self, party: str) -> list[tuple[tuple[str, ...], Tensor]]:
-        """The batches of a party since it was last asked for; those of other people than its own are left out."""
-        owners = [{self.owner.get(name) for name in names} - {None} for names, _ in self._recorded.batches]
+    def _take(self, party: str) -> list[tuple[FaceSet, Tensor]]:
+        """The batches of a party since it was last asked; those of public people alone are left out."""
+        owners = [{self.owner.get(name) for name in names_of(faces)} - {None} for faces, _ in self._recorded.batches]
         own = [b for b, of in zip(self._recorded.batches, owners, strict=True) if of == {party}]
         self._recorded.batches[:] = [b for b, of in zip(self._recorded.batches, owners, strict=True) if of != {party}]
         return own
@@ -223,13 +224,18 @@ class UpdateAttack(Attack):
             self.study(self._change(common, after, exchanges, batches))
 
     def _change(
-        self, common: Any, after: Any, exchanges: Sequence[Exchange], batches: Sequence[tuple[tuple[str, ...], Tensor]]
+        self, common: Any, after: Any, exchanges: Sequence[Exchange], batches: Sequence[tuple[FaceSet, Tensor]]
     ) -> Change:
         local, request = self.run.recipe.local, exchanges[0].request
         parties = tuple(exchange.request.party for exchange in exchanges)
         of_parties = [local.work(party, len(self.run.data.data[party])) for party in parties]
-        own = [(name, image) for names, images in batches for name, image in zip(names, images, strict=True)]
-        own = [(name, image) for name, image in own if name in self.owner]
+        trained = [
+            (name, image, photograph)
+            for faces, images in batches
+            for name, image, photograph in zip(names_of(faces), images, to_images(faces), strict=True)
+            if name in self.owner
+        ]
+        names, images, photographs = zip(*trained, strict=True)
         rows = getattr(common, CLASSIFIER, None), getattr(after, CLASSIFIER, None)
         return Change(
             target=UPDATE if len(parties) == 1 else MEAN,
@@ -244,14 +250,20 @@ class UpdateAttack(Attack):
             images=sum(
                 min(images, len(self.run.data.data[p])) for p, (_, images) in zip(parties, of_parties, strict=True)
             ),
-            names=tuple(name for name, _ in own),
-            trained_on=torch.stack([image for _, image in own]),
+            names=names,
+            trained_on=torch.stack(images).float(),
+            photographs=torch.stack(photographs),
         )
 
 
 def people_of(run: PreparedRun) -> FaceSet:
     """All images of the parties that train."""
     return functools.reduce(FaceSet.beside, (run.data.data[party] for party in run.data.by_role()["trainer"]))
+
+
+def names_of(faces: FaceSet) -> list[str]:
+    """Whose each image of a set is."""
+    return [faces.names[label] for label in faces.labels.tolist()]
 
 
 def to_images(faces: FaceSet) -> Tensor:
