@@ -82,7 +82,7 @@ def attacked(**changes: Any) -> dict[tuple[str, str], Outcome]:
 ONE_IMAGE = {
     "rounds": 1,
     "local": {"steps_per_round": 1, "batch_size": 1, "momentum": 0.0},
-    "data": {"test": {"images": 1}, "augment": {"flip": False}},
+    "data": {"test": {"images": 2}, "augment": {"flip": False}},
 }
 
 

@@ -85,6 +85,8 @@ class Membership(UpdateAttack):
             self._by_model()
         outcomes = []
         for (target, attacker, figure), (members, others) in self._scores.items():
+            if not (members and others):  # nobody has two photographs that were not trained on
+                continue
             auc, tpr = rates(np.array(members), np.array(others))
             trials = len(members) + len(others)
             outcomes.append(Outcome(target, attacker, f"{figure}: AUC, %", 100 * auc, 50.0, trials))
