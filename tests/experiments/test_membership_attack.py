@@ -16,11 +16,11 @@ from coalface.core.method import generator
 from coalface.experiments.attacks.base import NotAttackable, Outcome
 from coalface.experiments.attacks.membership import (
     Membership,
-    gradient_cosines,
     layer_inputs,
     likelier,
     most_tpr,
     rates,
+    span_shares,
 )
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.attacks.updates import UPDATE
@@ -44,23 +44,20 @@ def test_what_epsilon_allows_by_hand() -> None:
     assert most_tpr(math.inf, 1e-5, 0.01) == 1.0
 
 
-def test_the_gradient_s_cosine_is_the_largest_that_any_slope_of_the_loss_has() -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 4))
-    images = torch.from_numpy(generator(1, "images").standard_normal((3, 3, 2, 2))).float()
-    rng = generator(2, "gradient")
-    gradient = {n: torch.from_numpy(rng.standard_normal(tuple(p.shape))) for n, p in net.named_parameters()}
-    cosines = gradient_cosines(net, gradient, images)
-    whole = torch.cat([gradient["3.weight"], gradient["3.bias"][:, None]], 1)
-    for place, image in enumerate(images):
-        read = torch.cat([net[:3](image[None])[0].double().detach(), torch.ones(1)])
-        best = 0.0
-        for number in range(300):
-            u = torch.from_numpy(generator(number, "u").standard_normal(4))
-            outer = torch.outer(u, read)
-            best = max(best, float((outer * whole).sum() / (outer.norm() * whole.norm())))
-        assert best <= cosines[place] + 1e-9 and best > cosines[place] - 0.15
-    one = {"3.weight": torch.outer(torch.ones(4), read[:-1]), "3.bias": torch.ones(4)}
-    assert gradient_cosines(net, one, images)[2].item() == pytest.approx(1.0, abs=1e-6)
+def test_what_a_layer_reads_of_the_images_of_a_step_lies_in_the_span_of_its_gradient() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 8))
+    images = torch.from_numpy(generator(1, "images").standard_normal((5, 3, 2, 2))).float()
+    embeddings = net(images[:3])
+    slopes = torch.from_numpy(generator(2, "slopes").standard_normal((3, 8))).float()
+    named = dict(net.named_parameters())
+    gradient = dict(zip(named, torch.autograd.grad((embeddings * slopes).sum(), list(named.values())), strict=True))
+    shares = span_shares(net, gradient, images, 3)
+    torch.testing.assert_close(shares[:3], torch.ones(3).double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(span_shares(net, gradient, images.flip(-1), 3), shares)
+    read = torch.cat([net[:3](images).detach().double(), torch.ones(5, 1)], 1)
+    mixture = torch.linalg.lstsq(read[:3].T, read[3]).solution
+    own = (read[:3].T @ mixture).norm() / read[3].norm()
+    assert shares[3] >= own - 1e-6 and shares[3] < 0.99
     assert net.training
 
 
@@ -88,7 +85,7 @@ ONE_IMAGE = {
 
 def test_the_image_of_a_step_is_known_by_the_update_and_an_update_of_nothing_tells_nothing() -> None:
     seen = attacked(**ONE_IMAGE)
-    assert seen[UPDATE, "an image by gradient: AUC, %"].value == 100
+    assert seen[UPDATE, "an image by the last layer's span: AUC, %"].value == 100
     assert "a party by anything: TPR at FPR 1 % at most, %" not in {figure for _, figure in seen}
     assert seen["the model", "a person by tightness: AUC, %"].chance == 50
 

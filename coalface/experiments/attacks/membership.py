@@ -5,13 +5,13 @@ images, and people that nobody trains on (`data.hold_out`) for people. The attac
 
 - *an outsider*, the final model: how near two photographs of a person are to each other, and how near an image is to
   another photograph of the person that was not trained on;
-- *the server*, one party's update, and whoever is sent the next backbone, the round's mean: the cosine of the gradient
-  that it tells with that of a candidate image;
+- *the server*, one party's update, and whoever is sent the next backbone, the round's mean: how much of what the last
+  layer reads of a candidate image lies in the span of that layer's change;
 - *the server*, the change of BatchNorm's running statistics alone: how much likelier an image's activations are by the
   party's than by those that the party was sent.
 
 Yeom et al., "Privacy risk in machine learning" (CSF 2018), loss; Nasr et al., "Comprehensive privacy analysis of deep
-learning" (S&P 2019), gradients; Carlini et al., "Membership inference attacks from first principles" (S&P 2022): the
+learning" (S&P 2019), updates; Carlini et al., "Membership inference attacks from first principles" (S&P 2022): the
 true positive rate at a low false positive rate is what counts.
 """
 
@@ -73,7 +73,8 @@ class Membership(UpdateAttack):
         module, gradient = self.network.module, change.gradient(list(self.network.parameters))
         told = batch_statistics_told(change.before, change.after, change.steps)
         if ends_in_linear(gradient):
-            self._note_kinds(change, "gradient", [gradient_cosines(module, gradient, images) for images in candidates])
+            shares = [span_shares(module, gradient, images, change.images) for images in candidates]
+            self._note_kinds(change, "the last layer's span", shares)
         if told:
             scores = [likelier(module, change.before, told, images) for images in candidates]
             self._note_kinds(change, "BatchNorm statistics", scores)
@@ -147,17 +148,25 @@ def by_person(features: Tensor, faces: FaceSet) -> dict[str, Tensor]:
     return {name: features[labels == place] for place, name in enumerate(faces.names)}
 
 
-def gradient_cosines(module: nn.Module, gradient: Tensors, images: Tensor) -> Tensor:
-    """(n,) cosines of the gradient (d, m + 1) of a last linear layer and its bias with that of each image.
+def span_shares(module: nn.Module, gradient: Tensors, images: Tensor, count: int) -> Tensor:
+    """(n,) how much of what a last linear layer reads of each image lies in the span of its gradient's rows, 0 to 1.
 
-    An image's is u h̃ᵀ with h̃ = (h, 1), h what the layer reads, and u = ∂L/∂x, which the party alone knows. The u with
-    the largest cosine is G h̃, and the cosine is ‖G h̃‖ / (‖G‖ ‖h̃‖).
+    The gradient (d, m + 1), the bias's beside it, is G = Σ_i u_i h̃_iᵀ over `count` images, with h̃ = (h, 1), h what the
+    layer reads. So h̃ of an image among fewer than d lies in the span of its rows, and ‖P h̃‖ / ‖h̃‖ is 1. P is taken of
+    at most half the directions, since all is in the span of all, and of the image or its mirror what has more.
+
+    Source: Petrov et al., "DAGER" (NeurIPS 2024), for the tokens of a text.
     """
     weight, bias = list(gradient)[-2:]
     whole = torch.cat([gradient[weight].double(), gradient[bias].double()[:, None]], dim=1)
-    inputs = layer_inputs(module, [weight.rpartition(".")[0]], images)
-    read = nn.functional.pad(next(iter(inputs.values())), (0, 1), value=1.0)
-    return (read @ whole.T).norm(dim=1) / (whole.norm() * read.norm(dim=1)).clamp_min(1e-30)
+    _, sizes, directions = torch.linalg.svd(whole, full_matrices=False)
+    rank = min(count, len(sizes) // 2, int((sizes > sizes[0] / 1000).sum()))
+    shares = []
+    for side in (images, images.flip(-1)):
+        inputs = layer_inputs(module, [weight.rpartition(".")[0]], side)
+        read = nn.functional.pad(next(iter(inputs.values())), (0, 1), value=1.0)
+        shares.append((read @ directions[:rank].T).norm(dim=1) / read.norm(dim=1))
+    return torch.maximum(*shares)
 
 
 def likelier(module: nn.Module, before: Tensors, told: Mapping[str, Tensor], images: Tensor) -> Tensor:
