@@ -196,6 +196,6 @@ def _options(cell: Cell) -> list[str]:
 
 
 def _text(values: Sequence[float]) -> str:
-    if len(values) < 2:
+    if len(set(values)) < 2:
         return f"{values[0]:.1f}" if values else NOTHING
     return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"

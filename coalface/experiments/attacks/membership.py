@@ -92,6 +92,10 @@ class Membership(UpdateAttack):
             trials = len(members) + len(others)
             outcomes.append(Outcome(target, attacker, f"{figure}: AUC, %", 100 * auc, 50.0, trials))
             outcomes.append(Outcome(target, attacker, f"{figure}: TPR at FPR 1 %, %", 100 * tpr, 100 * FPR, trials))
+        if not outcomes:
+            raise NotAttackable(
+                "no model for everybody, last layer's change or BatchNorm statistics is there to score by"
+            )
         return [*outcomes, *self._bound()]
 
     def _note_kinds(self, change: Change, how: str, scores: Sequence[Tensor]) -> None:
