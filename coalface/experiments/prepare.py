@@ -67,6 +67,8 @@ class PreparedRun:
     """(k, d) class embeddings of the public identities, where a pre-training left some."""
     test_images: FaceSet | None = None
     """Images of those who are trained on that nobody trains on, where the recipe keeps some: `data.test`."""
+    held_out: FaceSet | None = None
+    """People that nobody trains on; empty where the recipe holds none out."""
     find_members: Callable[[], Members | None] = lambda: None
     """Who is trained on; None where only the parties know. It hashes every image, so it is asked at the end."""
     notes: tuple[str, ...] = ()
@@ -131,6 +133,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         evaluators=evaluators,
         classifier=classifier if parts.public is not None else None,
         test_images=parts.split.test if recipe.test is not None else None,
+        held_out=parts.split.held,
         find_members=functools.partial(parts.members, before),
         notes=tuple(notes),
         weights_steps=steps,

@@ -30,8 +30,14 @@ from coalface.experiments.prepare import Make
 from coalface.experiments.recipe.schema import Recipe
 from coalface.models.folder import read_about, read_tensors
 
-KINDS = {"linkage": "linkage.Linkage", "template-inversion": "template_inversion.TemplateInversion"}
+KINDS = {
+    "linkage": "linkage.Linkage",
+    "membership": "membership.Membership",
+    "template-inversion": "template_inversion.TemplateInversion",
+    "update-inversion": "update_inversion.UpdateInversion",
+}
 """Kind -> its class, in a module of this package."""
+NOTHING = "–"
 NONE = "none"
 """The defence of a run as its recipe has it."""
 CELLS, TABLE = "cells.jsonl", "table.md"
@@ -165,18 +171,21 @@ def table(cells: Sequence[Cell]) -> Iterator[str]:
     """Markdown: a row for each figure, a column for chance and for each defence; means over seeds, and their range."""
     defences = list(dict.fromkeys(cell.defence for cell in cells))
     figures: dict[tuple[Any, ...], dict[str, list[float]]] = {}
-    chances: dict[tuple[Any, ...], float] = {}
+    chances: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for cell in cells:
         for outcome in cell.outcomes:
             about = " ".join([cell.title, *_options(cell)])
             row = cell.kind, about, outcome["target"], outcome["attacker"], outcome["figure"]
             figures.setdefault(row, {}).setdefault(cell.defence, []).append(outcome["value"])
-            chances[row] = outcome["chance"]
+            chances.setdefault(row, {}).setdefault(cell.defence, []).append(outcome["chance"])
     yield f"| attack | run | on | by | figure | chance | {' | '.join(defences)} |"
     yield f"|---|---|---|---|---|---:|{'---:|' * len(defences)}"
     for row, by_defence in figures.items():
+        of_row = {defence: _text(chances[row].get(defence, [])) for defence in defences}
         values = [_text(by_defence.get(defence, [])) for defence in defences]
-        yield f"| {' | '.join(row)} | {chances[row]:.1f} | {' | '.join(values)} |"
+        if len(set(of_row.values()) - {NOTHING}) > 1:  # a chance of its own beside each value
+            values = [f"{value} [{of_row[defence]}]" for defence, value in zip(defences, values, strict=True)]
+        yield f"| {' | '.join(row)} | {of_row[next(iter(by_defence))]} | {' | '.join(values)} |"
     for refused in dict.fromkeys(
         f"{cell.kind}, {cell.title}, {cell.defence}: {cell.refused}" for cell in cells if cell.refused
     ):
@@ -188,6 +197,6 @@ def _options(cell: Cell) -> list[str]:
 
 
 def _text(values: Sequence[float]) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.1f}" if values else "–"
+    if len(set(values)) < 2:
+        return f"{values[0]:.1f}" if values else NOTHING
     return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"

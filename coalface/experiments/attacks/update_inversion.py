@@ -1,0 +1,160 @@
+"""Update inversion: whose images, and which, made the change of a backbone?
+
+The attacker has the recipe, the backbone before and after (the server of one party, who is sent the next of a round's
+mean), photographs of all people who may be in it, and faces of other people (`data.hold_out`), to know what faces are
+like. The network's own first model, or another by `judge`, says whom a rebuilt image shows.
+
+- *Embeddings* by the last linear layer and by rows of class embeddings that are sent (`updates`): the people whose
+  photographs are nearest to any of them are named, as many as there are.
+- *Images* by gradient matching (`gradient_matching`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coalface.core.method import Models, Tensors, generator
+from coalface.experiments.api.face_model import FaceModel
+from coalface.experiments.attacks.base import Attacker, NotAttackable, Outcome
+from coalface.experiments.attacks.gradient_matching import Eigenfaces, Matching, assign, psnr, rebuild, ssim
+from coalface.experiments.attacks.updates import (
+    Change,
+    UpdateAttack,
+    batch_statistics_told,
+    embeddings_told,
+    embeddings_told_by_rows,
+    ends_in_linear,
+    people_of,
+    person_means,
+    to_images,
+    unit_embeddings,
+)
+from coalface.experiments.prepare import PreparedRun
+
+MOST_REBUILT = 8
+"""Images that are rebuilt of a change; where more made it, as if they were so many."""
+
+
+class UpdateInversion(UpdateAttack):
+    """People and images in single parties' updates, and in the mean of a round."""
+
+    kind = "update-inversion"
+
+    def __init__(
+        self,
+        run: PreparedRun,
+        seed: int,
+        *,
+        parties: int = 2,
+        iterations: int = 300,
+        judge: str = "",
+        input: Any = None,
+    ) -> None:
+        """`iterations` of gradient matching, 0: no images are rebuilt; `judge` a run, a model's folder or an ONNX file
+        that says whom an image shows, `input` what an ONNX file expects, as `model.input` of a recipe.
+        """
+        super().__init__(run, seed, parties=parties)
+        photographs = run.test_images or people_of(run)
+        self._names = tuple(name for name in photographs.names if name in self.owner)
+        photographs = photographs.only([photographs.names.index(name) for name in self._names])
+        self._photographs, self._shown = to_images(photographs), photographs.labels
+        if run.held_out is None or len(run.held_out) < 2:
+            raise NotAttackable("nobody is held out (data.hold_out), of whom the attacker knows what faces are like")
+        self._others = to_images(run.held_out)
+        self._matching = Matching(iterations=iterations)
+        self._faces = Eigenfaces.of(self._others, self._matching.components)
+        self._judge = Resized(FaceModel(judge, input=input)) if judge else None
+        if self._judge is None:
+            self.network.load(run.data.backbone.shared())
+        self._judged = self._templates(self._judge or self.network.module)
+        self._first = self.network.shared()
+        self._values: dict[tuple[str, Attacker, str], list[tuple[float, float]]] = defaultdict(list)
+
+    def study(self, change: Change) -> None:
+        people = [place for place, name in enumerate(self._names) if name in change.names]
+        if not people:
+            return
+        self.network.load(change.before)
+        templates, gradient = self._templates(self.network.module), change.gradient(list(self.network.parameters))
+        rows, told = change.row_gradient(), {}
+        if ends_in_linear(gradient):
+            told["last layer"] = embeddings_told(gradient, change.before)
+        if rows is not None and change.rows is not None:
+            told["head rows"] = embeddings_told_by_rows(rows, change.rows[0])
+        chance = 100 * len(people) / len(templates)
+        for source, embeddings in told.items():
+            named = share_named(embeddings, templates, people)
+            self._note(change, f"people named by the {source}, %", 100 * named, chance)
+        if self._matching.iterations:
+            self._rebuild(change, gradient, people, chance)
+
+    def outcomes(self, models: Models) -> list[Outcome]:
+        self.conclude(models)
+        if not self._values:
+            raise NotAttackable("no backbone of which an attacker has the one before leaves a party with own people")
+        outcomes = []
+        for about, pairs in self._values.items():
+            value, chance = np.mean(pairs, axis=0).tolist()
+            outcomes.append(Outcome(*about, value, chance, len(pairs)))
+        return outcomes
+
+    def _note(self, change: Change, figure: str, value: float, chance: float) -> None:
+        self._values[change.target, change.attacker, figure].append((value, chance))
+
+    def _templates(self, module: nn.Module) -> Tensor:
+        """(people, d) of the photographs."""
+        return person_means(unit_embeddings(module, self._photographs), self._shown, len(self._names))
+
+    def _rebuild(self, change: Change, gradient: Tensors, people: list[int], chance: float) -> None:
+        """Rebuild images, and count beside them what the mean face and faces of other people would have had."""
+        rng = generator(self.seed, "attack", change.target, *change.parties, "rebuild")
+        count = min(change.images, MOST_REBUILT)
+        statistics = batch_statistics_told(change.before, change.after, change.steps)
+        module = self.network.module.train()
+        rebuilt = rebuild(module, gradient, count, self._faces, rng, self._matching, statistics)
+        others = self._others[torch.from_numpy(rng.choice(len(self._others), size=count))]
+        mean_faces = self._faces.mean.expand_as(rebuilt)
+        self.network.load(self._first)
+        expected = nearness(mean_faces, change.trained_on)
+        for name, images in (("rebuilt", rebuilt), ("mean face", mean_faces), ("another's face", others)):
+            cosines = unit_embeddings(self._judge or self.network.module, images) @ self._judged.T
+            shown = torch.isin(cosines.argmax(1), torch.tensor(people)).double().mean()
+            self._note(change, f"{name}: shows somebody in the update, %", 100 * float(shown), chance)
+            near = nearness(images, change.trained_on)
+            for figure, value, of_mean in zip(("PSNR, dB", "SSIM, %"), near, expected, strict=True):
+                self._note(change, f"{name}: {figure}", value, of_mean)
+
+
+class Resized(nn.Module):
+    """A model that takes images of any side, and grey ones where it wants colour or the reverse."""
+
+    def __init__(self, model: FaceModel) -> None:
+        super().__init__()
+        self.model, self._size, self._channels = model, model.size, 1 if model.grey else 3
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = images.mean(1, keepdim=True) if self._channels == 1 else images.expand(-1, self._channels, -1, -1)
+        resized = F.interpolate(images, (self._size, self._size), mode="bilinear", align_corners=False, antialias=True)
+        embeddings: Tensor = self.model(resized)
+        return embeddings
+
+
+def share_named(told: Tensor, templates: Tensor, people: list[int]) -> float:
+    """The share of the people who are among as many that any of the embeddings (r, d) is nearest to."""
+    if not len(told):
+        return 0.0
+    nearest = (F.normalize(told, dim=1) @ templates.T).max(0).values
+    return float(torch.isin(nearest.topk(len(people)).indices, torch.tensor(people)).double().mean())
+
+
+def nearness(images: Tensor, true: Tensor) -> tuple[float, float]:
+    """(PSNR in dB, SSIM in %), each image beside the true one that it is given, the nearest pair by PSNR first."""
+    scores = torch.stack([psnr(image.expand_as(true), true) for image in images])
+    given = true[list(assign(scores))]
+    return float(psnr(images, given).mean()), 100 * float(ssim(images, given).mean())

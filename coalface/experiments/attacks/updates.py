@@ -1,0 +1,284 @@
+"""What the change of a backbone tells of the images behind it: a gradient, embeddings, batch statistics."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from coalface.core.method import Models, Tensors
+from coalface.data.augment import to_tensor
+from coalface.data.faceset import FaceSet
+from coalface.engine.party.setup import FederatedData
+from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable
+from coalface.experiments.prepare import PreparedRun
+from coalface.models.embedding import eval_mode
+from coalface.models.groups import Backbone, BatchNormPolicy
+from coalface.training.compute import Compute
+
+UPDATE, MEAN = "a party's update", "the round's mean"
+CLASSIFIER = "classifier"
+"""The field of rows of class embeddings that methods with public identities send."""
+
+
+@dataclass(frozen=True)
+class Recorded(Compute):
+    """The arithmetic of a run that keeps what is trained on: the truth, for counting alone."""
+
+    batches: list[tuple[FaceSet, Tensor]] = field(default_factory=list)
+    """(images as they are, as they were trained on (n, c, h, w)) of each batch."""
+
+    def batch(
+        self, faces: FaceSet, index: NDArray[np.int64], rng: np.random.Generator, part: slice | None = None
+    ) -> tuple[Tensor, Tensor]:
+        images, labels = super().batch(faces, index, rng, part)
+        self.batches.append((faces.select(index), images.detach().cpu().clone()))
+        return images, labels
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a backbone changed in a round, as an attacker has it, and whose images made it so, which is the truth."""
+
+    target: str
+    attacker: Attacker
+    before: Tensors
+    after: Tensors
+    rows: tuple[Tensor, Tensor] | None
+    """(k, d) class embeddings of public identities before and after, where a method sends them."""
+    lr: float
+    """η of the round."""
+    weight_decay: float
+    parties: tuple[str, ...]
+    steps: int
+    """Local steps of each of the parties, by the recipe and the count that it tells."""
+    images: int
+    """Images that made it, by the same."""
+    names: tuple[str, ...]
+    """Truth: whose each image is that made it, among the parties' own people."""
+    trained_on: Tensor
+    """Truth: (n, c, h, w) these images, as augmented."""
+    photographs: Tensor
+    """Truth: the same before augmentation."""
+
+    def gradient(self, parameters: Sequence[str]) -> Tensors:
+        """The mean gradient of the loss over the local steps, −Δθ / (η K) − λ θ: that of one step without momentum."""
+        moved = {name: (self.after[name] - self.before[name]).double() for name in parameters if name in self.after}
+        scale = self.lr * self.steps
+        return {n: -m / scale - self.weight_decay * self.before[n].double() for n, m in moved.items()}
+
+    def row_gradient(self) -> Tensor | None:
+        """(k, d) the same of the class embeddings of public identities."""
+        if self.rows is None:
+            return None
+        before, after = (rows.double() for rows in self.rows)
+        return (before - after) / (self.lr * self.steps) - self.weight_decay * before
+
+
+def ends_in_linear(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the last two tensors of a backbone are weight (d, m) and bias (d,) of one layer."""
+    weight, bias = list(tensors)[-2:]
+    return tensors[weight].dim() == 2 and bias == weight.removesuffix("weight") + "bias"
+
+
+def embeddings_told(gradient: Tensors, before: Tensors) -> Tensor:
+    """(r, d) embeddings that the gradient of a last linear layer tells: W h + b of h_o = ∂W_o / ∂b_o, output by output.
+
+    Of one image, ∂W = g hᵀ and ∂b = g, and each h_o is the image's h; of several each is a mean of theirs with
+    weights of its own. Outputs whose |∂b_o| is below a thousandth of the largest are left out.
+
+    Source: Geiping et al., "Inverting gradients" (NeurIPS 2020), proposition 3.1; Zhu & Blaschko, "R-GAP" (ICLR 2021).
+    """
+    weight, bias = list(gradient)[-2:]
+    slopes = gradient[bias]
+    told = slopes.abs() > slopes.abs().max() / 1000
+    inputs = gradient[weight][told] / slopes[told, None]
+    return inputs @ before[weight].double().T + before[bias].double()
+
+
+def embeddings_told_by_rows(gradient: Tensor, before: Tensor) -> Tensor:
+    """(r, d) directions of embeddings that the gradient (k, d) of rows of class embeddings tells.
+
+    With cosines in the softmax, row j of one image's gradient is a_j (x − ⟨x, w_j⟩ w_j) at unit length, a_j > 0 for all
+    identities but its own: each row is a direction, and x is what lies in all planes of w_j and row j, which is the
+    first eigenvector of the sum of their projections, weighted by the rows' lengths; it comes first.
+    """
+    lengths = gradient.norm(dim=1)
+    told = lengths > lengths.max() / 1000
+    if not told.any():
+        return gradient[:0]
+    rows, sizes = normalize(gradient[told], dim=1), lengths[told]
+    own = normalize(before[told].double(), dim=1)
+    across = normalize(rows - (rows * own).sum(1, keepdim=True) * own, dim=1)
+    planes = torch.einsum("k,ki,kj->ij", sizes, own, own) + torch.einsum("k,ki,kj->ij", sizes, across, across)
+    common = torch.linalg.eigh(planes)[1][:, -1]
+    common = common * (rows @ common * sizes).sum().sign()
+    return torch.cat([common[None], rows])
+
+
+def batch_statistics_told(before: Tensors, after: Tensors, steps: int, momentum: float = 0.1) -> dict[str, Tensor]:
+    """Layer's name -> (2, channels) mean and variance over the images, of the change of BatchNorm's running ones.
+
+    One step leaves r′ = (1 − m) r + m s, K steps r′ = (1 − m)^K r + (1 − (1 − m)^K) s̄, with s̄ a weighted mean of the
+    steps' statistics, m torch's `momentum`. Empty where none are sent.
+    """
+    kept = (1 - momentum) ** steps
+    told: dict[str, Tensor] = {}
+    for name in (name for name in after if name.endswith("running_mean")):
+        layer = name.rpartition(".")[0]
+        of_layer = [name, f"{layer}.running_var"]
+        told[layer] = torch.stack([(after[n].double() - kept * before[n].double()) / (1 - kept) for n in of_layer])
+    return told
+
+
+@dataclass(frozen=True)
+class Last:
+    """What a run leaves, in the place of the message of a next round."""
+
+    backbone: Tensors
+
+
+class UpdateAttack(Attack):
+    """An attack on what changes a backbone: single parties' updates, by the server, and the round's mean, by whoever is
+    sent the next one. Two rounds are looked at, the first and the last, and in each `parties` updates.
+    """
+
+    kind: ClassVar[str]
+
+    def __init__(self, run: PreparedRun, seed: int, *, parties: int = 4) -> None:
+        policy: BatchNormPolicy = run.recipe.model.batchnorm
+        network = Backbone(copy.deepcopy(run.data.backbone.module).cpu(), policy)
+        network.module.requires_grad_(True)
+        super().__init__(run, seed)
+        self.network, self._most = network, parties
+        self._recorded = Recorded(**{f.name: getattr(run.data.compute, f.name) for f in dataclasses.fields(Compute)})
+        owned = [
+            (name, party) for party in run.data.by_role().get("trainer", []) for name in run.data.data[party].names
+        ]
+        self.owner = dict(owned)
+        """Person -> the party."""
+        if len(self.owner) < len(owned):
+            raise NotAttackable("people are at several parties, so that nobody can count whose images were found")
+        self._looked_at = {1, sum(stage.rounds for stage in run.method.stages())}
+        self._number, self._ordinal = 0, -1
+        """Of the round under way, and how it is called in requests, which count beginnings of stages too."""
+        self._open: tuple[Any, list[Exchange], list[tuple[FaceSet, Tensor]]] | None = None
+        """The last message to all, and what answered it: exchanges, and the batches behind them."""
+        self._studied = 0
+
+    def poison(self, data: FederatedData) -> FederatedData:
+        """The same images, with arithmetic that records what is trained on."""
+        return dataclasses.replace(data, compute=self._recorded)
+
+    @abstractmethod
+    def study(self, change: Change) -> None:
+        """Attack one change."""
+
+    def watch(self, exchange: Exchange) -> None:
+        common, ordinal = exchange.sent[0], exchange.request.ordinal
+        if getattr(common, "backbone", None) is None:
+            return
+        batches = self._take(exchange.request.party)
+        if ordinal != self._ordinal:
+            self._number, self._ordinal = self._number + 1, ordinal
+            if self._open is not None:
+                self._close(common)
+        if self._number not in self._looked_at or not batches:
+            return
+        if self._open is None:
+            self._open, self._studied = (common, [], []), 0
+        self._open[1].append(exchange)
+        self._open[2].extend(batches)
+        if exchange.update is not None and self._studied < self._most:
+            self._studied += 1
+            self.study(self._change(common, exchange.reply, [exchange], batches))
+
+    def conclude(self, models: Models) -> None:
+        """Attack the last round's mean, which the final model is."""
+        if self._open is not None:
+            self._close(Last(models.shared) if models.shared is not None else models.common)
+
+    def _take(self, party: str) -> list[tuple[FaceSet, Tensor]]:
+        """The batches of a party since it was last asked; those of public people alone are left out."""
+        owners = [{self.owner.get(name) for name in names_of(faces)} - {None} for faces, _ in self._recorded.batches]
+        own = [b for b, of in zip(self._recorded.batches, owners, strict=True) if of == {party}]
+        self._recorded.batches[:] = [b for b, of in zip(self._recorded.batches, owners, strict=True) if of != {party}]
+        return own
+
+    def _close(self, after: Any) -> None:
+        """Attack the mean of the round that is open; `after` has the `backbone` that came of it."""
+        assert self._open is not None
+        common, exchanges, batches = self._open
+        self._open = None
+        if len(exchanges) > 1:
+            self.study(self._change(common, after, exchanges, batches))
+
+    def _change(
+        self, common: Any, after: Any, exchanges: Sequence[Exchange], batches: Sequence[tuple[FaceSet, Tensor]]
+    ) -> Change:
+        local, request = self.run.recipe.local, exchanges[0].request
+        parties = tuple(exchange.request.party for exchange in exchanges)
+        of_parties = [local.work(party, len(self.run.data.data[party])) for party in parties]
+        trained = [
+            (name, image, photograph)
+            for faces, images in batches
+            for name, image, photograph in zip(names_of(faces), images, to_images(faces), strict=True)
+            if name in self.owner
+        ]
+        names, images, photographs = zip(*trained, strict=True)
+        rows = getattr(common, CLASSIFIER, None), getattr(after, CLASSIFIER, None)
+        return Change(
+            target=UPDATE if len(parties) == 1 else MEAN,
+            attacker="server" if len(parties) == 1 else "client",
+            before=common.backbone,
+            after=after.backbone,
+            rows=None if rows[0] is None or rows[1] is None or not len(rows[0]) else (rows[0], rows[1]),
+            lr=local.lr_at(request.round, request.rounds),
+            weight_decay=local.weight_decay,
+            parties=parties,
+            steps=max(steps for steps, _ in of_parties),
+            images=sum(
+                min(images, len(self.run.data.data[p])) for p, (_, images) in zip(parties, of_parties, strict=True)
+            ),
+            names=names,
+            trained_on=torch.stack(images).float(),
+            photographs=torch.stack(photographs),
+        )
+
+
+def people_of(run: PreparedRun) -> FaceSet:
+    """All images of the parties that train."""
+    return functools.reduce(FaceSet.beside, (run.data.data[party] for party in run.data.by_role()["trainer"]))
+
+
+def names_of(faces: FaceSet) -> list[str]:
+    """Whose each image of a set is."""
+    return [faces.names[label] for label in faces.labels.tolist()]
+
+
+def to_images(faces: FaceSet) -> Tensor:
+    """(n, c, h, w) all images of a set, in [−1, 1]."""
+    return to_tensor(faces.take(np.arange(len(faces))))
+
+
+def unit_embeddings(module: nn.Module, images: Tensor, batch: int = 256) -> Tensor:
+    """(n, d) of images (n, c, h, w) in [−1, 1], in evaluation mode, float64."""
+    with eval_mode(module), torch.no_grad():
+        parts = [normalize(module(part).double(), dim=1) for part in images.split(batch)]
+    return torch.cat(parts)
+
+
+def person_means(features: Tensor, people: Sequence[int] | NDArray[np.int64], count: int) -> Tensor:
+    """(count, d) the mean of each person's unit embeddings (n, d), at length one; zeros of who has none."""
+    means = torch.zeros(count, features.shape[1], dtype=features.dtype)
+    return normalize(means.index_add_(0, torch.as_tensor(people), features), dim=1)

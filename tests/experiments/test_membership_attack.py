@@ -1,0 +1,102 @@
+"""Membership: rates against an outside oracle, scores by loops, and the attack where it must succeed and cannot."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from tinyruns import Silent, tiny
+from torch import nn
+
+from coalface.core.method import generator
+from coalface.experiments.attacks.base import NotAttackable, Outcome
+from coalface.experiments.attacks.membership import (
+    Membership,
+    layer_inputs,
+    likelier,
+    most_tpr,
+    rates,
+    span_shares,
+)
+from coalface.experiments.attacks.replay import replay
+from coalface.experiments.attacks.updates import UPDATE
+from coalface.experiments.run import begin_or_resume
+
+
+def test_rates_are_those_of_another_library_and_of_a_count() -> None:
+    rng = generator(0, "scores")
+    members, others = rng.integers(0, 30, 50) / 10, rng.integers(0, 20, 200) / 10
+    auc, tpr = rates(members, others)
+    assert auc == pytest.approx(roc_auc_score([1] * 50 + [0] * 200, np.concatenate([members, others])))
+    strict = np.sort(others)[-3]  # two of 200 may be accepted
+    assert tpr == pytest.approx(float((members > strict).mean()))
+    assert rates(others, others)[0] == pytest.approx(0.5)
+
+
+def test_what_epsilon_allows_by_hand() -> None:
+    assert most_tpr(0.0, 0.0, 0.01) == pytest.approx(0.01)
+    assert most_tpr(math.log(2), 0.001, 0.01) == pytest.approx(0.021)
+    assert most_tpr(math.log(100), 0.0, 0.5) == pytest.approx(1 - 0.5 / 100)  # the other side of the curve
+    assert most_tpr(math.inf, 1e-5, 0.01) == 1.0
+
+
+def test_what_a_layer_reads_of_the_images_of_a_step_lies_in_the_span_of_its_gradient() -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(12, 20), nn.Tanh(), nn.Linear(20, 8))
+    images = torch.from_numpy(generator(1, "images").standard_normal((5, 3, 2, 2))).float()
+    embeddings = net(images[:3])
+    slopes = torch.from_numpy(generator(2, "slopes").standard_normal((3, 8))).float()
+    named = dict(net.named_parameters())
+    gradient = dict(zip(named, torch.autograd.grad((embeddings * slopes).sum(), list(named.values())), strict=True))
+    shares = span_shares(net, gradient, images, 3)
+    torch.testing.assert_close(shares[:3], torch.ones(3).double(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(span_shares(net, gradient, images.flip(-1), 3), shares)
+    read = torch.cat([net[:3](images).detach().double(), torch.ones(5, 1)], 1)
+    mixture = torch.linalg.lstsq(read[:3].T, read[3]).solution
+    own = (read[:3].T @ mixture).norm() / read[3].norm()
+    assert shares[3] >= own - 1e-6 and shares[3] < 0.99
+    assert net.training
+
+
+def test_an_image_is_likelier_by_its_own_statistics_than_by_others() -> None:
+    net = nn.Sequential(nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3))
+    before = {f"0.{n}": t.clone() for n, t in net[0].state_dict().items()}
+    images = torch.stack([torch.full((2, 2, 2), 3.0), torch.zeros(2, 2, 2)])
+    torch.testing.assert_close(layer_inputs(net, ["0"], images)["0"], torch.tensor([[3.0, 3.0], [0.0, 0.0]]).double())
+    told = {"0": torch.tensor([[3.0, 3.0], [1.0, 1.0]]).double()}
+    # sent: mean 0, variance 1. (3 − 0)² − (3 − 3)² = 9, and (0 − 0)² − (0 − 3)² = −9
+    torch.testing.assert_close(likelier(net, before, told, images), torch.tensor([9.0, -9.0]).double())
+
+
+def attacked(**changes: Any) -> dict[tuple[str, str], Outcome]:
+    attack, models = replay(tiny(**changes), Membership, Silent(), begin_or_resume)
+    return {(outcome.target, outcome.figure): outcome for outcome in attack.outcomes(models)}
+
+
+ONE_IMAGE = {
+    "rounds": 1,
+    "local": {"steps_per_round": 1, "batch_size": 1, "momentum": 0.0},
+    "data": {"test": {"images": 2}, "augment": {"flip": False}},
+}
+
+
+def test_the_image_of_a_step_is_known_by_the_update_and_an_update_of_nothing_tells_nothing() -> None:
+    seen = attacked(**ONE_IMAGE)
+    assert seen[UPDATE, "an image by the last layer's span: AUC, %"].value == 100
+    assert "a party by anything: TPR at FPR 1 % at most, %" not in {figure for _, figure in seen}
+    assert seen["the model", "a person by tightness: AUC, %"].chance == 50
+
+
+def test_a_run_with_noise_has_the_bound_of_its_epsilon() -> None:
+    changes = {"privacy": {"dp": {"clip": 1.0, "noise_multiplier": 5.0, "delta": 1e-5}}}
+    seen = attacked(**(ONE_IMAGE | changes))
+    bound = seen["the model", "a party by anything: TPR at FPR 1 % at most, %"]
+    assert 1 < bound.value < 100
+
+
+def test_without_candidates_that_nobody_trained_on_it_says_what_to_set() -> None:
+    with pytest.raises(NotAttackable):
+        attacked(rounds=1)

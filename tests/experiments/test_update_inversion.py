@@ -1,0 +1,166 @@
+"""Update inversion: the formulas by hand and by loops, and the attack where it must succeed and where it cannot."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tinyruns
+import torch
+import torch.nn.functional as F
+from commands import outputs
+from tinyruns import Silent, tiny
+from torch import Tensor, nn
+
+from coalface.core.method import generator
+from coalface.experiments.attacks import measure
+from coalface.experiments.attacks.base import Outcome
+from coalface.experiments.attacks.gradient_matching import Eigenfaces, Matching, assign, psnr, rebuild, ssim
+from coalface.experiments.attacks.replay import replay
+from coalface.experiments.attacks.update_inversion import UpdateInversion, nearness, share_named
+from coalface.experiments.attacks.updates import (
+    MEAN,
+    UPDATE,
+    batch_statistics_told,
+    embeddings_told,
+    embeddings_told_by_rows,
+    ends_in_linear,
+)
+from coalface.experiments.run import begin_or_resume
+from coalface.training.losses.margins import Softmax
+
+ONE_STEP = {"steps_per_round": 1, "batch_size": 1, "momentum": 0.0}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(generator(seed, "test").standard_normal(shape))
+
+
+def network() -> nn.Sequential:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(48, 12), nn.Tanh(), nn.Linear(12, 6)).double()
+    with torch.no_grad():
+        for number, parameter in enumerate(net.parameters()):
+            parameter.copy_(random(*parameter.shape, seed=number) / 3)
+    return net
+
+
+def gradient_of(net: nn.Module, images: Tensor, head: Tensor) -> dict[str, Tensor]:
+    loss = Softmax(scale=4.0)(net(images), head, torch.arange(len(images)))
+    named = dict(net.named_parameters())
+    return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
+
+
+def test_one_image_s_embedding_is_told_by_the_last_layer_and_by_rows_of_class_embeddings() -> None:
+    net, image, head = network(), random(1, 3, 4, 4, seed=7), random(9, 6, seed=8)
+    embedding = net(image).detach()
+    gradient = gradient_of(net, image, head)
+    before = {name: p.detach() for name, p in net.named_parameters()}
+    assert ends_in_linear(before)
+    told = embeddings_told(gradient, before)
+    torch.testing.assert_close(told, embedding.expand(len(told), -1))
+    rows = head.clone().requires_grad_(True)
+    loss = Softmax(scale=4.0)(embedding, rows, torch.tensor([0]))
+    (of_rows,) = torch.autograd.grad(loss, rows)
+    by_rows = embeddings_told_by_rows(of_rows[1:], head[1:])  # the party's own rows do not leave
+    torch.testing.assert_close(by_rows[0], F.normalize(embedding, dim=1)[0])
+    assert not len(embeddings_told_by_rows(torch.zeros(4, 6), head[:4]))
+
+
+def test_a_network_that_ends_in_batchnorm_does_not_end_in_linear() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    assert not ends_in_linear(dict(net.named_parameters()))
+
+
+def test_batch_statistics_are_those_of_the_batch_after_one_step_and_a_mean_after_several() -> None:
+    layer, batches = nn.BatchNorm2d(3).double(), [random(5, 3, 2, 2, seed=n) for n in (1, 2)]
+    start = {f"bn.{n}": t.clone() for n, t in layer.state_dict().items()}
+    states = []
+    for batch in batches:
+        layer(batch)
+        states.append({f"bn.{n}": t.clone() for n, t in layer.state_dict().items()})
+    told = batch_statistics_told(start, states[0], steps=1)["bn"]
+    torch.testing.assert_close(told[0], batches[0].mean((0, 2, 3)))
+    torch.testing.assert_close(told[1], batches[0].transpose(0, 1).flatten(1).var(1))
+    later = batch_statistics_told(start, states[1], steps=2)["bn"][0]
+    weights = 0.9 / 1.9, 1 / 1.9
+    expected = sum(w * batch.mean((0, 2, 3)) for w, batch in zip(weights, batches, strict=True))
+    torch.testing.assert_close(later, expected)
+
+
+def test_psnr_by_hand_and_ssim_by_a_loop() -> None:
+    a, b = random(2, 1, 9, 9, seed=1).tanh(), random(2, 1, 9, 9, seed=2).tanh()
+    assert psnr(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.2)).item() == pytest.approx(20.0, abs=1e-5)
+    for image in range(2):
+        values = []
+        for top in range(3):
+            for left in range(3):
+                x, y = (t[image, 0, top : top + 7, left : left + 7].flatten() for t in (a, b))
+                covariance = ((x - x.mean()) * (y - y.mean())).sum() / 48
+                above = (2 * x.mean() * y.mean() + 0.0004) * (2 * covariance + 0.0036)
+                below = (x.mean() ** 2 + y.mean() ** 2 + 0.0004) * (x.var() + y.var() + 0.0036)
+                values.append(float(above / below))
+        assert ssim(a, b)[image].item() == pytest.approx(sum(values) / 9)
+    torch.testing.assert_close(ssim(a, a), torch.ones(2, dtype=torch.float64))
+
+
+def test_each_image_gets_one_true_image_the_nearest_first() -> None:
+    assert assign(torch.tensor([[5.0, 9.0, 1.0], [6.0, 8.0, 2.0]])) == [1, 0]
+    true = torch.stack([torch.zeros(1, 8, 8), torch.ones(1, 8, 8)])
+    assert nearness(true.flip(0), true)[0] == pytest.approx(100.0)
+
+
+def test_the_people_named_are_as_many_as_there_are() -> None:
+    templates, told = torch.eye(4), torch.tensor([[0.9, 0.1, 0.0, 0.0], [0.0, 0.2, 0.8, 0.0]])
+    assert share_named(told, templates, [0, 2]) == 1.0
+    assert share_named(told, templates, [0, 3]) == 0.5
+    assert share_named(told[:0], templates, [0]) == 0.0
+
+
+def test_an_image_is_rebuilt_from_its_gradient_and_not_from_another_s() -> None:
+    net = network().float()
+    faces = Eigenfaces.of(random(40, 3, 4, 4, seed=3).float().tanh(), 8)
+    images = faces.draw(random(2, 8, seed=4).float() / 2).clamp(-1, 1)
+    head = random(5, 6, seed=5).float()
+
+    def rebuilt(gradient: dict[str, Tensor]) -> Tensor:
+        return rebuild(net, gradient, 1, faces, generator(0, "rebuild"), Matching(components=8), {})
+
+    near = psnr(rebuilt(gradient_of(net, images[:1], head)), images[:1]).item()
+    far = psnr(rebuilt(gradient_of(net, images[1:], head)), images[:1]).item()
+    mean = psnr(faces.mean, images[:1]).item()
+    assert near > mean + 5 and near > far + 5
+
+
+def attacked(**changes: Any) -> dict[tuple[str, str], Outcome]:
+    recipe = tiny(rounds=1, **changes)
+    make_attack = functools.partial(UpdateInversion, iterations=2)
+    attack, models = replay(recipe, make_attack, Silent(), begin_or_resume)
+    return {(outcome.target, outcome.figure): outcome for outcome in attack.outcomes(models)}
+
+
+NAMED = "people named by the last layer, %"
+
+
+def test_the_server_names_the_person_of_a_step_on_one_image_and_secure_sums_hide_the_party() -> None:
+    """The photographs are those trained on."""
+    few: dict[str, Any] = {"partition": {"parties": 3}, "augment": {"flip": False}}
+    seen = attacked(local=ONE_STEP, data=few)
+    assert seen[UPDATE, NAMED].value == 100 and seen[UPDATE, NAMED].chance == pytest.approx(100 / 8)
+    assert seen[MEAN, NAMED].chance > seen[UPDATE, NAMED].chance  # as many people as parties
+    secure = {"privacy": {"secure": {"dropouts": 0, "corrupt": 0}}}
+    hidden = attacked(local=ONE_STEP, data=few, **secure)
+    assert {target for target, _ in hidden} == {MEAN}
+
+
+def test_the_command_keeps_a_table_with_the_chance_of_each_defence(tmp_path: Path) -> None:
+    recipe = tinyruns.write(tmp_path / "recipe.yaml", rounds=1, local=ONE_STEP)
+    command = ["attack", recipe, "--kind", "update-inversion", "--option", "iterations=1", "--out", tmp_path / "a"]
+    outputs(*command, "--defence", "local.batch_size=16", "--quiet")
+    cells = [json.loads(line) for line in (tmp_path / "a" / measure.CELLS).read_text().splitlines()]
+    figures = {outcome["figure"] for outcome in cells[0]["outcomes"]}
+    assert {NAMED, "rebuilt: PSNR, dB", "mean face: SSIM, %", "another's face: PSNR, dB"} <= figures
+    row = next(line for line in (tmp_path / "a" / measure.TABLE).read_text().splitlines() if NAMED in line)
+    assert "[12.5]" in row and row.count("[") == 2
