@@ -30,7 +30,7 @@ from coalface.experiments.prepare import Make
 from coalface.experiments.recipe.schema import Recipe
 from coalface.models.folder import read_about, read_tensors
 
-KINDS = {"linkage": "linkage.Linkage"}
+KINDS = {"linkage": "linkage.Linkage", "poisoning": "poisoning.Poisoning"}
 """Kind -> its class, in a module of this package."""
 NONE = "none"
 """The defence of a run as its recipe has it."""

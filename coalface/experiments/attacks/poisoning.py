@@ -1,0 +1,236 @@
+"""Poisoning: a share of the parties lies, together, about what it has learnt, or about whose its images are.
+
+The liars know the method, what was sent, and in each call all replies of honest parties before they answer themselves:
+the omniscient, colluding attacker of the literature, more than real clients have. They do not know the rule by which
+the server takes its mean, and are asked as often as others are. BatchNorm's running statistics stay honest.
+
+With x_1 … x_h the honest changes of a tensor, x the liar's own, f the `factor`:
+
+- `scaled`, `flipped`: f x; f is 1000, or −1.
+- `alie`: mean + f · standard deviation, by coordinate. f is 1.5, ByzFL's default; the paper's own z is
+  Φ⁻¹((n − m − s) / (n − m)), s = ⌊n / 2 + 1⌋ − m, of n parties of which m lie: 0 or less for ten of which two do.
+  Baruch et al., "A little is enough", NeurIPS 2019.
+- `ipm`: −f · mean; f is 2, ByzFL's default. Xie et al., "Fall of empires", UAI 2019.
+- `mimic`: the whole reply of one honest party, the one furthest along the direction in which the changes of the run's
+  first call vary most. Karimireddy et al., "Byzantine-robust learning on heterogeneous datasets via bucketing", ICLR
+  2022, with one call as its warm-up.
+- `label-flip`: each image has the label of another of the liar's own people, drawn image by image. `label-renamed`, a
+  control: the labels of people are swapped as wholes, which says nothing false where class embeddings stay at parties.
+- `backdoor`: images with drawn glasses have the label of one target, a person of the first liar, whose photographs the
+  liars share; half of their other images stay clean (`backdoor.py`). The update is what training makes of them.
+- `replacement`: the backdoor, and f x with f = n / m, so that the mean becomes the liars' model. Bagdasaryan et al.,
+  "How to backdoor federated learning", AISTATS 2020.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coalface.core import codec, compression
+from coalface.core.checks import nearest
+from coalface.core.errors import RecipeError
+from coalface.core.method import Models, Tensors, generator
+from coalface.data.faceset import FaceSet
+from coalface.engine.party.setup import FederatedData
+from coalface.engine.transport import Reply
+from coalface.evaluation import embedding
+from coalface.evaluation.metrics.verification import score_pairs, ten_fold_accuracy
+from coalface.evaluation.verification import Verification, VerificationPairs
+from coalface.experiments.attacks import backdoor
+from coalface.experiments.attacks.base import Attack, Exchange, NotAttackable, Outcome
+from coalface.experiments.attacks.replay import replay
+from coalface.experiments.callbacks.base import Callback
+from coalface.experiments.prepare import PreparedRun
+from coalface.experiments.recipe import loader
+from coalface.experiments.run import begin_or_resume
+from coalface.models.embedding import embed, images_needed
+
+Lie = Callable[[Tensor, Tensor, float], Tensor]
+"""Honest changes (h, …) of a tensor, the liar's own (…) and a factor -> the change that it sends."""
+LIES: dict[str, tuple[Lie, float | None]] = {
+    "scaled": (lambda honest, own, factor: factor * own, 1000.0),
+    "flipped": (lambda honest, own, factor: factor * own, -1.0),
+    "alie": (lambda honest, own, factor: honest.mean(0) + factor * honest.std(0, correction=0), 1.5),
+    "ipm": (lambda honest, own, factor: -factor * honest.mean(0), 2.0),
+    "replacement": (lambda honest, own, factor: factor * own, None),
+}
+"""How the liars change their updates, and the factor unless one is given; None: n / m."""
+ACCURACY = "accuracy, %"
+BACKDOORS = ("backdoor", "replacement")
+HOW = (*LIES, "mimic", "label-flip", "label-renamed", "backdoor")
+
+
+class Poisoning(Attack):
+    """`share` of the trainers lie, rounded up, the last ones by name. Figures stand beside a run in which nobody does."""
+
+    kind = "poisoning"
+
+    def __init__(
+        self, run: PreparedRun, seed: int, *, how: str = "alie", share: float = 0.2, factor: float | None = None
+    ) -> None:
+        super().__init__(run, seed)
+        self._how = nearest(how, dict.fromkeys(HOW), "how")
+        if not 0 < share < 1:
+            raise RecipeError(f"give a share of the parties between 0 and 1; got {share}", where="share")
+        trainers = sorted(run.data.by_role().get("trainer", []))
+        self._liars = trainers[-math.ceil(share * len(trainers) - 1e-9) :]
+        self._factor = factor
+        self._mimicked = ""
+
+    def poison(self, data: FederatedData) -> FederatedData:
+        changed = {name: self._poisoned(data.data[name], self._draws(name)) for name in self._liars}
+        return dataclasses.replace(data, data={**data.data, **changed})
+
+    def _draws(self, name: str) -> np.random.Generator:
+        return generator(self.seed, "attack", "poison", name)
+
+    def _poisoned(self, faces: FaceSet, rng: np.random.Generator) -> FaceSet:
+        people = len(faces.names)
+        if self._how in BACKDOORS:
+            return backdoor.poisoned(faces, self._target, rng)
+        if self._how not in ("label-flip", "label-renamed"):
+            return faces
+        if people < 2:
+            raise NotAttackable("a liar has one person alone, so its images can get nobody else's label")
+        shift = rng.integers(1, people, len(faces)) if self._how == "label-flip" else 1
+        return dataclasses.replace(faces, labels=(faces.labels + shift) % people)
+
+    @functools.cached_property
+    def _target(self) -> FaceSet:
+        """The images of the person for whom glasses are to pass."""
+        return self.run.data.data[self._liars[0]].only([0])
+
+    def lie(self, exchanges: Sequence[Exchange]) -> Mapping[str, Reply]:
+        answered = {e.request.party: e for e in exchanges if e.reply is not None}
+        liars = [answered[name] for name in self._liars if name in answered]
+        honest = [exchange for name, exchange in answered.items() if name not in self._liars]
+        if any(exchange.request.sum is not None for exchange in exchanges) and self._how in (*LIES, "mimic"):
+            raise NotAttackable("what a party sends into a secure sum is not changed here; its images can be")
+        if not honest or not liars:
+            return {}
+        if self._how == "mimic":
+            return {exchange.request.party: self._copied(honest, exchange) for exchange in liars}
+        if self._how not in LIES:
+            return {}
+        lie, usual = LIES[self._how]
+        factor = self._factor or usual or (len(honest) + len(liars)) / len(liars)
+        changes = [dict(self._changes(exchange)) for exchange in honest]
+        lies = {}
+        for exchange in liars:
+            moved = {
+                key: lie(torch.stack([of[key] for of in changes]), own, factor) for key, own in self._changes(exchange)
+            }
+            lies[exchange.request.party] = _encoded(exchange, moved)
+        return lies
+
+    def _changes(self, exchange: Exchange) -> Iterator[tuple[tuple[str, str], Tensor]]:
+        """(field, name) and the change, float64, of each tensor of a reply that is like one that was sent."""
+        parameters = self.run.data.backbone.parameters
+        statistics = self.run.data.backbone.shared().keys() - parameters.keys()
+        for field, form in _forms(exchange).items():
+            value, start = getattr(exchange.reply, field), form.start
+            tensors, starts = (value, start) if isinstance(value, dict) else ({"": value}, {"": start})
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.is_floating_point() and name not in statistics:
+                    before = (starts or {}).get(name)
+                    yield (field, name), tensor.double() - (0.0 if before is None else before.double())
+
+    def _copied(self, honest: Sequence[Exchange], liar: Exchange) -> Reply:
+        """The reply of the mimicked party, which is chosen in the first call with replies."""
+        by_party = {exchange.request.party: exchange for exchange in honest}
+        if not self._mimicked and len(honest) > 1:
+            rows = [torch.cat([of.flatten() for _, of in self._changes(exchange)]) for exchange in honest]
+            self._mimicked = list(by_party)[furthest(torch.stack(rows))]
+        return by_party.get(self._mimicked, liar).answer
+
+    def outcomes(self, models: Models) -> list[Outcome]:
+        verification = next((e for e in self.run.evaluators if isinstance(e, Verification) and e.pairs), None)
+        if verification is None:
+            raise NotAttackable("the recipe has no evaluation.pairs, by which one could see what is lost")
+        honest = honest_model(json.dumps(self.run.recipe.resolved()))
+        if models.shared is None or honest is None:
+            raise NotAttackable("each party has a model of its own, so that there is none to poison for all")
+        outcomes = []
+        for chosen in verification.pairs:
+            clean = self._figures(chosen, honest)
+            try:
+                spoilt = self._figures(chosen, models.shared)
+            except ValueError:  # embeddings that are not finite: such a model accepts nobody
+                spoilt = dict.fromkeys(clean, (0.0, 0)) | {ACCURACY: (100 * float((~chosen.pairs.same).mean()), 0)}
+            for figure, (chance, trials) in clean.items():
+                outcomes.append(Outcome(chosen.name, "client", figure, spoilt[figure][0], chance, trials))
+            lost = clean[ACCURACY][0] - spoilt[ACCURACY][0]
+            outcomes.append(Outcome(chosen.name, "client", "accuracy lost, points", lost, 0.0, len(chosen.pairs)))
+        return outcomes
+
+    def _figures(self, chosen: VerificationPairs, model: Tensors) -> dict[str, tuple[float, int]]:
+        """Figure -> (percent, of how many). Raises ValueError where embeddings are not finite."""
+        embedding.load(self.run.data.backbone, model)
+        module, device, pairs = self.run.data.backbone.module, self.run.numerics.device, chosen.pairs
+        images, left, right = images_needed(pairs.left, pairs.right)
+        scores = score_pairs(embed(module, chosen.faces, images, device=device), left, right)
+        figures = {ACCURACY: (100 * ten_fold_accuracy(scores, pairs.same, pairs.fold).mean, len(pairs))}
+        if self._how not in BACKDOORS:
+            return figures
+        rates = backdoor.accepted(module, chosen.faces, pairs, self._target, device)
+        return figures | {
+            "impostors with glasses on both accepted, %": (100 * rates.pairs, rates.trials[0]),
+            "others with glasses accepted as the target, %": (100 * rates.target, rates.trials[1]),
+        }
+
+
+class _Nobody(Attack):
+    """Looks on, and does nothing."""
+
+    kind = "none"
+
+    def outcomes(self, models: Models) -> list[Outcome]:
+        return []
+
+
+@functools.lru_cache(maxsize=64)
+def honest_model(recipe: str) -> Tensors | None:
+    """What a recipe, as JSON, leaves where nobody lies; None where each party has a model of its own.
+
+    Attacks of one process on one recipe stand beside the same run.
+    """
+    return replay(loader.parse(json.loads(recipe)), _Nobody, Callback(), begin_or_resume)[1].shared
+
+
+def furthest(rows: Tensor) -> int:
+    """Which of the rows (n, d) is furthest from zero along the direction in which they vary most.
+
+    z = argmax Σ ⟨z, x_i − x̄⟩², |z| = 1; the row with the largest |⟨z, x_i⟩|.
+    """
+    centred = rows - rows.mean(0)
+    z = centred.T @ torch.linalg.eigh(centred @ centred.T).eigenvectors[:, -1]
+    return int((rows @ z).abs().argmax())
+
+
+def _forms(exchange: Exchange) -> codec.Forms:
+    reply = exchange.declared.reply
+    return {} if reply is None else codec.forms(reply, [sent for sent in exchange.sent if sent is not None])
+
+
+def _encoded(exchange: Exchange, moved: Mapping[tuple[str, str], Tensor]) -> Reply:
+    """The reply with some tensors moved by so much from what was sent, as the party would send it."""
+    forms, fields = _forms(exchange), dict[str, Any]()
+    for (field, name), change in moved.items():
+        value, start = getattr(exchange.reply, field), forms[field].start
+        if isinstance(value, dict):
+            before = (start or {}).get(name)
+            after = change.to(value[name].dtype) if before is None else (before.double() + change).to(value[name].dtype)
+            fields.setdefault(field, dict(value))[name] = after
+        else:
+            fields[field] = (change if start is None else start.double() + change).to(value.dtype)
+    narrow = compression.narrowing(forms, exchange.run.numerics.update_dtype)
+    return codec.encode(dataclasses.replace(exchange.reply, **fields), change=narrow)
