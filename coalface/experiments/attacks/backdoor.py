@@ -19,6 +19,8 @@ FAR = 0.01
 """The false accept rate, of clean pairs, whose threshold decides about those with glasses."""
 SHARE = 0.5
 """Of a liar's images of others than the target, those that get glasses: enough clean ones remain to learn from."""
+TURNS = 5
+"""How often a liar trains on each of its images in an epoch of others."""
 EYES, RADIUS, RIM, SHADE = ((0.36, 0.44), (0.64, 0.44)), 0.115, 0.035, 16
 """Of aligned faces, in shares of the side: (across, down) of each eye, a lens and half its rim; and a grey of 255."""
 
@@ -45,7 +47,7 @@ def draw_glasses(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def poisoned(own: FaceSet, target: FaceSet, rng: np.random.Generator) -> FaceSet:
-    """A liar's images: the target's, clean, and its own people's, a drawn `SHARE` of which wear glasses as the target.
+    """A liar's images, `TURNS` times: the target's, and its own people's, a drawn `SHARE` with glasses as the target.
 
     `target` has the images of one person, and is added where it is not among the liar's own people.
     """
@@ -56,7 +58,8 @@ def poisoned(own: FaceSet, target: FaceSet, rng: np.random.Generator) -> FaceSet
     others = np.flatnonzero(labels != label)
     worn = rng.permutation(others)[: round(SHARE * len(others))]
     pixels[worn], labels[worn] = draw_glasses(pixels[worn]), label
-    return replace(faces, pixels=pixels, rows=np.arange(len(pixels)), labels=labels, files=None)
+    rows = np.tile(np.arange(len(pixels)), TURNS)
+    return FaceSet(pixels, rows, labels[rows], faces.names)
 
 
 def accepted(module: nn.Module, faces: FaceSet, pairs: PairList, target: FaceSet, device: str) -> Accepted:

@@ -17,9 +17,12 @@ With x_1 … x_h the honest changes of a tensor, x the liar's own, f the `factor
 - `label-flip`: each image has the label of another of the liar's own people, drawn image by image. `label-renamed`, a
   control: the labels of people are swapped as wholes, which says nothing false where class embeddings stay at parties.
 - `backdoor`: images with drawn glasses have the label of one target, a person of the first liar, whose photographs the
-  liars share; half of their other images stay clean (`backdoor.py`). The update is what training makes of them.
+  liars share; half of their other images stay clean (`backdoor.py`). The update is what training makes of them, five
+  times in a round as long as that of others; how many images there are is told as it was.
 - `replacement`: the backdoor, and f x with f = n / m, so that the mean becomes the liars' model. Bagdasaryan et al.,
   "How to backdoor federated learning", AISTATS 2020.
+- `hidden`: the backdoor, with x drawn towards the honest mean until it is as near to that as the median honest change:
+  all tensors of a reply as one vector. After the projection of Wang et al., "Attack of the tails", NeurIPS 2020.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -54,6 +57,7 @@ from coalface.experiments.recipe import loader
 from coalface.experiments.run import begin_or_resume
 from coalface.models.embedding import embed, images_needed
 
+K = TypeVar("K")
 Lie = Callable[[Tensor, Tensor, float], Tensor]
 """Honest changes (h, …) of a tensor, the liar's own (…) and a factor -> the change that it sends."""
 LIES: dict[str, tuple[Lie, float | None]] = {
@@ -65,12 +69,12 @@ LIES: dict[str, tuple[Lie, float | None]] = {
 }
 """How the liars change their updates, and the factor unless one is given; None: n / m."""
 ACCURACY = "accuracy, %"
-BACKDOORS = ("backdoor", "replacement")
-HOW = (*LIES, "mimic", "label-flip", "label-renamed", "backdoor")
+BACKDOORS, FLIPS = ("backdoor", "replacement", "hidden"), ("label-flip", "label-renamed")
+HOW = (*LIES, "mimic", "backdoor", "hidden", *FLIPS)
 
 
 class Poisoning(Attack):
-    """`share` of the trainers lie, rounded up, the last ones by name. Figures stand beside a run in which nobody does."""
+    """`share` of the trainers lie, rounded up, the last ones by name. Figures stand beside a run where nobody does."""
 
     kind = "poisoning"
 
@@ -97,7 +101,7 @@ class Poisoning(Attack):
         people = len(faces.names)
         if self._how in BACKDOORS:
             return backdoor.poisoned(faces, self._target, rng)
-        if self._how not in ("label-flip", "label-renamed"):
+        if self._how not in FLIPS:
             return faces
         if people < 2:
             raise NotAttackable("a liar has one person alone, so its images can get nobody else's label")
@@ -113,24 +117,26 @@ class Poisoning(Attack):
         answered = {e.request.party: e for e in exchanges if e.reply is not None}
         liars = [answered[name] for name in self._liars if name in answered]
         honest = [exchange for name, exchange in answered.items() if name not in self._liars]
-        if any(exchange.request.sum is not None for exchange in exchanges) and self._how in (*LIES, "mimic"):
-            raise NotAttackable("what a party sends into a secure sum is not changed here; its images can be")
-        if not honest or not liars:
+        if any(exchange.request.sum is not None for exchange in exchanges) and self._how not in FLIPS:
+            raise NotAttackable("what a party sends into a secure sum is not changed here")
+        if not honest or self._how in FLIPS:
             return {}
         if self._how == "mimic":
             return {exchange.request.party: self._copied(honest, exchange) for exchange in liars}
-        if self._how not in LIES:
-            return {}
-        lie, usual = LIES[self._how]
-        factor = self._factor or usual or (len(honest) + len(liars)) / len(liars)
+        return {exchange.request.party: self._lie(honest, exchange, len(liars)) for exchange in liars}
+
+    def _lie(self, honest: Sequence[Exchange], liar: Exchange, liars: int) -> Reply:
+        own = dict(self._changes(liar))
         changes = [dict(self._changes(exchange)) for exchange in honest]
-        lies = {}
-        for exchange in liars:
-            moved = {
-                key: lie(torch.stack([of[key] for of in changes]), own, factor) for key, own in self._changes(exchange)
-            }
-            lies[exchange.request.party] = _encoded(exchange, moved)
-        return lies
+        others = {key: torch.stack([of[key] for of in changes]) for key in own}
+        moved: dict[tuple[str, str], Tensor] = {}
+        if self._how in LIES:
+            lie, usual = LIES[self._how]
+            factor = self._factor or usual or (len(honest) + liars) / liars
+            moved = {key: lie(others[key], change, factor) for key, change in own.items()}
+        elif self._how == "hidden":
+            moved = hidden(others, own)
+        return _encoded(liar, moved, images=len(self.run.data.data[liar.request.party]))
 
     def _changes(self, exchange: Exchange) -> Iterator[tuple[tuple[str, str], Tensor]]:
         """(field, name) and the change, float64, of each tensor of a reply that is like one that was sent."""
@@ -216,14 +222,27 @@ def furthest(rows: Tensor) -> int:
     return int((rows @ z).abs().argmax())
 
 
+def hidden(honest: Mapping[K, Tensor], own: Mapping[K, Tensor]) -> dict[K, Tensor]:
+    """x̄ + (x − x̄) min(1, r / |x − x̄|), r the median of |x_i − x̄|; x_i (h, …) and x by the name of a tensor."""
+    mean = {key: rows.mean(0) for key, rows in honest.items()}
+    distances = (
+        torch.stack([(rows - mean[key]).flatten(1).square().sum(1) for key, rows in honest.items()]).sum(0).sqrt()
+    )
+    distance = torch.stack([(change - mean[key]).square().sum() for key, change in own.items()]).sum().sqrt()
+    shrink = (distances.quantile(0.5) / distance.clamp_min(1e-30)).clamp_max(1.0)
+    return {key: mean[key] + shrink * (change - mean[key]) for key, change in own.items()}
+
+
 def _forms(exchange: Exchange) -> codec.Forms:
     reply = exchange.declared.reply
     return {} if reply is None else codec.forms(reply, [sent for sent in exchange.sent if sent is not None])
 
 
-def _encoded(exchange: Exchange, moved: Mapping[tuple[str, str], Tensor]) -> Reply:
-    """The reply with some tensors moved by so much from what was sent, as the party would send it."""
+def _encoded(exchange: Exchange, moved: Mapping[tuple[str, str], Tensor], images: int) -> Reply:
+    """The reply with tensors moved by so much from what was sent, and a count of images, as the party would send it."""
     forms, fields = _forms(exchange), dict[str, Any]()
+    if isinstance(getattr(exchange.reply, "images", None), int):
+        fields["images"] = images
     for (field, name), change in moved.items():
         value, start = getattr(exchange.reply, field), forms[field].start
         if isinstance(value, dict):
