@@ -115,14 +115,14 @@ def test_liars_stop_a_mean_exactly_and_a_median_goes_on() -> None:
     assert not alike(moved, first, atol=1e-4)
 
 
-def test_a_mimic_sends_what_an_honest_party_sent_and_the_one_that_it_chose_first() -> None:
-    attack, _ = played(tiny(**FOUR | {"rounds": 2}), how="mimic", share=0.25)
-    copied = [
-        party
-        for party in ("silo-00", "silo-01", "silo-02")
-        if attack.passed[party].answer is attack.passed["silo-03"].answer
-    ]
-    assert copied == [attack._mimicked]
+@pytest.mark.parametrize("chosen", ["", "silo-00", "silo-01", "silo-02"])
+def test_a_mimic_sends_what_one_honest_party_sends_the_same_in_all_rounds(chosen: str) -> None:
+    attack = Recorded(prepare(tiny(**FOUR), Silent(), begin_or_resume, elsewhere=False), 0, how="mimic", share=0.25)
+    attack._mimicked = chosen
+    replay(tiny(**FOUR), lambda run, seed: attack, Silent(), begin_or_resume)
+    lie = attack.passed["silo-03"].answer
+    copied = [party for party in ("silo-00", "silo-01", "silo-02") if attack.passed[party].answer is lie]
+    assert copied == [chosen or attack._mimicked]
 
 
 def test_replacement_puts_the_liars_model_in_the_place_of_the_mean() -> None:
@@ -175,6 +175,11 @@ def test_the_command_has_what_is_lost_beside_the_same_run_without_liars(tmp_path
     assert all("others with glasses accepted as the target, %" in figures for figures in cells[:2])
     assert cells[2]["accuracy lost, points"]["value"] == 0 and len(cells[2]) == 2
     assert "in brackets" in (out / measure.TABLE).read_text()
+
+
+def test_a_run_whose_replay_is_poisoned_is_not_said_to_have_changed(tmp_path: Path) -> None:
+    run = tinyruns.run(tmp_path / "run", **FOUR)
+    assert "another model" not in outputs("attack", run, "--kind", "poisoning", "--option", "how=ipm", "--quiet")[1]
 
 
 def test_a_run_that_fails_under_its_liars_is_a_cell_that_says_why(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ With x_1 … x_h the honest changes of a tensor, x the liar's own, f the `factor
   control: the labels of people are swapped as wholes, which says nothing false where class embeddings stay at parties.
 - `backdoor`: images with drawn glasses have the label of one target, a person of the first liar, whose photographs the
   liars share; half of their other images stay clean (`backdoor.py`). The update is what training makes of them, five
-  times in a round as long as that of others; how many images there are is told as it was.
+  times in a round as long as that of others; it tells as many images as it has, but in a secure sum as it trains on.
 - `replacement`: the backdoor, and f x with f = n / m, so that the mean becomes the liars' model. Bagdasaryan et al.,
   "How to backdoor federated learning", AISTATS 2020.
 - `hidden`: the backdoor, with x drawn towards the honest mean until it is as near to that as the median honest change:
@@ -117,7 +117,7 @@ class Poisoning(Attack):
         answered = {e.request.party: e for e in exchanges if e.reply is not None}
         liars = [answered[name] for name in self._liars if name in answered]
         honest = [exchange for name, exchange in answered.items() if name not in self._liars]
-        if any(exchange.request.sum is not None for exchange in exchanges) and self._how not in FLIPS:
+        if any(exchange.request.sum is not None for exchange in exchanges) and self._how not in (*FLIPS, "backdoor"):
             raise NotAttackable("what a party sends into a secure sum is not changed here")
         if not honest or self._how in FLIPS:
             return {}
@@ -132,7 +132,8 @@ class Poisoning(Attack):
         moved: dict[tuple[str, str], Tensor] = {}
         if self._how in LIES:
             lie, usual = LIES[self._how]
-            factor = self._factor or usual or (len(honest) + liars) / liars
+            everybody = (len(honest) + liars) / liars
+            factor = next(f for f in (self._factor, usual, everybody) if f is not None)
             moved = {key: lie(others[key], change, factor) for key, change in own.items()}
         elif self._how == "hidden":
             moved = hidden(others, own)
