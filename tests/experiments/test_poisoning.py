@@ -157,9 +157,10 @@ def test_a_setting_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
     assert error.value.where == next(iter(options))
 
 
-def test_clients_of_one_person_have_no_label_to_flip() -> None:
+@pytest.mark.parametrize("how", ["label-flip", "backdoor"])
+def test_clients_of_one_person_have_no_label_to_flip(how: str) -> None:
     with pytest.raises(NotAttackable):
-        played(tiny(data={"scenario": "devices"}, method="fedface"), how="label-flip")
+        played(tiny(data={"scenario": "devices"}, method="fedface"), how=how)
 
 
 def test_the_command_has_what_is_lost_beside_the_same_run_without_liars(tmp_path: Path) -> None:
@@ -193,3 +194,13 @@ def test_a_run_that_fails_under_its_liars_is_a_cell_that_says_why(tmp_path: Path
         options={"how": "scaled", "share": 0.25},
     )
     assert cells[0].refused and not cells[0].outcomes
+
+
+@pytest.mark.parametrize(
+    ("method", "scenario", "how"),
+    [("scaffold", "silos", "hidden"), ("scaffold", "silos", "mimic"), ("fedface", "devices", "ipm")],
+)
+def test_lies_have_the_form_that_the_method_asks_for(method: str, scenario: str, how: str) -> None:
+    view, recipe = Silent(), tiny(method=method, data={"scenario": scenario}, rounds=1)
+    replay(recipe, functools.partial(Poisoning, how=how, share=0.25), view, begin_or_resume)
+    assert view.rounds[-1]["failed"] == {}

@@ -46,8 +46,8 @@ from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import Reply
 from coalface.evaluation import embedding
-from coalface.evaluation.metrics.verification import score_pairs, ten_fold_accuracy
-from coalface.evaluation.verification import Verification, VerificationPairs
+from coalface.evaluation.metrics.verification import ACCURACY as EVALUATED
+from coalface.evaluation.verification import Verification
 from coalface.experiments.attacks import backdoor
 from coalface.experiments.attacks.base import Attack, Exchange, NotAttackable, Outcome
 from coalface.experiments.attacks.replay import replay
@@ -55,7 +55,6 @@ from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.prepare import PreparedRun
 from coalface.experiments.recipe import loader
 from coalface.experiments.run import begin_or_resume
-from coalface.models.embedding import embed, images_needed
 
 K = TypeVar("K")
 Lie = Callable[[Tensor, Tensor, float], Tensor]
@@ -68,7 +67,11 @@ LIES: dict[str, tuple[Lie, float | None]] = {
     "replacement": (lambda honest, own, factor: factor * own, None),
 }
 """How the liars change their updates, and the factor unless one is given; None: n / m."""
-ACCURACY = "accuracy, %"
+ACCURACY, BOTH, AS_TARGET = (
+    "accuracy, %",
+    "impostors with glasses on both accepted, %",
+    "others with glasses accepted as the target, %",
+)
 BACKDOORS, FLIPS = ("backdoor", "replacement", "hidden"), ("label-flip", "label-renamed")
 HOW = (*LIES, "mimic", "backdoor", "hidden", *FLIPS)
 
@@ -99,12 +102,12 @@ class Poisoning(Attack):
 
     def _poisoned(self, faces: FaceSet, rng: np.random.Generator) -> FaceSet:
         people = len(faces.names)
-        if self._how in BACKDOORS:
-            return backdoor.poisoned(faces, self._target, rng)
-        if self._how not in FLIPS:
+        if self._how not in (*BACKDOORS, *FLIPS):
             return faces
         if people < 2:
             raise NotAttackable("a liar has one person alone, so its images can get nobody else's label")
+        if self._how in BACKDOORS:
+            return backdoor.poisoned(faces, self._target, rng)
         shift = rng.integers(1, people, len(faces)) if self._how == "label-flip" else 1
         return dataclasses.replace(faces, labels=(faces.labels + shift) % people)
 
@@ -126,8 +129,12 @@ class Poisoning(Attack):
         return {exchange.request.party: self._lie(honest, exchange, len(liars)) for exchange in liars}
 
     def _lie(self, honest: Sequence[Exchange], liar: Exchange, liars: int) -> Reply:
-        own = dict(self._changes(liar))
         changes = [dict(self._changes(exchange)) for exchange in honest]
+        own = {  # class embeddings of other people are of other shapes, and stay honest
+            key: change
+            for key, change in self._changes(liar)
+            if all(key in of and of[key].shape == change.shape for of in changes)
+        }
         others = {key: torch.stack([of[key] for of in changes]) for key in own}
         moved: dict[tuple[str, str], Tensor] = {}
         if self._how in LIES:
@@ -135,7 +142,7 @@ class Poisoning(Attack):
             everybody = (len(honest) + liars) / liars
             factor = next(f for f in (self._factor, usual, everybody) if f is not None)
             moved = {key: lie(others[key], change, factor) for key, change in own.items()}
-        elif self._how == "hidden":
+        elif self._how == "hidden" and own:
             moved = hidden(others, own)
         return _encoded(liar, moved, images=len(self.run.data.data[liar.request.party]))
 
@@ -155,8 +162,9 @@ class Poisoning(Attack):
         """The reply of the mimicked party, which is chosen in the first call with replies."""
         by_party = {exchange.request.party: exchange for exchange in honest}
         if not self._mimicked and len(honest) > 1:
-            rows = [torch.cat([of.flatten() for _, of in self._changes(exchange)]) for exchange in honest]
-            self._mimicked = list(by_party)[furthest(torch.stack(rows))]
+            rows = [[of.flatten() for _, of in self._changes(exchange)] for exchange in honest]
+            if all(rows) and len({sum(map(len, row)) for row in rows}) == 1:
+                self._mimicked = list(by_party)[furthest(torch.stack([torch.cat(row) for row in rows]))]
         return by_party.get(self._mimicked, liar).answer
 
     def outcomes(self, models: Models) -> list[Outcome]:
@@ -166,33 +174,33 @@ class Poisoning(Attack):
         honest = honest_model(json.dumps(self.run.recipe.resolved()))
         if models.shared is None or honest is None:
             raise NotAttackable("each party has a model of its own, so that there is none to poison for all")
+        clean = self._figures(verification, honest)
+        try:
+            spoilt = self._figures(verification, models.shared)
+        except ValueError:  # embeddings that are not finite: such a model accepts nobody
+            right = {chosen.name: 100 * float((~chosen.pairs.same).mean()) for chosen in verification.pairs}
+            spoilt = {key: (right[key[0]] if key[1] == ACCURACY else 0.0, 0) for key in clean}
         outcomes = []
-        for chosen in verification.pairs:
-            clean = self._figures(chosen, honest)
-            try:
-                spoilt = self._figures(chosen, models.shared)
-            except ValueError:  # embeddings that are not finite: such a model accepts nobody
-                spoilt = dict.fromkeys(clean, (0.0, 0)) | {ACCURACY: (100 * float((~chosen.pairs.same).mean()), 0)}
-            for figure, (chance, trials) in clean.items():
-                outcomes.append(Outcome(chosen.name, "client", figure, spoilt[figure][0], chance, trials))
-            lost = clean[ACCURACY][0] - spoilt[ACCURACY][0]
-            outcomes.append(Outcome(chosen.name, "client", "accuracy lost, points", lost, 0.0, len(chosen.pairs)))
+        for (name, figure), (chance, trials) in clean.items():
+            value, _ = spoilt[name, figure]
+            outcomes.append(Outcome(name, "client", figure, value, chance, trials))
+            if figure == ACCURACY:
+                outcomes.append(Outcome(name, "client", "accuracy lost, points", chance - value, 0.0, trials))
         return outcomes
 
-    def _figures(self, chosen: VerificationPairs, model: Tensors) -> dict[str, tuple[float, int]]:
-        """Figure -> (percent, of how many). Raises ValueError where embeddings are not finite."""
-        embedding.load(self.run.data.backbone, model)
-        module, device, pairs = self.run.data.backbone.module, self.run.numerics.device, chosen.pairs
-        images, left, right = images_needed(pairs.left, pairs.right)
-        scores = score_pairs(embed(module, chosen.faces, images, device=device), left, right)
-        figures = {ACCURACY: (100 * ten_fold_accuracy(scores, pairs.same, pairs.fold).mean, len(pairs))}
-        if self._how not in BACKDOORS:
-            return figures
-        rates = backdoor.accepted(module, chosen.faces, pairs, self._target, device)
-        return figures | {
-            "impostors with glasses on both accepted, %": (100 * rates.pairs, rates.trials[0]),
-            "others with glasses accepted as the target, %": (100 * rates.target, rates.trials[1]),
-        }
+    def _figures(self, verification: Verification, model: Tensors) -> dict[tuple[str, str], tuple[float, int]]:
+        """(list, figure) -> (percent, of how many). Raises ValueError where embeddings are not finite."""
+        judged, figures = verification.models([model]), {}
+        for chosen in verification.pairs:
+            if (accuracy := judged[chosen.name].get(EVALUATED.name)) is not None:
+                figures[chosen.name, ACCURACY] = accuracy, len(chosen.pairs)
+            if self._how in BACKDOORS:
+                embedding.load(self.run.data.backbone, model)
+                module, device = self.run.data.backbone.module, self.run.numerics.device
+                rates = backdoor.accepted(module, chosen.faces, chosen.pairs, self._target, device)
+                figures[chosen.name, BOTH] = 100 * rates.pairs, rates.trials[0]
+                figures[chosen.name, AS_TARGET] = 100 * rates.target, rates.trials[1]
+        return figures
 
 
 class _Nobody(Attack):
