@@ -4,9 +4,8 @@
     python benchmarks/robust.py --out docs/results/robust --seeds 0 --worlds fedavg
     python benchmarks/robust.py --speed                            # seconds of one aggregation, by rule
 
-Synthetic faces of 32×32 pixels, `cnn-small` from first weights, ten silos, one thread. Updates are not bounded by their
-size (`engine.max_update_norm: 0`), so that what holds is the rule. A line of cells.jsonl is a run; table.md has the
-means over seeds of all of them.
+The recipe is `attacks/poisoned`, in which updates are not bounded by their size, so that what holds is the rule. A line
+of cells.jsonl is a run; table.md has the means over seeds of all of them.
 """
 
 from __future__ import annotations
@@ -34,21 +33,7 @@ from coalface.experiments.recipe import loader
 from coalface.models.speed import processor
 
 SILOS = 10
-BASE: dict[str, Any] = {
-    "name": "robust",
-    "rounds": 8,
-    "local": {"epochs": 1, "batch_size": 20, "lr": 0.01},
-    "loss": {"name": "cosface", "scale": 16.0, "margin": 0.2},
-    "data": {
-        "size": 32,
-        "hold_out": 80,
-        "augment": {"flip": True},
-        "faces": {"identities": 160, "images": 6},
-        "partition": {"kind": "equal", "parties": SILOS},
-    },
-    "evaluation": {"pairs": {"unseen": {"kind": "balanced", "pairs": 1200}}},
-    "engine": {"threads": 1, "checkpoint_every": 8, "max_abandoned_rounds": 9, "max_update_norm": 0.0},
-}
+BASE = loader.read("attacks/poisoned")
 """Ten silos of eight people, 48 images each; 80 others are evaluated."""
 AT_MOST = 2.0
 """Points that the right rule was expected to lose at the most, before the runs."""

@@ -1,10 +1,11 @@
-"""Write `tests/engine/byzfl_goldens.json`: what ByzFL 0.0.11 makes of vectors, for the tests of robust means.
+"""Write `tests/engine/byzfl_goldens.json`: what ByzFL 0.0.11 makes of vectors, for tests of robust means and lies.
 
     pip install --no-deps --target /tmp/byzfl byzfl==0.0.11
     python tools/byzfl_goldens.py /tmp/byzfl
 
-ByzFL is no dependency: of it only `byzfl.aggregators` is imported, which needs numpy, scipy and torch, and not what
-its other parts want. Numpy arrays are given to it, since its medians of torch tensors are the lower ones.
+ByzFL is no dependency: of it only `byzfl.aggregators` and `byzfl.attacks` are imported, which need numpy, scipy and
+torch, and not what its other parts want. Numpy arrays are given to it, since its medians of torch tensors are the lower
+ones.
 """
 
 from __future__ import annotations
@@ -58,11 +59,13 @@ def main(place: str) -> None:
     package = types.ModuleType("byzfl")
     package.__path__ = [str(Path(place) / "byzfl")]
     sys.modules["byzfl"] = package  # its own __init__ imports data sets and plots
-    oracle = importlib.import_module("byzfl.aggregators")
+    oracle, attacks = (importlib.import_module(f"byzfl.{name}") for name in ("aggregators", "attacks"))
     rng, goldens = np.random.default_rng(28), []
     for vectors, numbers, lies in CASES:
         rows = drawn(vectors, numbers, lies, rng)
-        goldens.append({"f": lies, "rows": rows.tolist(), "byzfl": made(oracle, rows, lies)})
+        lied = {"alie": attacks.ALittleIsEnough(1.5)(rows), "ipm": attacks.InnerProductManipulation(2.0)(rows)}
+        lied = {name: vector.tolist() for name, vector in lied.items()}
+        goldens.append({"f": lies, "rows": rows.tolist(), "byzfl": made(oracle, rows, lies), "lies": lied})
     PLACE.write_text("[\n" + ",\n".join(map(json.dumps, goldens)) + "\n]\n", encoding="utf-8")
 
 

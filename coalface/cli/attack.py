@@ -27,7 +27,7 @@ def attack(
         ),
     ],
     changes: Changes = None,
-    kind: Annotated[str, typer.Option(help="The attack: linkage.")] = "linkage",
+    kind: Annotated[str, typer.Option(help="The attack: linkage or poisoning.")] = "linkage",
     defence: Annotated[
         list[str] | None,
         typer.Option(help="Changes to the recipe to measure beside it, such as 'privacy.secure=true'; repeatable."),

@@ -22,9 +22,10 @@ from coalface.core.disk import write_text
 from coalface.core.errors import RecipeError
 from coalface.core.method import Models
 from coalface.core.parsing import parse_yaml
+from coalface.engine.transport import RunFailed
 from coalface.experiments import provenance
 from coalface.experiments.attacks.base import Attack, NotAttackable
-from coalface.experiments.attacks.replay import replay
+from coalface.experiments.attacks.replay import changes_images, changes_replies, replay
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.prepare import Make
 from coalface.experiments.recipe.schema import Recipe
@@ -33,6 +34,7 @@ from coalface.models.folder import read_about, read_tensors
 KINDS = {
     "linkage": "linkage.Linkage",
     "membership": "membership.Membership",
+    "poisoning": "poisoning.Poisoning",
     "template-inversion": "template_inversion.TemplateInversion",
     "update-inversion": "update_inversion.UpdateInversion",
 }
@@ -137,12 +139,14 @@ def _computed(
     began, outcomes, refused = time.perf_counter(), tuple[dict[str, Any], ...](), ""
     try:
         attack, models = replay(recipe, make_attack, callback, make)
-        if run is not None and recipe.digest() == provenance.recipe_of(run).digest() and not _is_left_by(models, run):
+        only_watches = not (changes_images(attack) or changes_replies(attack))
+        same_recipe = run is not None and recipe.digest() == provenance.recipe_of(run).digest()
+        if run is not None and only_watches and same_recipe and not _is_left_by(models, run):
             callback.warn(
                 f"the replay leaves another model than {run} has: it was trained on another machine, or changed"
             )
         outcomes = tuple(asdict(outcome) for outcome in attack.outcomes(models))
-    except (NotAttackable, RecipeError) as error:
+    except (NotAttackable, RecipeError, RunFailed) as error:
         if isinstance(error, RecipeError) and cell.defence == NONE:
             raise
         refused = str(error)
@@ -168,7 +172,10 @@ def read_cells(out: Path) -> Iterator[Cell]:
 
 
 def table(cells: Sequence[Cell]) -> Iterator[str]:
-    """Markdown: a row for each figure, a column for chance and for each defence; means over seeds, and their range."""
+    """Markdown: a row for each figure, a column for chance and for each defence; means over seeds, and their range.
+
+    Where chance is not the same for all cells, such as what a model without liars gives, it stands beside each figure.
+    """
     defences = list(dict.fromkeys(cell.defence for cell in cells))
     figures: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     chances: dict[tuple[Any, ...], dict[str, list[float]]] = {}

@@ -11,7 +11,7 @@ from typing import Any
 from coalface.core.method import Models, Ticket
 from coalface.engine.party.request import Request
 from coalface.engine.transport import Reply, Transport
-from coalface.experiments.attacks.base import Attack, Exchange
+from coalface.experiments.attacks.base import Attack, Exchange, NotAttackable
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.execution import make_server, open_transport
 from coalface.experiments.prepare import Make, PreparedRun, prepare
@@ -23,7 +23,6 @@ class Watched:
 
     def __init__(self, transport: Transport, run: PreparedRun, attack: Attack) -> None:
         self._transport, self._run, self._attack = transport, run, attack
-        self._lies = type(attack).lie is not Attack.lie
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -39,7 +38,7 @@ class Watched:
 
     def _pass(self, replies: Iterator[tuple[Request, Reply]]) -> Iterator[tuple[Request, Reply]]:
         passing = (Exchange(self._run, request, reply) for request, reply in replies)
-        if self._lies:  # who lies together has seen what the others say
+        if changes_replies(self._attack):  # who lies together has seen what the others say
             exchanges = list(passing)
             lies = self._attack.lie(exchanges)
             passing = (dataclasses.replace(e, answer=lies.get(e.request.party, e.answer)) for e in exchanges)
@@ -49,6 +48,27 @@ class Watched:
             yield exchange.request, exchange.answer
 
 
+def changes_images(attack: Attack) -> bool:
+    """Whether an attack poisons images."""
+    return type(attack).poison is not Attack.poison
+
+
+def changes_replies(attack: Attack) -> bool:
+    """Whether an attack lies."""
+    return type(attack).lie is not Attack.lie
+
+
+def _poisoned(run: PreparedRun, attack: Attack) -> PreparedRun:
+    """The run with the attack's images, in one process: others would make the recipe's images anew."""
+    if run.numerics.processes_per_party:
+        raise NotAttackable(
+            "parties of several processes make their images themselves; drop engine.processes_per_party"
+        )
+    engine = run.recipe.engine.model_copy(update={"workers": 1})
+    recipe = run.recipe.model_copy(update={"engine": engine})
+    return dataclasses.replace(run, recipe=recipe, data=attack.poison(run.data))
+
+
 def replay(recipe: Recipe, make_attack: Any, callback: Callback, make: Make) -> tuple[Attack, Models]:
     """Run a recipe's rounds in a folder that is thrown away, with the attack that `make_attack(run, seed)` gives.
 
@@ -56,8 +76,8 @@ def replay(recipe: Recipe, make_attack: Any, callback: Callback, make: Make) -> 
     """
     run = prepare(recipe, callback, make, elsewhere=False)
     attack: Attack = make_attack(run, recipe.seed)
-    if type(attack).poison is not Attack.poison:
-        run = dataclasses.replace(run, data=attack.poison(run.data))
+    if changes_images(attack):
+        run = _poisoned(run, attack)
     with tempfile.TemporaryDirectory(prefix="coalface-attack-") as folder:
         with open_transport(run, Path(folder), None) as transport:
             server = make_server(run, Path(folder), Watched(transport, run, attack), callback, simulated=True)
