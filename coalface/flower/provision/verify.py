@@ -208,16 +208,14 @@ def _command(script: bytes) -> list[str]:
 
 def _strays(kits: Path, config: ProvisionConfig) -> Iterator[str]:
     """Private keys where none belongs, or another's."""
+    belongs = {f"superlink/{key}": "the SuperLink" for key in SUPERLINK_KEYS}
+    belongs |= {f"parties/{name}/{key.format(name=name)}": name for name in config.parties for key in PARTY_KEYS}
     owners: dict[str, str] = {}
     places: dict[str, list[str]] = {}
     for path in sorted(_secrets(kits)):
-        place = path.relative_to(kits)
-        places.setdefault(_identity(path), []).append(str(place))
-        for name in config.parties:
-            if any(place.match(f"parties/{name}/{key.format(name=name)}") for key in PARTY_KEYS):
-                owners[str(place)] = name
-        if any(place.match(f"superlink/{key}") for key in SUPERLINK_KEYS):
-            owners[str(place)] = "the SuperLink"
+        below = path.relative_to(kits)
+        places.setdefault(_identity(path), []).append(str(below))
+        owners |= {str(below): owner for pattern, owner in belongs.items() if below.match(pattern)}
     for places_of_key in places.values():
         home = next((place for place in places_of_key if place in owners), "")
         for place in places_of_key:
