@@ -134,7 +134,9 @@ def test_a_run_leaves_no_count_and_no_loss_of_a_party_at_the_server(ran: Path) -
     assert not any("counts" in event for event in events)
     assert summary.trained(secure().build_method(), about, records) is None
     page.build(ran)
-    report = (ran / "report.html").read_text()
+    report, card = (ran / "report.html").read_text(), (ran / "model" / "README.md").read_text()
+    assert "- privacy: secure sums, so the server learned sums" in card and "a sum tells of the images" in card
+    assert "a sum tells of the images" in report and "an update tells" not in report + card
     assert "<h2>Secure sums</h2>" in report and "What the method logged" not in report
 
 
