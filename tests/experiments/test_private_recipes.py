@@ -183,6 +183,13 @@ def test_a_dry_run_counts_draws_as_the_recipe_makes_them() -> None:
         assert planned["privacy"]["epsilon"] == expected > 0
 
 
+def test_more_parties_a_round_than_there_are_are_told_with_their_key() -> None:
+    changes: dict[str, Any] = {"data": {"scenario": "devices"}, "methods": {"feduv": {"sample": 10}}}
+    with pytest.raises(RecipeError) as caught:
+        preflight.describe(tinyruns.tiny(method="feduv", **changes))
+    assert caught.value.where == "methods.feduv.sample"
+
+
 def test_parties_with_their_own_images_are_bounded_by_the_clip_alone() -> None:
     policy = round_policy(private())
     assert policy.max_share is None

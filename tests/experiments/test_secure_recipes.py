@@ -145,7 +145,7 @@ def test_the_ledger_says_what_the_vector_is_a_sum_of(ran: Path) -> None:
 
     read = ledger_summary.read_ledgers(ledger_summary.ledger_files(ran), contents=ledger_summary.contents_of(ran))
     rows = {row.name: row for row in read.rows}
-    assert rows["vector"].content == "sum of weight" and rows["vector"].protection == "secure sum"
+    assert rows["vector"].content == "sum of weight, count, score" and rows["vector"].protection == "secure sum"
     assert rows["keys"].content == rows["header"].content == rows["vector"].rows == ""
     assert read.bytes == json.loads((ran / "summary.json").read_text())["bytes"]["up"]
     assert not receipt_comparison.compare_receipts(ran).faults
