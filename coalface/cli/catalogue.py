@@ -203,7 +203,7 @@ def messages(
     loaded = loader.load(recipe, [f"method={method}", *([] if recipe else preflight.stand_in(method))])
     planned = preflight.plan(loaded)
     if as_json:
-        readable = what_can_be_read(loaded.build_method(), planned)
+        readable = what_can_be_read(loaded.build_method(), planned, noise=loaded.privacy.templates)
         messages = {"sent": [vars(sent) for sent in planned.sent], "stays": planned.stays, "readable": readable}
         print_json(messages)
         return

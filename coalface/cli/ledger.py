@@ -50,6 +50,7 @@ def show(
     """Print what left a party and check the hash chain. Exits with status 1 if it is broken."""
     from coalface.core.text import several, shown, size
     from coalface.experiments import ledger_summary, receipt_comparison
+    from coalface.privacy.accountant import UNBOUNDED
     from coalface.privacy.secure import NOISED
 
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):
@@ -75,7 +76,7 @@ def show(
                 "bytes": size(row["bytes"]),
                 "rounds": ledger_summary.shown_rounds(row["rounds"]),
                 "to": row["to"],
-                "protection": row["protection"] + (f", none of {row['rows']}' rows" if "rows" in row else ""),
+                "protection": row["protection"] + (f", but not single rows of {row['rows']}" if "rows" in row else ""),
             }
             for row in (entry.as_dict() for entry in summary.rows)
         ]
@@ -100,9 +101,9 @@ def show(
         shared = any(entry.protection == NOISED for entry in summary.rows)
         for key, so_far in spent.items():
             of_what = PROTECTED["dp in shares" if key == "dp" and shared else key]
-            bound = "has no bound" if so_far["epsilon"] is None else f"= {so_far['epsilon']:.4g}"
-            about = f"{bound} at δ = {so_far['delta']:g} after {several(so_far['rounds'], 'round')}"
-            typer.echo(f"privacy.{key}: ε {about} {of_what}")
+            about = f"ε = {so_far['epsilon'] or 0:.4g} at δ = {so_far['delta']:g} after"
+            promised = f"{about} {several(so_far['rounds'], 'round')} {of_what}"
+            typer.echo(f"privacy.{key}: {UNBOUNDED if so_far['epsilon'] is None else promised}")
     wrong += [entry.fault for entry in ledgers if entry.fault] + receipt_comparison.missing_ledgers(path)
     if head is not None:
         for entry in ledgers:
@@ -125,7 +126,10 @@ def verify(
     party_home: Annotated[list[Path] | None, typer.Option(help="The home of a party's node; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare what the server accepted with the parties' ledgers. Exits with status 1 if they differ."""
+    """Compare what the server accepted with the parties' ledgers, and check the signatures of a countersigned run.
+
+    Exits with status 1 if they differ, or a signature does not hold or is missing.
+    """
     from coalface.core.text import several
     from coalface.experiments import receipt_comparison
 

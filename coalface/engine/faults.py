@@ -70,6 +70,11 @@ class SimulatedFaults(TypedSettings):
         kinds = [*TENSOR_FAULTS, *COUNT_FAULTS, *UPDATE_FAULTS]
         for party, kind in self.corrupt.items():
             nearest(kind, dict.fromkeys(kinds), f"corrupt.{party}")
+        if "advertise" in self.stages:
+            raise RecipeError(
+                "a party that is away at the first stage has dropped out before the sum; set faults.dropout",
+                where="stages.advertise",
+            )
         for stage in self.stages:
             nearest(stage, dict.fromkeys(SUM_STAGES), f"stages.{stage}")
         shares = {f"stages.{stage}": probability for stage, probability in self.stages.items()}

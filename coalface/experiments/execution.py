@@ -97,7 +97,8 @@ def _begin(
     status.began(out, transport.members, asked=None if carrier is None else carrier.asked)
     trainers = [member for member in transport.members.values() if plays(member.role, "trainer")]
     held = [(member.images, member.identities) for member in trainers]
-    readable = messages.what_can_be_read(run.method, run.plan, held) if recipe.secure is None else ""
+    templates = recipe.privacy.templates
+    readable = messages.what_can_be_read(run.method, run.plan, held, templates) if recipe.secure is None else ""
     counts = status.image_counts(transport.members, run.policy.max_share) if recipe.own is not None else []
     _note(callback, recipe.name, *filter(None, [readable]), *counts)
     if adjusted:

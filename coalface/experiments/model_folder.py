@@ -18,9 +18,11 @@ from coalface.evaluation.figures import figure_of
 from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import OnDisk
+from coalface.experiments.report import runs
 from coalface.methods.distill import Distill
 from coalface.models.calibration import Threshold, fingerprint, write_thresholds
 from coalface.models.folder import save, write_about
+from coalface.privacy.accountant import UNBOUNDED
 
 CLASSIFIER = "classifier.safetensors"
 """In the folder of a run on public identities or on the source's alone, their class embeddings: what the server of a
@@ -80,14 +82,29 @@ def built(recipe: Recipe) -> dict[str, Any]:
 
 
 def _promised(server: Server) -> list[str]:
-    """A line with ε, δ and z of a run under `privacy.dp`."""
-    if server.private is None:
-        return []
-    spent = server.private.summary()
-    bound = "has no bound" if spent["epsilon"] is None else f"= {spent['epsilon']:.4g} at δ = {spent['delta']:g}"
-    against = ", from the server too" if server.secure is not None else ""
-    seeded = "; it was simulated, and whoever has the seed can take the noise off" if spent["noise"] == "seed" else ""
-    return [f"- privacy: ε by party {bound}{against}, noise multiplier z = {spent['noise_multiplier']:g}{seeded}"]
+    """A line for each protection of a run: secure sums, and ε, δ and z of noise on the means or on single templates."""
+    lines = []
+    if server.secure is not None:
+        lines.append("secure sums, so the server learned sums over a round's parties, and no party's update")
+    if server.private is not None:
+        spent, against = server.private.summary(), ", from the server too" if server.secure is not None else ""
+        is_seeded = spent["noise"] == "seed"
+        seeded = "; it was simulated, and whoever has the seed can take the noise off" if is_seeded else ""
+        bounded = spent["epsilon"] is not None
+        lines.append(f"ε by party {_bound(spent)}{against}, {_noise(spent)}{seeded}" if bounded else UNBOUNDED)
+    if server.templates is not None:
+        spent = server.templates.summary()
+        count = several(spent["releases"], "release")
+        lines.append(f"ε by template {_bound(spent)} after {count}, {_noise(spent)}; of templates alone")
+    return [f"- privacy: {line}" for line in lines]
+
+
+def _bound(spent: Mapping[str, Any]) -> str:
+    return f"= {spent['epsilon']:.4g} at δ = {spent['delta']:g}"
+
+
+def _noise(spent: Mapping[str, Any]) -> str:
+    return f"noise multiplier z = {spent['noise_multiplier']:g}"
 
 
 def _networks_learnt_from(recipe: Recipe) -> Iterator[str]:
@@ -113,7 +130,10 @@ def _card(recipe: Recipe, server: Server, models: Models, figures: verification.
     elif recipe.own is not None:
         images = " ".join(["own", *recipe.own.parties])
     lines = [f"# {recipe.name}", "", "license: not stated (choose one that the images' terms allow)", ""]
-    lines += [f"- method: {recipe.method}, {several(recipe.rounds, 'round')}, seed {recipe.seed}"]
+    rounds = several(recipe.rounds, "round")
+    if server.ended:
+        rounds = f"{len(runs.read_metrics(server.folder)):,} of {rounds}"
+    lines += [f"- method: {recipe.method}, {rounds}, seed {recipe.seed}"]
     side, colour = recipe.data.size, "grey" if recipe.data.grey else "RGB"
     lines += [f"- backbone: {recipe.model.name}, {side}×{side} {colour}"]
     assigned: str = recipe.partition.kind if recipe.partition is not None else "each its own images"
@@ -135,6 +155,9 @@ def _card(recipe: Recipe, server: Server, models: Models, figures: verification.
     if readable:
         lines += ["", f"In training, {readable}."]
     elif models.shared is not None and not method.pools:
-        lines += ["", "In training, updates left the parties; an update tells of the images that it was computed from."]
+        left, one = (
+            ("updates left the parties", "an update") if server.secure is None else ("sums were learned", "a sum")
+        )
+        lines += ["", f"In training, {left}; {one} tells of the images that it was computed from."]
     lines += ["", "Made for research on federated training. It has not been tested for use on people's decisions."]
     return "\n".join(lines) + "\n"

@@ -95,7 +95,7 @@ def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison
     faults += [_removal_fault(run, party) for party in removed]
     signatures = None
     if _is_countersigned(run):
-        faults += (signatures := countersign.verify(run, chain, folders)).faults
+        faults += (signatures := countersign.verify(run, chain, folders, _countersigned(run, metrics))).faults
     compared = tuple(party for party in accepted if party in at_hand)
     absent = tuple(party for party in accepted if party not in at_hand and party not in removed)
     untold = _privacy_of(run).get("dp") is not None
@@ -105,6 +105,13 @@ def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison
 def _is_countersigned(run: Path) -> bool:
     """Whether a run has signatures, or should have some."""
     return (run / countersign.FILE).exists() or bool(_privacy_of(run).get("countersign"))
+
+
+def _countersigned(run: Path, metrics: Iterable[Mapping[str, Any]]) -> set[tuple[Any, Any]]:
+    """(stage, round) of the rounds that ended, but for those whose second party is known not to have answered."""
+    unsigned = [event for event in runs.read_events(run)[0] if event.get("event") == "not countersigned"]
+    ended, missed = ({(line.get("stage"), line.get("round")) for line in lines} for lines in (metrics, unsigned))
+    return ended - missed
 
 
 def _privacy_of(run: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from coalface.core.errors import RecipeError
 from coalface.privacy.correlated import squared_sensitivity
 
 EXTRA = "pip install 'coalface[privacy]'"
+UNBOUNDED = "ε has no bound, since no noise is added (noise_multiplier is 0), and clipping alone protects nobody"
 
 _ORDERS = (1.25, 1.5, 1.75, *range(2, 33), 40, 48, 64, 96, 128)
 """α of the Rényi bound, which holds for any: those that are best where ε is from 0.1 to 100."""

@@ -167,11 +167,14 @@ class Signatures:
     """What does not hold."""
 
 
-def verify(run: Path, receipts: Sequence[str], folders: Iterable[Path] = ()) -> Signatures:
+def verify(
+    run: Path, receipts: Sequence[str], folders: Iterable[Path] = (), ended: Container[tuple[Any, Any]] = ()
+) -> Signatures:
     """Check the signatures of a run offline; `receipts` are the last hash after 0, 1, 2 … lines of its receipts.
 
     `folders` are the run's and those of parties at hand, whose keys and own records are held against the run's file. Of
-    the others the keys are those that the file says, to be compared with what the parties say that theirs are.
+    the others the keys are those that the file says, to be compared with what the parties say that theirs are. `ended`
+    are the (stage, round) that ended with a countersignature: what a party signed of them must be in the run's file.
     """
     path, found = run / FILE, Signatures(len(receipts) - 1)
     at_hand = {public.stem: public.parent for folder in folders for public in sorted((folder / FOLDER).glob("*.pub"))}
@@ -200,10 +203,12 @@ def verify(run: Path, receipts: Sequence[str], folders: Iterable[Path] = ()) -> 
     except (ValueError, KeyError, TypeError) as error:
         found.faults.append(str(error) if isinstance(error, ValueError) else f"{path}: a line lacks {error}")
         return found
-    listed, every = {text_of(statement) for statement, _ in statements.values()}, [*statements.values()]
+    listed, every = {text_of(statement): signers for statement, signers in statements.values()}, [*statements.values()]
     for party, line, text in kept:
         if line.get("key") != found.keys.get(SERVER, line.get("key")) or text not in listed:
             found.faults.append(f"{path} does not have {_when(line)} as the server signed it to {party}")
+        elif party not in listed[text] and (line["stage"], line["round"]) in ended:
+            found.faults.append(f"{path} lacks the signature of {party} under {_when(line)}: lines were removed")
         if text not in listed:
             every.append((line, [SERVER, party]))
     if not statements:

@@ -168,8 +168,33 @@ def test_a_file_of_signatures_that_is_changed_is_told_with_its_line(signed: Path
         path.write_text("".join(f"{line}\n" for line in ledger.chained(members, ledger.Head())))
         code, output = verified(signed)
         assert code == 1 and told in output
-    path.write_text("".join(whole.splitlines(keepends=True)[:-1]))  # the last countersignature: it is not needed
-    assert verified(signed)[0] == 0 and "6 of 9 receipts" in verified(signed)[1]
+
+
+def test_a_last_signature_that_was_cut_is_found_by_what_its_party_keeps(signed: Path, tmp_path: Path) -> None:
+    path, party = signed / countersign.FILE, lines(signed)[-1]["party"]
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    code, output = verified(signed)
+    assert code == 1 and f"lacks the signature of {party} under train round 3: lines were removed" in output
+    home = homes_of(signed, tmp_path / "home")
+    assert verified(signed)[0] == 0 and "6 of 9 receipts" in verified(signed)[1]  # nobody at hand has signed more
+    assert verified(signed, "--party-home", home)[0] == 1
+
+
+def test_a_signature_that_did_not_arrive_is_no_fault(tmp_path: Path, toy_steps: None) -> None:
+    """The party has signed and keeps what, and its answer is lost or late: the events say so, also after a resume."""
+
+    class Lossy(InProcess):
+        def countersign(self, party: str, statement: Mapping[str, Any]) -> Mapping[str, Any]:
+            if statement["round"] == 3:
+                raise Stop
+            signature = super().countersign(party, statement)
+            return {"failed": "no answer in time"} if statement["round"] == 2 else signature
+
+    folder = tmp_path / "run"
+    with pytest.raises(Stop):
+        run(Moves(rounds=3), folder, transport=Lossy, countersign=True, checkpoint_every=3)
+    run(Moves(rounds=3), folder, countersign=True, checkpoint_every=3)  # again from the beginning
+    assert verified(folder) == (0, verified(folder)[1]) and "9 of 9 receipts" in verified(folder)[1]
 
 
 # --- what a party signs -----------------------------------------------------------------------------------------------

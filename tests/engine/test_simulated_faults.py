@@ -82,6 +82,7 @@ def test_single_tensors_are_corrupted_too() -> None:
     ("settings", "where"),
     [
         ({"corrupt": {"silo-1": "nonsense"}}, "corrupt.silo-1"),
+        ({"stages": {"advertise": 0.5}}, "stages.advertise"),
         ({"stages": {"nonsense": 0.5}}, "stages.nonsense"),
         ({"stages": {"mask": 1.5}}, "stages.mask"),
         ({"lost": 1.5}, "lost"),

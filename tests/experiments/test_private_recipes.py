@@ -17,11 +17,11 @@ from coalface.core.errors import RecipeError, RunError
 from coalface.experiments import execution
 from coalface.experiments import run as experiment
 from coalface.experiments.export import card
-from coalface.experiments.plan import preflight
+from coalface.experiments.plan import preflight, text
 from coalface.experiments.prepare import prepare, round_policy
 from coalface.experiments.recipe import loader
 from coalface.privacy import noise
-from coalface.privacy.accountant import Drawn, Mechanism, epsilon
+from coalface.privacy.accountant import UNBOUNDED, Drawn, Mechanism, epsilon
 from coalface.privacy.dp import AdaptiveClip, PartyPrivacy
 from coalface.privacy.templates import TemplateNoise
 
@@ -141,6 +141,36 @@ def test_a_run_tells_what_its_templates_have_spent(tmp_path: Path) -> None:
     assert f"privacy.templates: ε = {summary['epsilon']:.4g} at δ = 1e-05 after 3" in said("ledger", tmp_path / "run")
 
 
+def test_a_card_and_the_console_name_the_noise_on_templates(tmp_path: Path) -> None:
+    target = TemplateNoise(noise_multiplier=3.0).epsilon(2) + 1e-6
+    recipe = one_each({"noise_multiplier": 3.0, "target_epsilon": target}, rounds=4)
+    warning = "close to its person's mean feature but for its noise (z = 3, privacy.templates)"
+    planned = preflight.plan(recipe)
+    assert warning in text.messages_text(recipe, planned)
+    plain = text.messages_text(one_each(None), planned)
+    assert "mean feature" in plain and "but for its noise" not in plain
+    experiment.run(recipe, tmp_path / "run", Silent())
+    lines = (tmp_path / "run" / "model" / "README.md").read_text().splitlines()
+    said_of_noise = (
+        f"- privacy: ε by template = {target - 1e-6:.4g} at δ = 1e-05 after 2 releases, noise multiplier z = 3"
+    )
+    assert any(line.startswith(said_of_noise) for line in lines) and any(warning in line for line in lines)
+    assert f"- method: fedface, 2 of 4 rounds, seed {recipe.seed}" in lines
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_clipping_without_noise_is_nowhere_called_a_protection(secure: bool, tmp_path: Path) -> None:
+    data = {"partition": {"parties": 3}}
+    recipe = tinyruns.tiny(privacy={"dp": {"noise_multiplier": 0.0}, "secure": secure}, data=data, rounds=1)
+    out = tmp_path / "run"
+    experiment.run(recipe, out, Silent())
+    card_text, page = (out / "model" / "README.md").read_text(), (out / "report.html").read_text()
+    for told in (preflight.describe(recipe), said("ledger", out), card_text, page):
+        assert UNBOUNDED in told
+        for promise in ("is protected", "the server too", "is trusted", "ε by party", "not towards the server"):
+            assert promise not in told
+
+
 def sampled(sampling: str) -> dict[str, Any]:
     return {"noise_multiplier": 2.0, "sampling": sampling, "delta": 1e-2}
 
@@ -151,6 +181,13 @@ def test_a_dry_run_counts_draws_as_the_recipe_makes_them() -> None:
         planned = preflight.as_dict(private(sampled(sampling), **settings))
         expected = epsilon({Mechanism(2.0, Drawn(sampling, 1, 2)): 4}, 1e-2)  # type: ignore[arg-type]
         assert planned["privacy"]["epsilon"] == expected > 0
+
+
+def test_more_parties_a_round_than_there_are_are_told_with_their_key() -> None:
+    changes: dict[str, Any] = {"data": {"scenario": "devices"}, "methods": {"feduv": {"sample": 10}}}
+    with pytest.raises(RecipeError) as caught:
+        preflight.describe(tinyruns.tiny(method="feduv", **changes))
+    assert caught.value.where == "methods.feduv.sample"
 
 
 def test_parties_with_their_own_images_are_bounded_by_the_clip_alone() -> None:
@@ -174,6 +211,7 @@ def test_a_run_tells_what_it_spent_in_its_summary_and_on_its_page(tmp_path: Path
     said_on_card = (
         f"- privacy: ε by party = {summary['epsilon']:.4g} at δ = 1e-05, noise multiplier z = 2; it was simulated"
     )
+    assert "- method: fedavg, 2 of 4 rounds, seed" in (out / "model" / "README.md").read_text()
     for lines in ((out / "model" / "README.md").read_text().splitlines(), card._of_run(out, None)):
         assert [line.startswith(said_on_card) for line in lines if "privacy" in line] == [True]
     spent = {"epsilon": summary["epsilon"], "delta": 1e-5, "rounds": 2}
@@ -186,7 +224,7 @@ def test_a_federation_draws_its_noise_from_a_secret_that_the_seed_does_not_tell(
     def server(out: Path) -> Any:
         out.mkdir(exist_ok=True)
         with execution.open_transport(prepared, out, None) as transport:
-            return execution._server(prepared, out, transport, Silent(), simulated=False)
+            return execution.make_server(prepared, out, transport, Silent(), simulated=False)
 
     first, second = server(tmp_path / "a"), server(tmp_path / "b")
     assert first.private.summary()["noise"] == "secret" and first.private.secret != second.private.secret

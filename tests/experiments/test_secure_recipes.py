@@ -134,7 +134,9 @@ def test_a_run_leaves_no_count_and_no_loss_of_a_party_at_the_server(ran: Path) -
     assert not any("counts" in event for event in events)
     assert summary.trained(secure().build_method(), about, records) is None
     page.build(ran)
-    report = (ran / "report.html").read_text()
+    report, card = (ran / "report.html").read_text(), (ran / "model" / "README.md").read_text()
+    assert "- privacy: secure sums, so the server learned sums" in card and "a sum tells of the images" in card
+    assert "a sum tells of the images" in report and "an update tells" not in report + card
     assert "<h2>Secure sums</h2>" in report and "What the method logged" not in report
 
 
@@ -143,7 +145,7 @@ def test_the_ledger_says_what_the_vector_is_a_sum_of(ran: Path) -> None:
 
     read = ledger_summary.read_ledgers(ledger_summary.ledger_files(ran), contents=ledger_summary.contents_of(ran))
     rows = {row.name: row for row in read.rows}
-    assert rows["vector"].content == "sum of weight" and rows["vector"].protection == "secure sum"
+    assert rows["vector"].content == "sum of weight, count, score" and rows["vector"].protection == "secure sum"
     assert rows["keys"].content == rows["header"].content == rows["vector"].rows == ""
     assert read.bytes == json.loads((ran / "summary.json").read_text())["bytes"]["up"]
     assert not receipt_comparison.compare_receipts(ran).faults

@@ -13,7 +13,9 @@ import yaml
 from commands import invoked
 from federations import DAY, FEDERATION, NOW, RECIPE, write_federation
 
+from coalface.core import disk
 from coalface.core.errors import RecipeError
+from coalface.flower.party import process
 from coalface.flower.provision import certificates, verify
 from coalface.flower.provision import kits as provisioning
 
@@ -164,6 +166,25 @@ def test_the_command_prints_the_faults_and_ends_with_status_1(kits: Path) -> Non
     (kits / "parties/silo-00/node.key").unlink()
     result = invoked("provision", "check", kits)
     assert result.exit_code == 1 and result.output.splitlines() == verify.check(kits, NOW)
+
+
+KEYS_OF_RUNS = (
+    *(f"parties/silo-00/home/faces/{key}" for key in (process.SECRET, "noise.key", "signing/silo-00.key")),
+    *(f"superlink/runs/faces/{key}" for key in ("server.key", "noise.key")),
+)
+
+
+def test_keys_that_runs_have_made_belong_where_they_lie(kits: Path) -> None:
+    """Without them no run could go on: nobody is advised to delete one."""
+    (kits / "parties" / "silo-00" / "home").mkdir(mode=0o700)
+    for place in KEYS_OF_RUNS:
+        (kits / place).parent.mkdir(parents=True, exist_ok=True)
+        disk.keep_secret(kits / place)
+    assert verify.check(kits, NOW) == []
+    shutil.copy(kits / KEYS_OF_RUNS[0], kits / "operator" / "sums.key")
+    shutil.copy(kits / KEYS_OF_RUNS[2], kits / KEYS_OF_RUNS[2].replace("silo-00.key", "clinic.key"))
+    faults = verify.check(kits, NOW)
+    assert len(faults) == 2 and all("a private key of silo-00 in it, which does not belong there" in f for f in faults)
 
 
 def test_what_has_been_handed_over_is_not_missed(kits: Path) -> None:

@@ -29,7 +29,7 @@ from coalface.engine.party.sums import HiddenReply
 from coalface.engine.sums.opened import Opened
 from coalface.evaluation import feature_file, membership, verification
 from coalface.evaluation.metrics import evidence
-from coalface.experiments import ledger_summary, provenance, status
+from coalface.experiments import ledger_summary, provenance, receipt_comparison, status
 from coalface.experiments.gallery.file import Enrolled, GalleryFile
 from coalface.experiments.report import runs
 from coalface.experiments.sweep.cells import read_cells
@@ -120,7 +120,7 @@ def read_receipts(data: bytes) -> None:
     run = anew("run")
     for name, text in zip(names, parts(data, 3), strict=True):
         put(f"run/{name}", chain(text))
-    comparison = ledger_summary.compare_receipts(run)
+    comparison = receipt_comparison.compare_receipts(run)
     if comparison.faults:
         raise ValueError(comparison.faults[0])
     receipts.Receipts(run / "receipts.jsonl").restore(None)

@@ -29,7 +29,6 @@ from torch import Tensor, nn
 from coalface.core.method import Models, Tensors, generator
 from coalface.data.faceset import FaceSet
 from coalface.evaluation.metrics.verification import tar_at_far
-from coalface.experiments import privacy_budget
 from coalface.experiments.attacks.base import Attacker, NotAttackable, Outcome
 from coalface.experiments.attacks.updates import (
     Change,
@@ -40,6 +39,7 @@ from coalface.experiments.attacks.updates import (
     to_images,
     unit_embeddings,
 )
+from coalface.experiments.plan import privacy_budget
 from coalface.experiments.prepare import PreparedRun
 
 FPR = 0.01

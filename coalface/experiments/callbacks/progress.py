@@ -148,7 +148,7 @@ class Progress(Callback):
             self._live.stop()
             self._live = None
         if self._run is not None:  # left before it finished: say how far it came
-            how = "stopped" if error is None else f"stopped by {kind.__name__ if kind else 'an error'}"
+            how = "stopped" if error is None else "stopped by an error"
             if kind is KeyboardInterrupt:
                 how = "goes on elsewhere, seen last" if self._elsewhere else "stopped by Ctrl-C"
             self._print(f"{clean(self._run.name)}  {how} after {self._run.progress()} rounds")
@@ -347,7 +347,7 @@ def _figures(figures: Mapping[str, float]) -> list[str]:
 def _without(missed: Counter[str]) -> str:
     """Whose replies did not count, in how many rounds: the three that were missed most."""
     worst = ", ".join(f"{party} in {several(count, 'round')}" for party, count in missed.most_common(3))
-    return f"without {worst}" + (f" and {len(missed) - 3:,} others" if len(missed) > 3 else "")
+    return f"without {worst}" + (f" and {several(len(missed) - 3, 'other')}" if len(missed) > 3 else "")
 
 
 @contextlib.contextmanager

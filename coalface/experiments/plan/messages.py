@@ -13,6 +13,7 @@ from coalface.core.method import HasSteps, Method
 from coalface.core.text import several
 from coalface.engine.sums.planned import PlannedSum
 from coalface.privacy.accountant import Mechanism
+from coalface.privacy.templates import TemplateNoise
 from coalface.training.local_work import LocalTraining
 
 
@@ -102,10 +103,13 @@ FEW = 8
 """Images of a round up to which single ones are said to be readable from an update: see `what_can_be_read`."""
 
 
-def what_can_be_read(method: Method, planned: Plan, parties: Iterable[tuple[int, int]] = ()) -> str:
+def what_can_be_read(
+    method: Method, planned: Plan, parties: Iterable[tuple[int, int]] = (), noise: TemplateNoise | None = None
+) -> str:
     """What settings leave to be read of single people from what the trainers send, in a line; empty: nothing is known.
 
-    `parties` are the (images, identities) of trainers; without them the settings alone speak. A linear layer's update
+    `parties` are the (images, identities) of trainers; without them the settings alone speak. Templates leave with
+    `noise`, if there is some. A linear layer's update
     is Σ g_i h_iᵀ and Σ g_i over the images, so from one image it gives h, and the embedding, as it is. Measured from
     one step of `cnn-small` on strangers, whose embeddings have a mean cosine of 0.70 to each other: the nearest row
     has cosine 1.00 to an image's embedding at 1 image, 0.99 at 4, 0.95 at 8, 0.91 at 16, 0.89 at 32. `FEW` is where
@@ -135,7 +139,8 @@ def what_can_be_read(method: Method, planned: Plan, parties: Iterable[tuple[int,
         elif work.batch_size <= FEW:
             statements.append(f"something of single images, since each step is on {work.batch_size} (local.batch_size)")
     if planned.class_embeddings:
-        statements.append("class embeddings are sent, and a trained one is close to its person's mean feature")
+        noised = "" if noise is None else f" but for its noise (z = {noise.noise_multiplier:g}, privacy.templates)"
+        statements.append(f"class embeddings are sent, and a trained one is close to its person's mean feature{noised}")
     return f"can be read from what leaves: {'; '.join(statements)}" if statements else ""
 
 

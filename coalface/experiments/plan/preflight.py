@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coalface.core import disk
@@ -72,15 +72,7 @@ def planned(parts: Parts) -> Plan:
     machine.check_shards(parts)
     if recipe.privacy.countersign:
         countersign.check_installed()
-    messages = on_paper.plan(
-        parts.method,
-        parts.data.by_role(),
-        parts.backbone,
-        parts.public,
-        recipe.engine.update_dtype,
-        recipe.dp,
-        recipe.secure,
-    )
+    messages = _on_paper(parts, parts.data.by_role())
     validate.check_secure(recipe)
     validate.check_private(recipe)
     privacy_budget.check(recipe, messages)
@@ -126,6 +118,17 @@ def plan(recipe: Recipe) -> Plan:
             roles[role] = [*roles.get(role, ()), name]
     else:
         roles["trainer"] = [f"party-{place:05d}" for place in range(_party_count(parts))]
+    return _on_paper(parts, roles)
+
+
+def _on_paper(parts: Parts, roles: Mapping[str, Sequence[str]]) -> Plan:
+    recipe, trainers = parts.recipe, len(roles.get("trainer", ()))
+    sample = getattr(parts.method, "sample", None)
+    if trainers and sample is not None and sample > trainers:
+        raise RecipeError(
+            f"cannot sample {sample:,} of {trainers:,} parties; set it to as many or fewer, or to null for all of them",
+            where=f"methods.{recipe.method}.sample",
+        )
     updates = recipe.engine.update_dtype
     return on_paper.plan(parts.method, roles, parts.backbone, parts.public, updates, recipe.dp, recipe.secure)
 

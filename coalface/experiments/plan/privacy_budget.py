@@ -11,7 +11,7 @@ from coalface.core.text import several
 from coalface.experiments.plan.messages import Plan
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Engine
-from coalface.privacy.accountant import Mechanism, concentrated_epsilon, epsilon, most
+from coalface.privacy.accountant import UNBOUNDED, Mechanism, concentrated_epsilon, epsilon, most
 from coalface.privacy.correlated import squared_sensitivity
 from coalface.privacy.dp import QUORUM, PartyPrivacy
 from coalface.privacy.noise import load_ciphers
@@ -100,7 +100,9 @@ def sentence(recipe: Recipe, planned: Plan) -> str:
     privacy = recipe.dp
     assert privacy is not None
     about = as_dict(privacy, planned)
-    value = f"ε = {about['epsilon']:.4g}" if about["epsilon"] is not None else "ε has no bound"
+    if about["epsilon"] is None:
+        summed = "" if recipe.secure is None else "; secure sums hide what each party sends, and not what all sums tell"
+        return f"privacy by party: {UNBOUNDED}{summed}."
     after = several(about["rounds"], "round")
     if about["rounds"] < planned.rounds:
         after += f", where target_epsilon={privacy.target_epsilon:g} ends the {planned.rounds:,} of the recipe"
@@ -109,7 +111,7 @@ def sentence(recipe: Recipe, planned: Plan) -> str:
     if privacy.delta * asked >= 1:
         wide = f" δ is not below one in {asked:,} parties: choose a smaller one."
     return (
-        f"privacy by party: {value} at δ = {privacy.delta:g} after {after}; "
+        f"privacy by party: ε = {about['epsilon']:.4g} at δ = {privacy.delta:g} after {after}; "
         + (
             "the model is protected, and what leaves a party is not protected from the server."
             if recipe.secure is None

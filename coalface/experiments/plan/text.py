@@ -123,7 +123,9 @@ def messages_text(recipe: Recipe, planned: Plan, trainers: Sequence[tuple[int, i
         )
     elif any(s.direction == "up" and s.tensors for s in planned.sent):
         lines.append("not sent is not unknown: an update tells of the images that it was made of")
-    if not planned.sums and (readable := what_can_be_read(recipe.build_method(), planned, trainers)):
+    if not planned.sums and (
+        readable := what_can_be_read(recipe.build_method(), planned, trainers, recipe.privacy.templates)
+    ):
         lines.append(readable)
     alone = {s.field for s in planned.sent if s.content == "template" and s.kind.endswith("aggregated")}
     if alone := alone.union(*(planned_sum.hidden.rows for planned_sum in planned.sums.values())):

@@ -25,6 +25,7 @@ from coalface.experiments.report.runs import (
 )
 from coalface.experiments.report.table import Comparison, Intervals, compare_runs, difference_sentence
 from coalface.experiments.report.templates import template
+from coalface.privacy.accountant import UNBOUNDED
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         messages=grids.messages(run),
         validators=[p for p in run.parties if p.get("role") == "validator"],
         stays=[str(name) for name in as_list(run.summary.get("stays"))],
+        summed=bool(mapping(run.config.get("privacy")).get("secure")),
         readable=str(run.summary.get("readable") or ""),
         contents=grids.contents(run),
         tensors=grids.tensors(run),
@@ -196,10 +198,10 @@ def _tiles(run: Run, evaluated: Sequence[str]) -> list[Tile]:
         tiles.append(Tile(figure_name(key), figure_text(run.figures, key, sign=True), start))
     if privacy := mapping(run.summary.get("privacy")):
         spent, delta, z = (number(privacy.get(k)) for k in ("epsilon", "delta", "noise_multiplier"))
-        bound = "none" if spent is None else f"{spent:.2f}"
         hidden = mapping(run.config.get("privacy")).get("secure")
         against = "towards the server too" if hidden else "not towards the server"
-        tiles.append(Tile("ε, each party", bound, f"δ = {delta or 0:g}, noise {z or 0:g}; {against}"))
+        promised = f"δ = {delta or 0:g}, noise {z or 0:g}; {against}"
+        tiles.append(Tile("ε, each party", *(("none", UNBOUNDED) if spent is None else (f"{spent:.2f}", promised))))
     if templates := mapping(run.summary.get("templates")):
         spent, delta, z = (number(templates.get(k)) for k in ("epsilon", "delta", "noise_multiplier"))
         tiles.append(

@@ -18,6 +18,7 @@ from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.recipe.sections import Privacy
 from coalface.flower.provision import certificates, kit_texts, project
 from coalface.flower.provision.project import ProvisionConfig
+from coalface.privacy import countersign, noise
 from coalface.privacy.secure_sums import signatures
 
 T = TypeVar("T")
@@ -31,6 +32,9 @@ NODE_SIGNS = ("names=$here/names.json", "sign=$here/node.key")
 """What a node's configuration says of whose signatures count in secure sums, and by which key the node signs."""
 NODE_KEY = "key=$here/node.key"
 """What else it says where the party encrypts its private state."""
+PARTY_KEYS = ("node.key", "home/*/sums.key", f"home/*/{noise.FILE}", f"home/*/{countersign.FOLDER}/{{name}}.key")
+"""Private keys that belong in a party's kit; those of a run are made in it, and nothing else can stand for them."""
+SUPERLINK_KEYS = ("superlink.key", f"runs/*/{countersign.SERVER_KEY}", f"runs/*/{noise.FILE}")
 NODE_OPTIONS = ("--root-certificates", "--auth-supernode-private-key", "--isolation")
 
 
@@ -206,11 +210,14 @@ def _command(script: bytes) -> list[str]:
 
 def _strays(kits: Path, config: ProvisionConfig) -> Iterator[str]:
     """Private keys where none belongs, or another's."""
-    owners = {"superlink/superlink.key": "the SuperLink"}
-    owners |= {f"parties/{name}/node.key": name for name in config.parties}
+    belongs = {f"superlink/{key}": "the SuperLink" for key in SUPERLINK_KEYS}
+    belongs |= {f"parties/{name}/{key.format(name=name)}": name for name in config.parties for key in PARTY_KEYS}
+    owners: dict[str, str] = {}
     places: dict[str, list[str]] = {}
     for path in sorted(_secrets(kits)):
-        places.setdefault(_identity(path), []).append(str(path.relative_to(kits)))
+        below = path.relative_to(kits)
+        places.setdefault(_identity(path), []).append(str(below))
+        owners |= {str(below): owner for pattern, owner in belongs.items() if below.match(pattern)}
     for places_of_key in places.values():
         home = next((place for place in places_of_key if place in owners), "")
         for place in places_of_key:
