@@ -23,6 +23,7 @@ from toys import Control, Moved, Moves, Values
 from coalface.core import codec
 from coalface.core.errors import RecipeError
 from coalface.core.method import Party, step
+from coalface.core.steps import StepDeclaration
 from coalface.engine.local import InProcess
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.request import Request, SumStage, Unanswered
@@ -312,18 +313,23 @@ def test_the_same_bytes_from_one_worker_and_from_several(tmp_path: Path) -> None
     assert ran[0].bytes() == ran[1].bytes()
 
 
-def hide(place: Path, reply: Moved, secret: bytes = b"a" * 32, z: float = 1.0, **changes: Any) -> Any:
-    """What a party would keep of a reply; and the party's side."""
+def asked(**changes: Any) -> tuple[Request, StepDeclaration, codec.Forms]:
+    """A request to a party, its step, and what the reply looks like."""
     start = {"a": torch.zeros(3), "b": torch.zeros(2, 2, dtype=torch.float64)}
-    privacy = PartyPrivacy(noise_multiplier=z, clip=5.0)
-    sums = PartySums(SECURE, lambda party: secret, place, 0, place, privacy=privacy)
     common = codec.encode(Values(values=start))
     stage = SumStage("advertise", 5, (("values", "images"), ("delta", "parties")))
     about: dict[str, Any] = {"run": "a", "party": "silo-1", "stage": "train", "round": 1, "rounds": 2, "ordinal": 1}
     about |= {"call": 1, "step": "move", "common": common, "each": None, "base": None, "horizon": (0, None)}
     request = Request(**about | {"sum": stage} | changes)
-    like = codec.forms(Moved, [Values(values=start)])
-    return sums, sums.hide(request, Moves().steps["move"][1], reply, like)
+    return request, Moves().steps["move"][1], codec.forms(Moved, [Values(values=start)])
+
+
+def hide(place: Path, reply: Moved, secret: bytes = b"a" * 32, z: float = 1.0, **changes: Any) -> Any:
+    """What a party would keep of a reply; and the party's side."""
+    privacy = PartyPrivacy(noise_multiplier=z, clip=5.0)
+    sums = PartySums(SECURE, lambda party: secret, place, 0, place, privacy=privacy)
+    request, declaration, like = asked(**changes)
+    return sums, sums.hide(request, declaration, reply, like)
 
 
 def moved(by: float) -> Moved:

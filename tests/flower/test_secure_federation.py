@@ -190,6 +190,26 @@ def test_over_flower_the_noise_is_the_parties_and_is_counted_as_here(
     assert [noise for *_, noise in spent] == ["seed", "shares", "shares", "seed", "shares"]
 
 
+def test_a_nodes_target_holds_over_all_runs_whatever_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds are all that it has room for; another name and seed are other work with noise of its own."""
+    dp = JOINED["dp"] | {"target_epsilon": 3.5}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"privacy": JOINED | {"dp": dp}}))
+    node_config, public = keyed(tmp_path)
+    monkeypatch.setenv("COALFACE_KEYS", str(tmp_path / "names.json"))
+    pins = dict(word.split("=") for word in kit_texts.pins(loader.load(tmp_path / "recipe.yaml").privacy))
+    for name, ends in (("faces", nullcontext()), ("others", pytest.raises(RunFailed))):
+        config: dict[str, Any] = {"name": name, "out": str(tmp_path / name), "seed": len(name)}
+        with ends:
+            run_recipe(
+                tmp_path / "recipe.yaml", tmp_path / "homes", SILOS, {**node_config, **pins}, keys=public, **config
+            )
+    entries = (tmp_path / "homes" / "silo-00" / ".opened" / "silo-00.jsonl").read_text().splitlines()
+    assert sum("rho" in json.loads(entry) for entry in entries) == 2
+    assert not (tmp_path / "others" / "opened.jsonl").exists()
+
+
 def test_no_party_tells_the_server_how_much_it_has(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

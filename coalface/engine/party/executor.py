@@ -20,7 +20,7 @@ from coalface.core import codec, compression
 from coalface.core.compression import Updates
 from coalface.core.disk import flush_folder
 from coalface.core.method import Method, Party, Tensors
-from coalface.core.steps import plays
+from coalface.core.steps import StepDeclaration, plays
 from coalface.engine.party.commit_folder import CommitFolder
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, write_commit
 from coalface.engine.party.data_identity import data_identity, difference
@@ -130,7 +130,7 @@ class PartyExecutor:
             repeated: codec.Encoded = self._run(request, self.commits.base(request.base, commits))[0]
             self._check_repeated(request, repeated, saved)
             return self._leaving(request, repeated)[0], lambda: None
-        self._check_releases(request)
+        self._check_targets(request)
         base = self.commits.base(request.base, commits)
         started = time.perf_counter()
         encoded, private_state, protections = self._run(request, base)
@@ -173,10 +173,8 @@ class PartyExecutor:
 
         declaration = self.context.method.steps[request.step][1]
         reply: Any = declaration.reply
-        pairs = ((request.each, declaration.each), (request.common, declaration.common))
-        sent: list[Any] = [m.message(cls) for m, cls in pairs if m is not None and cls is not None]
         try:
-            hidden = sums.hide(request, declaration, codec.decode(encoded.data, reply), codec.forms(reply, sent))
+            hidden = sums.hide(request, declaration, codec.decode(encoded.data, reply), _forms(request, declaration))
         except (ValueError, KeyError) as error:  # the server may ask for the mean of a field that is empty
             raise Withheld(f"{request.where}: {error}") from error
         if hidden.void:
@@ -197,8 +195,6 @@ class PartyExecutor:
             raise Withheld(f"{request.where}: the party has not run this step from the state that is named")
         try:
             hidden = secure.HiddenReply.read(commit)
-            if stage == "mask":
-                self.context.sums.check_target(hidden, self.ledger)
             member = hidden.member(self.name, self.context.sums.secret(self.name), request.base)
             reply = secure.answer(self.context.sums, hidden, member, request)
         except ValueError as error:
@@ -215,14 +211,21 @@ class PartyExecutor:
 
         return reply, write
 
-    def _check_releases(self, request: Request) -> None:
-        """Raise StepFailed where the templates of a reply would leave once more than their target allows."""
-        templates, known = self.context.templates, self.context.method.steps.get(request.step)
-        if templates is not None and known is not None:
+    def _check_targets(self, request: Request) -> None:
+        """Raise StepFailed where what the step would send may not leave any more: templates, or a vector with noise."""
+        templates, sums = self.context.templates, self.context.sums
+        if (known := self.context.method.steps.get(request.step)) is None:
+            return
+        if templates is not None:
             try:
                 templates.check_target(known[1].reply, self.ledger)
             except ValueError as error:
                 raise StepFailed(f"{request.where}: {error}") from error
+        if sums is not None and sums.has_target:
+            try:
+                sums.check_target(request, known[1], _forms(request, known[1]))
+            except (ValueError, KeyError) as error:
+                raise Withheld(f"{request.where}: {error}") from error
 
     def _check_repeated(self, request: Request, reply: codec.Encoded, saved: Commit) -> None:
         """Raise Withheld where templates would leave again, with other noise than the ledger has of the request."""
@@ -363,6 +366,13 @@ class PartyExecutor:
             stored = (base or self.commits.base(request.base)).read(declaration.own.__name__)
             arguments["own"] = codec.decode(stored, declaration.own) if stored is not None else None
         return arguments
+
+
+def _forms(request: Request, declaration: StepDeclaration) -> codec.Forms:
+    """What the reply to a request looks like."""
+    reply: Any = declaration.reply
+    pairs = ((request.each, declaration.each), (request.common, declaration.common))
+    return codec.forms(reply, [m.message(cls) for m, cls in pairs if m is not None and cls is not None])
 
 
 def _about(request: Request) -> dict[str, str | int]:

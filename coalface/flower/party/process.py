@@ -136,7 +136,8 @@ def _sums(sums: PartySums, folder: Path, node_config: Mapping[str, Any]) -> Part
     try:
         keys = {name: bytes.fromhex(key) for name, key in json.loads(place.read_bytes()).items()}
         number = int.from_bytes(certificates.secret(Path(str(node_config["sign"])).read_bytes()), "big")
-        return replace(sums, sign=signatures.signer(number), verify=signatures.verifier(keys))
+        known, verify = frozenset(keys), signatures.verifier(keys)
+        return replace(sums, sign=signatures.signer(number), verify=verify, known=known)
     except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise RecipeError(f"the keys of the parties, or of this node, cannot be read: {error}", where=place) from None
 
