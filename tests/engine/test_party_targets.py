@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from secure_runs import opened_totals, stage_of
-from server_runs import metrics
-from test_noised_sums import FIVE, LOSE, NOISED, SECURE, asked, epsilon_by_hand, hide, moved, opened
+from secure_runs import away, opened_totals, stage_of
+from server_runs import metrics, stopped_and_resumed
+from test_noised_sums import FIVE, LOSE, NOISED, SECURE, asked, epsilon_by_hand, hide, moved, opened, spent
 from toys import Moves
 
 from coalface.core import codec
@@ -22,8 +22,9 @@ from coalface.engine.party.request import Request
 from coalface.engine.party.sums import answer
 from coalface.engine.sums.hidden import HiddenMeans
 from coalface.engine.transport import Reply
-from coalface.experiments.conformance.tiny_federation import run
+from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.privacy.dp import PartyPrivacy
+from coalface.privacy.secure import SecureSettings
 from coalface.privacy.secure_sums import messages
 from coalface.privacy.secure_sums.context import SecureSumError
 from coalface.privacy.secure_sums.guard import Answers
@@ -36,7 +37,7 @@ def targeted(sums: float) -> PartyPrivacy:
     return dataclasses.replace(NOISED, target_epsilon=epsilon_by_hand(0.5 * sums) * 1.01)
 
 
-def spent(folder: Path, party: str) -> list[float]:
+def left(folder: Path, party: str) -> list[float]:
     """ρ of each vector that a party has written down."""
     entries = [json.loads(line) for line in (folder / f"{party}.jsonl").read_text().splitlines()]
     return [entry["rho"] for entry in entries if "rho" in entry]
@@ -73,7 +74,7 @@ def test_a_round_by_another_name_of_its_number_is_counted_too(tmp_path: Path, mo
 
     run(Moves(rounds=4), tmp_path, FIVE, transport=Lying, secure=SECURE, privacy=NOISED, **LOSE)
     assert [line["abandoned"] for line in metrics(tmp_path)] == [False, True, True, True] and len(totals) == 1
-    assert spent(tmp_path / "answers" / "every-run", "silo-0") == pytest.approx([0.5], rel=1e-6)
+    assert left(tmp_path / "answers" / "every-run", "silo-0") == pytest.approx([0.5], rel=1e-6)
 
 
 def test_a_target_holds_over_all_runs_of_a_party(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_a_target_holds_over_all_runs_of_a_party(tmp_path: Path) -> None:
     assert caught.value.code == "target"
     leave("e", 0.5)  # has left before
     leave("f", 0.125, NOISED)  # of a run without a target
-    assert spent(tmp_path, "silo-1") == pytest.approx([0.5] * 3, rel=1e-6)
+    assert left(tmp_path, "silo-1") == pytest.approx([0.5] * 3, rel=1e-6)
     leave("g", 0.75, NOISED, rho=math.inf)  # clipped alone
     with pytest.raises(SecureSumError):
         leave("h", 1.0, targeted(1000))
@@ -120,7 +121,7 @@ def test_processes_of_one_party_spend_no_more_than_its_target_together(tmp_path:
         process.start()
     for process in processes:
         process.join()
-    assert spent(tmp_path, "silo-0") == [1.0] * 3 and Answers(path).spent(but="") == 3.0
+    assert left(tmp_path, "silo-0") == [1.0] * 3 and Answers(path).spent(but="") == 3.0
 
 
 def test_a_party_that_has_nothing_left_does_not_train(tmp_path: Path) -> None:
@@ -165,3 +166,51 @@ def test_a_party_that_knows_the_others_keys_takes_part_with_nobody_else(tmp_path
         with pytest.raises(SecureSumError) as caught:
             answer(dataclasses.replace(sums, known=frozenset(known)), hidden, member, later)
         assert caught.value.code == code
+
+
+@pytest.mark.parametrize("stage", ["advertise", "share", "mask", "unmask"])
+def test_server_and_parties_count_alike_so_that_a_run_ends_at_its_target(tmp_path: Path, stage: str) -> None:
+    """Also where a round is abandoned after vectors have left; one that is abandoned before costs nothing."""
+    transport = away({stage: ["silo-0", "silo-1"]}, rounds=[1])
+    ran = run(Moves(rounds=9), tmp_path, FIVE, transport=transport, secure=SECURE, privacy=targeted(2), **LOSE)
+    rounds = 2 if stage in ("mask", "unmask") else 3
+    assert [line["abandoned"] for line in metrics(tmp_path)] == [True, False, False][:rounds]
+    assert ran.server.ended.startswith(f"after round {rounds} of 9") and ran.server.private is not None
+    assert ran.server.private.epsilon() == metrics(tmp_path)[-1]["epsilon"] <= (targeted(2).target_epsilon or 0)
+    for party in ran.server.parties("trainer"):
+        assert left(tmp_path / "answers" / "every-run", party) == [entry["rho"] for entry in spent(tmp_path)]
+
+
+def test_rounds_with_too_few_replies_after_the_masks_are_spent_on_both_sides(tmp_path: Path) -> None:
+    """The server asks for more replies than the sum needs."""
+    transport = away({"mask": ["silo-0"]}, rounds=[1, 2])
+    rules = LOSE | {"min_reply_fraction": 0.9}
+    ran = run(Moves(rounds=9), tmp_path, FIVE, transport=transport, secure=SECURE, privacy=targeted(3), **rules)
+    assert [line["abandoned"] for line in metrics(tmp_path)] == [True, True, False] and ran.server.ended
+    assert len(opened(tmp_path)) == 1 and len(spent(tmp_path)) == 3
+    assert left(tmp_path / "answers" / "every-run", "silo-3") == [entry["rho"] for entry in spent(tmp_path)]
+
+
+@pytest.mark.parametrize("sampling", ["fixed", "cyclic"])
+def test_of_drawn_parties_too_a_run_with_abandoned_rounds_ends_at_its_target(tmp_path: Path, sampling: Any) -> None:
+    twelve, settings = Tiny(parties=12, each=3), SecureSettings(dropouts=0.2, corrupt=0.1)
+    privacy = dataclasses.replace(targeted(3), sampling=sampling)
+    transport = away({"mask": [f"silo-{place}" for place in range(0, 12, 2)]}, rounds=[1, 3])
+    ran = run(
+        Moves(rounds=60, sample=6), tmp_path, twelve, transport=transport, secure=settings, privacy=privacy, **LOSE
+    )
+    assert ran.server.ended and [line["round"] for line in metrics(tmp_path) if line["abandoned"]] == [1, 3]
+    for party in ran.server.parties("trainer"):
+        rho = [entry["rho"] for entry in spent(tmp_path) if party in entry["asked"]]
+        path = tmp_path / "answers" / "every-run"
+        assert (left(path, party) if (path / f"{party}.jsonl").exists() else []) == rho
+
+
+@pytest.mark.parametrize("after", range(14, 34, 3))
+def test_a_run_that_is_stopped_within_its_last_sum_ends_at_its_target_once_resumed(tmp_path: Path, after: int) -> None:
+    """What was written down is asked for once more, and counts once."""
+    rules: dict[str, Any] = {"secure": SECURE, "privacy": targeted(2)}
+    resumed = stopped_and_resumed(Moves(rounds=9), tmp_path, after, FIVE, **rules)
+    assert resumed.server.ended.startswith("after round 2 of 9")
+    assert len(opened(tmp_path)) == len(spent(tmp_path)) == 2
+    assert left(tmp_path / "answers" / "every-run", "silo-0") == [entry["rho"] for entry in spent(tmp_path)]
