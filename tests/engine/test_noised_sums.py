@@ -154,7 +154,7 @@ def away_singly(gone: dict[str, list[str]]) -> type[InProcess]:
 
 @dataclass(frozen=True, kw_only=True)
 class Replies(Moves):
-    """`silo-1` replies otherwise, the others as ever; `still`: all reply zero."""
+    """`silo-1` replies otherwise, the others as ever; `still`: all reply zero; `diverges`: its loss is not finite."""
 
     otherwise: str = ""
 
@@ -164,6 +164,8 @@ class Replies(Moves):
         if self.otherwise == "still" or (self.otherwise == "zero" and party.name == "silo-1"):
             zeros = {name: torch.zeros_like(tensor) for name, tensor in moved.delta.items()}
             return dataclasses.replace(moved, values=common.values, delta=zeros), control
+        if party.name == "silo-1" and self.otherwise == "diverges":
+            raise FloatingPointError("the training loss is nan")
         if party.name == "silo-1":
             changes: dict[str, Any] = {
                 "": {},
@@ -199,9 +201,10 @@ def test_the_noise_of_an_opened_sum_is_that_of_all_shares_together(
 
 def test_nothing_that_the_server_has_but_the_model_tells_of_a_reply(tmp_path: Path) -> None:
     """Metrics, records of sums, who took part and how many bytes were sent are those of a run where silo-1 replies
-    zero, whatever else it replies: also what is not finite, of a wrong shape, or of no images."""
+    zero, whatever else it replies: also what is not finite, of a wrong shape, of no images, or no more than an error.
+    """
     left = {}
-    for otherwise in ("zero", "", "nan", "shape", "large", "count", "counts", "loss", "losses"):
+    for otherwise in ("zero", "", "nan", "diverges", "shape", "large", "count", "counts", "loss", "losses"):
         folder = tmp_path / (otherwise or "usual")
         sizes: list[tuple[str, int]] = []
 
@@ -224,7 +227,7 @@ def test_nothing_that_the_server_has_but_the_model_tells_of_a_reply(tmp_path: Pa
     assert line["loss"] is None and "cut_off" not in line and line["losses"] == {} and line["failed"] == {}
 
 
-@pytest.mark.parametrize("otherwise", ["nan", "shape", "loss"])
+@pytest.mark.parametrize("otherwise", ["nan", "diverges", "shape", "loss"])
 def test_a_reply_that_cannot_be_summed_counts_as_zero_and_its_party_keeps_its_state(
     tmp_path: Path, otherwise: str
 ) -> None:
@@ -532,6 +535,43 @@ def test_a_vector_that_is_above_its_clip_after_all_does_not_leave(monkeypatch: p
     with pytest.raises(SecureSumError) as caught:
         hide(Path(), moved(100.0))
     assert caught.value.code == "vector"
+
+
+def test_a_norm_whose_square_leaves_64_bits_is_above_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2^16 numbers of 2^24: their squares add up to 2^64, which is 0 there."""
+    from coalface.engine.sums import hidden as module
+
+    size = 1 << 16
+    like = codec.forms(Moved, [Values(values={"a": torch.zeros(size)})])
+    means = HiddenMeans.of(SECURE, Moves().steps["move"][1], (("values", "images"),), like, 5, PartyPrivacy(clip=1.0))
+    monkeypatch.setattr(module.math, "sqrt", lambda number: 1.0)
+    values = {"a": torch.ones(size)}
+    with pytest.raises(SecureSumError) as caught:
+        means.encode_noised(Moved(values=values, delta=values, images=1, loss=0.0), np.random.default_rng)
+    assert caught.value.code == "vector"
+
+
+def test_a_change_that_no_number_can_hold_counts_as_zero() -> None:
+    """1.7e308 is finite, and its difference to −1.7e308 is not. What can be held is scaled, however large."""
+    start = {"a": torch.zeros(3), "b": torch.full((2, 2), -1.7e308, dtype=torch.float64)}
+    like = codec.forms(Moved, [Values(values=start)])
+    means = HiddenMeans.of(SECURE, Moves().steps["move"][1], (("values", "images"),), like, 5, SILENT)
+    for number, void in ((1.7e308, True), (-1.6e308, False)):
+        values = {"a": torch.ones(3), "b": torch.full((2, 2), number, dtype=torch.float64)}
+        vector, why = means.encode_noised(Moved(values=values, delta=values, images=1, loss=0.0), np.random.default_rng)
+        assert bool(why) is void and (not vector[:-1].any() or not void)
+
+
+@pytest.mark.parametrize(("parties", "dropouts"), [(2, 0.0), (3, 0.0), (5, 0.3)])
+def test_a_share_less_is_counted_on_where_no_party_helps_the_server(parties: int, dropouts: float) -> None:
+    """Towards another party the ε is to hold as well, and that one can take its own share off."""
+    like = codec.forms(Moved, [Values(values={"a": torch.zeros(7)})])
+    secure = SecureSettings(dropouts=dropouts, corrupt=0.0)
+    means = HiddenMeans.of(secure, Moves().steps["move"][1], (("values", "images"),), like, parties, NOISED)
+    others = parties - math.floor(dropouts * parties) - 1
+    assert means.noise is not None and means.noise.honest == others
+    without_one = means.noise.sensitivity / (math.sqrt(others) * means.noise.sigma)
+    assert 0.5 * without_one**2 <= 0.5 and means.rho == pytest.approx(0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -127,15 +127,15 @@ class PartyExecutor:
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (reply := saved.read(REPLY)) is not None:
                     return codec.Encoded(reply), lambda: None
-            repeated: codec.Encoded = self._run(request, self.commits.base(request.base, commits))[0]
+            repeated = self._train(request, self.commits.base(request.base, commits))[0]
             self._check_repeated(request, repeated, saved)
             return self._leaving(request, repeated)[0], lambda: None
         self._check_targets(request)
         base = self.commits.base(request.base, commits)
         started = time.perf_counter()
-        encoded, private_state, protections = self._run(request, base)
+        reply, private_state, protections = self._train(request, base)
         costly = time.perf_counter() - started >= COSTLY
-        encoded, hidden = self._leaving(request, encoded)
+        encoded, hidden = self._leaving(request, reply)
         void = hidden is not None and hidden.void and self.context.group(self.name) is None
         parts = self._parts(base, None if void else private_state)
         if parts:
@@ -162,19 +162,34 @@ class PartyExecutor:
 
         return encoded, commit
 
-    def _leaving(self, request: Request, encoded: codec.Encoded) -> tuple[codec.Encoded, HiddenReply | None]:
+    def _train(self, request: Request, base: Commit) -> tuple[Any, Any, dict[str, str]]:
+        """As `_run`, with the error in place of the reply where numbers ran out of range and noise hides who replied.
+
+        Whether a party answers then must not depend on its images, and such a reply counts as zero.
+        """
+        try:
+            return self._run(request, base)
+        except StepFailed as error:
+            sums, cause = self.context.sums, error.__cause__
+            alone = self.context.group(self.name) is None  # the others have kept nothing that could be named
+            if isinstance(cause, FloatingPointError) and sums is not None and sums.privacy is not None and alone:
+                return cause, None, {}
+            raise
+
+    def _leaving(self, request: Request, reply: Any) -> tuple[codec.Encoded, HiddenReply | None]:
         """What leaves of a step's reply at once, and what of it the commit keeps: the reply itself, and nothing.
 
         In a secure sum they are the party's keys for it, and the reply as a vector.
         """
         if (sums := self.context.sums) is None:
-            return encoded, None
+            return reply, None
         from coalface.engine.party import sums as secure  # cryptography, which it needs, is an extra
 
         declaration = self.context.method.steps[request.step][1]
-        reply: Any = declaration.reply
+        cls: Any = declaration.reply
         try:
-            hidden = sums.hide(request, declaration, codec.decode(encoded.data, reply), _forms(request, declaration))
+            message = codec.decode(reply.data, cls) if isinstance(reply, codec.Encoded) else reply
+            hidden = sums.hide(request, declaration, message, _forms(request, declaration))
         except (ValueError, KeyError) as error:  # the server may ask for the mean of a field that is empty
             raise Withheld(f"{request.where}: {error}") from error
         if hidden.void:

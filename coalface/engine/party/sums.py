@@ -111,6 +111,8 @@ class PartySums:
     def hide(self, request: Request, declaration: StepDeclaration, reply: Any, like: codec.Forms) -> HiddenReply:
         """The reply of a step, hidden. Raises Refused or SecureSumError where it cannot be summed.
 
+        With noise that is so of no reply, nor of the FloatingPointError that a step ended with: it counts as zero.
+
         Its noise follows from the party's secret, the work, and the vector without noise: the same vector of the same
         work has the same, any other one has noise that has nothing to do with it.
         """

@@ -73,7 +73,7 @@ class Opened:
             raise Abandoned(f"step {call.step}: before the run was resumed {self._again}")
 
     def _write(self, call: Call, about: Mapping[str, Any]) -> None:
-        line = {"stage": call.stage, "round": call.round, "call": call.call} | about
+        line = {"stage": call.stage, "round": call.round, "call": call.call, **about}
         with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
