@@ -22,7 +22,7 @@ from coalface.engine.party.request import Request
 from coalface.engine.party.sums import answer
 from coalface.engine.sums.hidden import HiddenMeans
 from coalface.engine.transport import Reply
-from coalface.experiments.conformance.tiny_federation import Tiny, run
+from coalface.experiments.conformance.tiny_federation import Stop, Tiny, run, stopping
 from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.secure_sums import messages
@@ -213,4 +213,18 @@ def test_a_run_that_is_stopped_within_its_last_sum_ends_at_its_target_once_resum
     resumed = stopped_and_resumed(Moves(rounds=9), tmp_path, after, FIVE, **rules)
     assert resumed.server.ended.startswith("after round 2 of 9")
     assert len(opened(tmp_path)) == len(spent(tmp_path)) == 2
+    assert left(tmp_path / "answers" / "every-run", "silo-0") == [entry["rho"] for entry in spent(tmp_path)]
+
+
+def test_a_repeated_round_from_another_model_is_not_taken_for_the_one_that_was_counted(tmp_path: Path) -> None:
+    """Without a checkpoint all are. One party is away in round 3, which is abandoned; so round 4 has another model,
+    and the parties mask no other vectors in it.
+    """
+    rules: dict[str, Any] = {"secure": SECURE, "privacy": NOISED, "checkpoint_every": 10, **LOSE}
+    with pytest.raises(Stop):
+        run(Moves(rounds=6), tmp_path, FIVE, transport=stopping(78), **rules)
+    assert [entry["round"] for entry in opened(tmp_path)] == [1, 2, 3, 4]
+    ran = run(Moves(rounds=6), tmp_path, FIVE, transport=away({"mask": ["silo-3"]}, rounds=[3]), **rules)
+    assert [line["abandoned"] for line in metrics(tmp_path)] == [False, False, True, True, False, False]
+    assert len(spent(tmp_path)) == 6 and ran.server.private is not None
     assert left(tmp_path / "answers" / "every-run", "silo-0") == [entry["rho"] for entry in spent(tmp_path)]
