@@ -56,7 +56,7 @@ RULES = {
         "experiments.plan": f"{BELOW} {ENGINE} methods experiments.callbacks experiments.recipe experiments.setup",
         "experiments.conformance": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "experiments.attacks": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
-        "experiments.report": "core evaluation.figures",
+        "experiments.report": "core evaluation.figures evaluation.npz",
         "experiments.callbacks": "core evaluation.figures experiments.recipe experiments.report",
         "experiments": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "experiments.sweep": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",

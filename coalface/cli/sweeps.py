@@ -35,6 +35,13 @@ def sweep(
         list[str] | None,
         typer.Option(help="The swept key on the x-axis; by default, each key with three numbers or more."),
     ] = None,
+    figure: Annotated[
+        str | None,
+        typer.Option(
+            help="A figure as LIST/FIGURE, such as devtest/eer: draw its differences to the first baseline, with their "
+            "intervals, as figure.svg."
+        ),
+    ] = None,
     keep_runs: Annotated[bool, typer.Option("--keep-runs", help="Keep the run folders of finished cells.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Cells at a time, each in a process; results are the same.")] = 1,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and print what is left to run.")] = False,
@@ -59,6 +66,7 @@ def sweep(
             callback,
             baselines=baseline or (),
             axes=axis or (),
+            drawn=figure,
             keep_runs=keep_runs,
             jobs=jobs,
         )

@@ -19,7 +19,7 @@ from coalface.core.errors import RunError
 _DIGEST = b',"digest":"'
 """In `checkpoint.json`, before the SHA-256 of all that precedes it; a version wrote none."""
 _KEYS = {"ordinal", "stage", "round", "record", "sha256", "digest"}
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError)
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
 class CheckpointError(RunError):

@@ -19,6 +19,8 @@ from coalface.engine.party.request import Request
 from coalface.privacy import countersign, ledger
 
 FILE = "receipts.jsonl"
+_SAID: dict[str, Any] = {"run": str, "party": str, "stage": str, "round": int, "call": int, "step": str, "pieces": int}
+_SAID |= {"sha256": str, "lines": int | None, "head": str | None}
 
 
 class Receipts:
@@ -99,6 +101,12 @@ def receipt(request: Request, reply: codec.Encoded, head: tuple[int, str] | None
     about |= {"round": request.round, "call": request.call, "step": request.step}
     lines, last = head or (None, None)
     return about | {"pieces": len(reply.sums), "sha256": combined(reply.sums), "lines": lines, "head": last}
+
+
+def check_receipt(path: Path, line: Mapping[str, Any]) -> None:
+    """Raise ValueError where a line of the file does not say what `receipt` says."""
+    if wrong := [name for name, kind in _SAID.items() if not isinstance(line.get(name, ()), kind)]:
+        raise ValueError(f"{path}, line {line['line'] + 1}: it does not say {wrong[0]!r} as a receipt does")
 
 
 def combined(sums: Iterable[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from coalface.core.errors import DataError
 from coalface.data.faceset import FaceSet
+from coalface.evaluation.npz import read_npz
 
 FILE = "trained_on.npz"
 """In a run's folder, not in that of the model, which is given on: `names` and `images`, 8 bytes for each, and `model`,
@@ -90,11 +90,11 @@ def read(folder: Path, model: Path | None = None) -> Members | None:
     if not path.exists():
         return None
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-            if model is not None and not np.array_equal(arrays["model"], _model(model)):
-                return None
-            return Members(arrays["names"].astype(np.uint64), arrays["images"].astype(np.uint64))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        arrays = read_npz(path)
+        if model is not None and not np.array_equal(arrays["model"], _model(model)):
+            return None
+        return Members(arrays["names"].astype(np.uint64), arrays["images"].astype(np.uint64))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"the file is damaged ({error}): `coalface resume {quote(str(folder))}` writes it anew; without it the "
             "model can be evaluated, and nobody can tell who was trained on",

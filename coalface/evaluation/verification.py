@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.disk import write_json, writing
+from coalface.core.errors import DataError
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Backbone, Models, Tensors
 from coalface.data.faceset import FaceSet
@@ -27,6 +28,7 @@ from coalface.evaluation.metrics.evidence import accuracy_evidence, hits_evidenc
 from coalface.evaluation.metrics.identification import identify
 from coalface.evaluation.metrics.pair_figures import PairFigure
 from coalface.evaluation.metrics.verification import evaluate_pairs, histogram, roc, score_pairs, tar_at_far
+from coalface.evaluation.npz import read_npz
 from coalface.models.calibration import FARS as CALIBRATED
 from coalface.models.calibration import Threshold
 from coalface.models.embedding import embed, images_needed
@@ -218,10 +220,14 @@ def keep_lists(folder: Path, lists: Sequence[VerificationPairs]) -> None:
 
 
 def read_lists(folder: Path) -> Iterator[tuple[str, PairIdentities]]:
-    """What `keep_lists` wrote, by list name."""
+    """What `keep_lists` wrote, by list name. Raises DataError for what is damaged."""
     for path in sorted(folder.glob("*.npz")):
-        with np.load(path, allow_pickle=False) as arrays:
+        try:
+            arrays = read_npz(path)
             optional = {n: arrays[n] for n in ("headline", "fold", "queries") if n in arrays}
             optional |= {n: optional[n].astype(np.int64) for n in ("fold", "queries") if n in optional}
             left, right = arrays["left"].astype(np.int64), arrays["right"].astype(np.int64)
-            yield path.stem, PairIdentities(left, right, str(arrays["sha256"]), **optional)
+            identities = PairIdentities(left, right, str(arrays["sha256"]), **optional)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise DataError(f"it is damaged ({error}): evaluate the run again", where=path) from None
+        yield path.stem, identities

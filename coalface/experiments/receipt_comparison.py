@@ -61,9 +61,10 @@ def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison
     try:
         for head, line in ledger.lines(path):
             chain.append(head.chain)
-            accepted.setdefault(str(line["party"]), []).append(line)
-            name = str(line["run"])
-    except (ValueError, KeyError) as error:
+            receipts.check_receipt(path, line)
+            accepted.setdefault(line["party"], []).append(line)
+            name = line["run"]
+    except ValueError as error:
         faults.append(f"{error}")
     folders = [run, *(home / name for home in homes)]
     at_hand = {p.stem: (f, p) for f in folders for p in sorted(f.glob("ledger/*.jsonl"))}

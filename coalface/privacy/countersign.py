@@ -30,7 +30,8 @@ FILE = "countersigns.jsonl"
 SERVER, SERVER_KEY = "the server", "server.key"
 FOLDER = "signing"
 """In a party's folder: its key (`NAME.key`, mode 0600), the public half (`NAME.pub`) and what it has signed."""
-_STATED = ("run", "stage", "round", "lines", "head")
+_STATED = {"run": str, "stage": str, "round": int, "lines": int, "head": str}
+"""What a statement says."""
 
 
 def check_installed() -> None:
@@ -84,7 +85,9 @@ def _signed(role: str, parts: Sequence[str]) -> bytes:
 
 
 def text_of(line: Mapping[str, Any]) -> str:
-    """A statement as it is signed, from a line that holds one. Raises KeyError where it lacks something."""
+    """A statement as it is signed, from a line that holds one. Raises ValueError where it holds none."""
+    if wrong := [key for key, kind in _STATED.items() if not isinstance(line.get(key), kind)]:
+        raise ValueError(f"a statement that is signed lacks {wrong[0]!r}, or says it in another form")
     return json.dumps({key: line[key] for key in _STATED})
 
 
@@ -95,7 +98,7 @@ def countersign(folder: Path, party: str, line: Mapping[str, Any]) -> dict[str, 
     has another key than before, or says less than it said, or something else of the same receipts.
     """
     text, mine = text_of(line), Signed(folder / FOLDER / f"{party}.jsonl")
-    if not is_signed(line["key"], line["signature"], "server", text):
+    if not is_signed(line.get("key", ""), line.get("signature", ""), "server", text):
         raise ValueError(f"{party} signs nothing that its server has not signed: {text}")
     if (last := mine.last) is not None:
         other_key = last["key"] != line["key"]
@@ -192,15 +195,16 @@ def verify(run: Path, receipts: Sequence[str], folders: Iterable[Path] = ()) -> 
             else:
                 signers.append(who)
                 found.signed[who] = found.signed.get(who, 0) + 1
-        kept = [(party, line) for party, place in at_hand.items() for line in Signed(place / f"{party}.jsonl").lines]
+        files = [(party, Signed(place / f"{party}.jsonl")) for party, place in at_hand.items()]
+        kept = [(party, line, text_of(line)) for party, own_file in files for line in own_file.lines]
     except (ValueError, KeyError, TypeError) as error:
         found.faults.append(str(error) if isinstance(error, ValueError) else f"{path}: a line lacks {error}")
         return found
     listed, every = {text_of(statement) for statement, _ in statements.values()}, [*statements.values()]
-    for party, line in kept:
-        if line["key"] != found.keys.get(SERVER, line["key"]) or text_of(line) not in listed:
+    for party, line, text in kept:
+        if line.get("key") != found.keys.get(SERVER, line.get("key")) or text not in listed:
             found.faults.append(f"{path} does not have {_when(line)} as the server signed it to {party}")
-        if text_of(line) not in listed:
+        if text not in listed:
             every.append((line, [SERVER, party]))
     if not statements:
         why = "the parties at hand keep what it had" if kept else "no round was signed, or the file was removed"

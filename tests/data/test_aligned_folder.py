@@ -324,3 +324,14 @@ def test_what_cannot_be_aligned_is_refused_and_nothing_is_written(tmp_path: Path
         assert result.exit_code == 1 and isinstance(result.exception, (OSError, ValueError))
         assert where is None or result.exception.where == str(where)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_journal_from_elsewhere_removes_nothing_outside_of_its_folder(tmp_path: Path) -> None:
+    detector, journal = album(tmp_path / "photos", 1), tmp_path / "out" / ".align.jsonl"
+    aligned(tmp_path, detector)
+    put(tmp_path, "kept.png", b"x")
+    put(tmp_path / "photos", "Ann/0.png", encoded(photograph(1, 240)[0]))  # so what it had before is removed
+    journal.write_text(journal.read_text().replace('"faces": ["Ann/0.png"]', '"faces": ["../kept.png"]'))
+    assert "../kept.png" in journal.read_text()
+    assert aligned(tmp_path, detector).fresh == 1
+    assert (tmp_path / "kept.png").read_bytes() == b"x"

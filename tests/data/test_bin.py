@@ -213,42 +213,7 @@ def test_a_truncated_pack_is_named_at_every_length(tmp_path: Path, data: bytes) 
         assert re.search(r"some\.bin, at byte [\d,]+, after \d whole images?$", error.value.where)
 
 
-WHOLE = {
-    "python 2": python2(SHOWN, SAME),
-    "text": pickle.dumps((SHOWN, SAME), 0),
-    "bytes": pickle.dumps((SHOWN, SAME), 4),
-    "arrays": arrays(SHOWN, SAME),
-    "buffers": arrays(SHOWN, SAME, protocol=5),
-}
-
-
-def read_or_error(path: Path, data: bytes) -> None:
-    """Either a pack that lies within its data, or a ValueError that names it."""
-    path.write_bytes(data)
-    try:
-        pack = read_bin(path)
-    except DataError as error:
-        assert error.where.startswith(str(path))
-        return
-    assert len(pack) == 2 * len(pack.same) > 0
-    assert (
-        (pack.starts >= 0).all() and (pack.lengths > 0).all() and (pack.starts + pack.lengths <= len(pack.data)).all()
-    )
-    assert len(pack.files) == len(pack)
-
-
 SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-
-
-@SETTINGS
-@given(kind=st.sampled_from(sorted(WHOLE)), data=st.data())
-def test_any_change_of_a_pack_is_read_or_named(tmp_path: Path, kind: str, data: st.DataObject) -> None:
-    broken = bytearray(WHOLE[kind])
-    edges = [*range(200), *range(len(broken) - 400, len(broken))]
-    for _ in range(data.draw(st.integers(1, 3))):
-        broken[data.draw(st.sampled_from(edges))] = data.draw(st.integers(0, 255))
-    read_or_error(tmp_path / "some.bin", bytes(broken[: data.draw(st.integers(1, len(broken)))]))
-    read_or_error(tmp_path / "some.bin", bytes(broken))
 
 
 @SETTINGS

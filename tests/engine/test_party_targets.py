@@ -228,3 +228,12 @@ def test_a_repeated_round_from_another_model_is_not_taken_for_the_one_that_was_c
     assert [line["abandoned"] for line in metrics(tmp_path)] == [False, False, True, True, False, False]
     assert len(spent(tmp_path)) == 6 and ran.server.private is not None
     assert left(tmp_path / "answers" / "every-run", "silo-0") == [entry["rho"] for entry in spent(tmp_path)]
+
+
+@pytest.mark.parametrize("rho", ["-5.0", "NaN", '"half"'])
+def test_a_party_whose_count_is_damaged_spends_nothing(tmp_path: Path, rho: str) -> None:
+    path = tmp_path / "silo-0.jsonl"
+    path.write_text(f'{{"place": "work", "sha256": "00", "rho": {rho}}}\n')
+    with pytest.raises(SecureSumError) as caught:
+        Answers(path).spend("other", b"digest", 0.5, lambda spent: None)
+    assert caught.value.code == "answered" and len(path.read_text().splitlines()) == 1

@@ -84,10 +84,21 @@ def test_a_histogram_shows_shares_of_its_own_pairs():
 
 
 def test_an_interval_is_as_long_as_its_error():
-    svg = interval_chart([Interval("a", 80.0, 5.0), Interval("b", 70.0)], title="t", x_label="percent", level=None)
+    rows = [Interval("a", 80.0, (75.0, 90.0)), Interval("b", 70.0, is_open=True)]
+    svg = interval_chart(rows, title="t", x_label="percent", level=None)
     (bar,) = shapes(svg, "line", "bar")
     a, b = (float(e.get("cx")) for e in ElementTree.fromstring(str(svg)).iter(f"{SVG}circle"))
-    assert float(bar.get("x2")) - a == pytest.approx((a - b) / 2, abs=0.11)
+    assert float(bar.get("x2")) - a == pytest.approx(a - b, abs=0.11)
+    assert a - float(bar.get("x1")) == pytest.approx((a - b) / 2, abs=0.11)
+    assert [e.get("class") for e in ElementTree.fromstring(str(svg)).iter(f"{SVG}circle")] == ["s0", "ring"]
+
+
+def test_longer_names_make_an_interval_plot_wider():
+    rows = [Interval(20 * "long ", 1.0)]
+    narrow, wide = (interval_chart(rows, title="", x_label="", level=None, letters=n) for n in (18, 60))
+    assert max(map(len, texts(narrow))) == 18 and max(map(len, texts(wide))) == 60
+    boxes = [float(ElementTree.fromstring(str(svg)).get("viewBox").split()[2]) for svg in (narrow, wide)]
+    assert boxes[1] - boxes[0] == pytest.approx(6.6 * 42, abs=1)
 
 
 @pytest.mark.parametrize(("low", "span"), [(0.0, 0.0), (60.0, 24.0), (-1e99, 1e99), (3.3, 1e-20), (-7e6, 1e-3)])

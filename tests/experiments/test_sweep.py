@@ -108,11 +108,11 @@ def test_the_table_is_the_mean_and_spread_of_the_cells(swept: Path) -> None:
 
 def test_the_committed_cells_give_the_committed_table(monkeypatch: pytest.MonkeyPatch) -> None:
     """The differences are left out: their pair lists need LFW."""
-    monkeypatch.setattr(differences, "of_figures", lambda *_: [])
+    monkeypatch.setattr(differences, "of_figures", lambda *_: ([], []))
     folder = Path(__file__).parents[2]
     changes = ["seed=0,1,2", "method=fedavg,centralized,solo,fedprox"]
     finished = read_cells(folder / "docs" / "results" / "lfw-silos" / "cells.jsonl")
-    text, _ = sweeping.table(grid(Path("lfw/silos"), changes), finished)
+    text, *_ = sweeping.table(grid(Path("lfw/silos"), changes), finished)
     assert (folder / "docs" / "results" / "lfw-silos" / "table.md").read_text().startswith(text.rstrip())
 
 
@@ -304,7 +304,9 @@ def test_a_mean_over_fewer_seeds_says_so(swept: Path, tmp_path: Path) -> None:
     finished = read_cells(swept / "out" / "cells.jsonl")
     every = grid(swept / "tiny.yaml", ["method=solo,fedavg", "seed=0,1"])
     missing = every[3].recipe.digest()
-    text, whole = sweeping.table(every, {k: v for k, v in finished.items() if k != missing}, (), {missing: "it broke"})
+    text, whole, _ = sweeping.table(
+        every, {k: v for k, v in finished.items() if k != missing}, (), {missing: "it broke"}
+    )
     assert whole and [row[:2] for row in rows(text)[3:5]] == [["method=solo", "2"], ["method=fedavg", "1 of 2"]]
     assert "- method=fedavg seed=1: failed: it broke\n" in text and "Differences to method=solo" in text
     solo = {k: v for k, v in finished.items() if v["cell"]["method"] == "fedavg"}

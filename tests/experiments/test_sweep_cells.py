@@ -62,3 +62,13 @@ def test_packed_cells_that_are_damaged_are_named(out: Path) -> None:
     with pytest.raises(DataError) as error:
         cells.read_cells(out / "cells.jsonl")
     assert error.value.where == str(packed)
+
+
+def test_packed_cells_that_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = b'{"hash": "a"}\n'
+    cells.packed(tmp_path / "cells.jsonl").write_bytes(gzip.compress(line))
+    monkeypatch.setattr(cells, "_MOST", len(line))
+    assert list(cells.read_cells(tmp_path / "cells.jsonl")) == ["a"]
+    monkeypatch.setattr(cells, "_MOST", len(line) - 1)
+    with pytest.raises(DataError, match="it holds more than"):
+        cells.read_cells(tmp_path / "cells.jsonl")

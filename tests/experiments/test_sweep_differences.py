@@ -105,7 +105,7 @@ def test_one_baseline_has_a_row_for_every_setting_and_figure(
     """Each as `paired` gives it for the two settings alone; of one seed nothing is decided."""
     cells = grid(folder / "tiny.yaml", ["method=centralized,fedavg", "local.steps_per_round=5,75", f"seed={seeds}"])
     lines = finished(cells, folder / "tiny.yaml")
-    text, whole = table(cells, lines, baselines)
+    text, whole, _ = table(cells, lines, baselines)
     short = text.replace("method=", "").replace("local.steps_per_round=", "").partition("Differences to")[2]
     (chosen,) = Parts(loader.load(folder / "tiny.yaml")).pairs
 

@@ -120,7 +120,7 @@ def test_cells_that_failed_are_named_and_their_place_is_empty(finished: Path) ->
         :3
     ]  # fedavg's, and a seed
     some = {digest: line for digest, line in lines.items() if digest not in absent}
-    text, _ = sweeping.table(cells, some, (), dict.fromkeys(absent, "it <broke>"))
+    text, *_ = sweeping.table(cells, some, (), dict.fromkeys(absent, "it <broke>"))
     html = charting.page(cells, some, text, "coalface sweep", ["local.steps_per_round"])
     assert "4 settings in 5 runs of 8; the others are missing in the means." in html
     assert html.count("failed: it &lt;broke&gt;") == 3 and '<div class="warn">' in html

@@ -147,7 +147,7 @@ def test_the_clusters_are_evaluated_by_who_is_in_the_partys_images(seed: int, sw
 def test_a_setting_that_lacks_a_seed_is_compared_over_the_seeds_that_both_have(swept: Path) -> None:
     """On both lists, that which is the same for both seeds and that of which the second is missing on one side."""
     missing = of(swept, "fedfr-uda")[1]["hash"]
-    text, whole = table(cells(swept), {key: cell for key, cell in done(swept).items() if key != missing})
+    text, whole, _ = table(cells(swept), {key: cell for key, cell in done(swept).items() if key != missing})
     assert whole and "method=fedfr-uda, seed=1" not in text
     compared = [row for row in markdown_rows(text) if row[0] == "method=fedfr-uda" and len(row) == 5]
     assert [row[1] for row in compared if row[1].startswith("studio")] == [f"studio {name}" for name in FIGURES[:3]]
@@ -175,7 +175,7 @@ def test_two_runs_of_one_split_are_compared_and_of_two_where_they_were_judged_al
 
 def test_what_is_pooled_is_said_beneath_the_table() -> None:
     cells = [Cell({"method": name}, two_domains({"method": name})) for name in ("fedfr-uda", "dan", "merge")]
-    text, _ = table(cells, {})
+    text, *_ = table(cells, {})
     assert "Pooled at one party, and no federation: dan; merge, told who is in the target's images." in text
     assert "Pooled at one party" not in table(cells[:1], {})[0]
 

@@ -11,16 +11,19 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.errors import DataError
+
 _BETWEEN = b'], "files": ['
 """In `index.json`, between the identities' names and the files'; within a name its quotes would be escaped."""
 _BLOCK = 1 << 20
 
 
 class FileNames(Sequence[str]):
-    """(n,) the strings of a JSON list in a file, each parsed when it is asked for."""
+    """(n,) the strings of a JSON list in a file, each parsed when it is asked for: DataError for one that is none."""
 
     def __init__(self, file: Path, starts: NDArray[np.integer[Any]]) -> None:
         """`starts` is (n + 1,): where each string's first quote stands, and where that of one more would."""
+        self._file = file
         with open(file, "rb") as opened:
             self._text = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         self._starts = starts
@@ -37,12 +40,18 @@ class FileNames(Sequence[str]):
         return tuple(map(self._at, places)) if isinstance(places, range) else self._at(places)
 
     def _at(self, place: int) -> str:
-        return str(json.loads(self._text[self._starts[place] : self._starts[place + 1] - 2]))
+        return str(self._parsed(self._text[self._starts[place] : self._starts[place + 1] - 2]))
 
     def __iter__(self) -> Iterator[str]:
         for first in range(0, len(self), _BLOCK >> 8):
             last = min(first + (_BLOCK >> 8), len(self))
-            yield from json.loads(b"[%b]" % self._text[self._starts[first] : self._starts[last] - 2])
+            yield from self._parsed(b"[%b]" % self._text[self._starts[first] : self._starts[last] - 2])
+
+    def _parsed(self, text: bytes) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise DataError(f"it is damaged ({error}); pack its source again", where=self._file) from None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(self) == len(other) and all(map(str.__eq__, self, other))

@@ -376,15 +376,22 @@ def _columns(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str
     """File and line, and the fields of some columns, of each line of a CSV; FILENAME does for FILE."""
     lines = list(text_lines(path))
     where, first = lines[0]
-    header = [name.strip().upper().removeprefix("\ufeff") for name in next(csv.reader([first]))]
+    header = [name.strip().upper().removeprefix("\ufeff") for name in _fields(where, first)]
     header = ["FILE" if name == "FILENAME" else name for name in header]
     if missing := [name for name in columns if name not in header]:
         raise DataError(f"the header lacks the column {' nor '.join(missing)}; fetch the list again", where=where)
     places = [header.index(name) for name in columns]
     for where, line in lines[1:]:
-        fields = next(csv.reader([line]))
+        fields = _fields(where, line)
         if len(fields) <= max(places):
             raise line_error(where, line, f"a line of {several(len(header), 'column')}, as the header says")
         yield where, [fields[place].strip() for place in places]
     if len(lines) == 1:
         raise DataError("the list is empty after its header; fetch it again", where=where)
+
+
+def _fields(where: str, line: str) -> list[str]:
+    try:
+        return next(csv.reader([line]))
+    except csv.Error as error:
+        raise DataError(f"not a line of a CSV file ({error}); fetch the list again", where=where) from None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import cv2
@@ -337,7 +337,7 @@ def _read_journal(out: Path, head: dict[str, Any]) -> dict[str, Photograph]:
     try:
         first, *lines = (out / JOURNAL).read_text(encoding="utf-8").splitlines()
         before = dict(json.loads(first))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise DataError("it is damaged; choose another folder, or delete this one", where=out / JOURNAL) from error
     if before != head:
         other = sorted(key for key in {*before, *head} if before.get(key) != head.get(key))
@@ -352,12 +352,21 @@ def _photographs(lines: Sequence[str]) -> Iterator[Photograph]:
     for line in lines:
         try:
             fields = json.loads(line)
-        except ValueError:
+            left_out = tuple(
+                LeftOut(**{**face, "corners": tuple(map(tuple, face["corners"]))}) for face in fields["left_out"]
+            )
+            photograph = Photograph(**{**fields, "faces": tuple(map(_inside, fields["faces"])), "left_out": left_out})
+        except (ValueError, KeyError, TypeError, RecursionError):  # the files after it are aligned again
             return
-        left_out = tuple(
-            LeftOut(**{**each, "corners": tuple(map(tuple, each["corners"]))}) for each in fields["left_out"]
-        )
-        yield Photograph(**{**fields, "faces": tuple(fields["faces"]), "left_out": left_out})
+        yield photograph
+
+
+def _inside(name: str) -> str:
+    """The name of a face, which may be removed. Raises ValueError for one that leads out of the folder."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{name} lies outside of the folder")
+    return name
 
 
 def _table(folder: AlignedFolder) -> str:

@@ -91,9 +91,11 @@ class Commit:
             if sealed is None and "sha256" in head and mark != hashlib.sha256(text).digest():
                 raise ValueError("its header is not the one that was written")
             spans = {name: (8 + length + begin, size) for name, (begin, size) in head["spans"].items()}
+            if any(begin < 8 + length + len(mark) or size < 0 for begin, size in spans.values()):
+                raise ValueError("a part of it lies outside of it")
             if (end := max((begin + size for begin, size in spans.values()), default=8 + length + len(mark))) != total:
                 raise ValueError(f"it was written with {end} bytes and has {total}")
-            after, shards = ledger.Head(**head["ledger"]), tuple(head.get("shards", ()))
+            after, shards = ledger.Head(**head["ledger"]), tuple(map(_beside_it, head.get("shards", ())))
             receipts = tuple(head["receipts"]) if "receipts" in head else None
             key_id = sealed if sealed is None else str(sealed["key"])
         except FileNotFoundError:
@@ -200,6 +202,13 @@ class Commit:
         except (ValueError, KeyError, TypeError):
             return False
         return start == len(data)
+
+
+def _beside_it(name: str) -> str:
+    """A name of a file in the same folder. Raises ValueError for any other."""
+    if Path(name).name != name or "\0" in name:
+        raise ValueError(f"{name!r} names no part of it")
+    return name
 
 
 def _why_locked(key_id: str | None, vault: Vault | None) -> str:

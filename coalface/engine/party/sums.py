@@ -167,11 +167,14 @@ class HiddenReply:
         about, vector = commit.read(SUM), commit.read(VECTOR)
         if about is None or vector is None:
             raise ValueError("the commit is of no secure sum")
-        read = json.loads(bytes(about))
-        context = SumContext(**read["context"] | {"layout": bytes.fromhex(read["context"]["layout"])})
-        numbers = np.frombuffer(vector, RINGS[context.bits])
-        fields, rows = tuple(read["fields"]), tuple(read["rows"])
-        return cls(numbers, context, read["request"], read["work"], fields, rows, read.get("rho"))
+        try:
+            read = json.loads(bytes(about))
+            context = SumContext(**read["context"] | {"layout": bytes.fromhex(read["context"]["layout"])})
+            numbers = np.frombuffer(vector, RINGS[context.bits])
+            fields, rows = tuple(read["fields"]), tuple(read["rows"])
+            return cls(numbers, context, read["request"], read["work"], fields, rows, read.get("rho"))
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"the commit does not say what its vector is ({error!r})") from None
 
     def member(self, party: str, secret: bytes, base: str | None) -> Member:
         """The party, for this sum."""

@@ -39,8 +39,11 @@ class Opened:
             whole = data.rfind(b"\n") + 1
             if whole < len(data):  # a sum is opened after its line is whole on the disk
                 os.truncate(path, whole)
-            for line in data[:whole].decode().splitlines():
-                self._take_up(json.loads(line))
+            try:
+                for line in data[:whole].decode().splitlines():
+                    self._take_up(json.loads(line))
+            except (ValueError, KeyError, TypeError, RecursionError):
+                raise self._damaged() from None
 
     def record(
         self, call: Call, aggregate: Sequence[Mean], arrived: Iterable[str], content: str = "", **noised: Any
@@ -92,10 +95,13 @@ class Opened:
     def check(self, record: Mapping[str, Any] | None) -> None:
         """Raise ValueError where lines that a checkpoint knows of were removed or changed."""
         if record is None or self._hash(record["lines"]) != record["sha256"]:
-            raise ValueError(
-                f"{self.path} is not as it was written, and what was spent of the protection is counted by it. "
-                "Restore it, or start a new run."
-            )
+            raise self._damaged()
+
+    def _damaged(self) -> ValueError:
+        return ValueError(
+            f"{self.path} is not as it was written, and what was spent of the protection is counted by it. "
+            "Restore it, or start a new run."
+        )
 
     def _hash(self, lines: int) -> str:
         return hashlib.sha256(json.dumps(self._lines[:lines]).encode()).hexdigest()

@@ -249,9 +249,11 @@ def _packed(columns: Sequence[NDArray[Any]]) -> str:
 
 def _unpacked(data: str, sizes: Sequence[int]) -> list[NDArray[np.int64]]:
     try:
-        raw = zlib.decompress(base64.b85decode(data))
-        if len(raw) != 4 * sum(sizes):
-            raise ValueError(f"{len(raw)} bytes where {4 * sum(sizes)} are due")
+        size = 4 * sum(sizes)
+        unpacking = zlib.decompressobj()
+        raw = unpacking.decompress(base64.b85decode(data), size + 1)  # no more, whatever it would unpack to
+        if len(raw) != size or not unpacking.eof:
+            raise ValueError(f"{len(raw)} bytes or more where {size} are due")
     except (ValueError, zlib.error, binascii.Error) as cause:
         raise ValueError(f"the evidence is damaged ({cause}): evaluate the run again") from cause
     columns, start = [], 0

@@ -48,13 +48,14 @@ class Drawing:
 
 def overview(runs: Sequence[Run], key: str) -> Drawing:
     rows = [
-        Interval(run.label, run.figures[key], run.figures.get(f"{key}_se", 0.0), series)
+        Interval(run.label, value, (value - error, value + error) if error else None, series)
         for series, run in enumerate(runs)
         if key in run.figures
+        for value, error in [(run.figures[key], run.figures.get(f"{key}_se", 0.0))]
     ]
     title = f"{figure_name(key)}, by run"
     svg = drawings.interval_chart(rows, title=title, x_label=figure_of(key).unit.name, level=_level(runs, key))
-    bars = any(row.error for row in rows)
+    bars = any(row.bar for row in rows)
     return Drawing(title, svg, "Bars: ± one standard error of the run's own figure." if bars else "")
 
 

@@ -41,12 +41,14 @@ class Curve:
 
 @dataclass(frozen=True)
 class Interval:
-    """One row of an interval plot: a value with what lies `error` on either side of it."""
+    """One row of an interval plot: a value, and where its bar begins and ends if it has one."""
 
     label: str
     value: float
-    error: float = 0.0
+    bar: tuple[float, float] | None = None
     series: int = 0
+    is_open: bool = False
+    """Its dot is a ring."""
 
 
 @dataclass(frozen=True)
@@ -169,15 +171,21 @@ def histogram(edges: Sequence[float], genuine: Sequence[float], impostor: Sequen
     return _svg(parts, title, "similarity (cosine)")
 
 
-def interval_chart(rows: Sequence[Interval], *, title: str, x_label: str, level: tuple[str, float] | None) -> Markup:
-    """One dot a row with a bar of ± its error; `level` is a vertical reference such as the untrained model."""
+def interval_chart(
+    rows: Sequence[Interval], *, title: str, x_label: str, level: tuple[str, float] | None, letters: int = 18
+) -> Markup:
+    """One dot a row with its bar; `level` is a vertical reference such as the untrained model.
+
+    Names have `letters` letters at most; the drawing is wider where they are more than 18.
+    """
     if not rows:
         return Markup("")
-    step, left = 26, 128
+    step, left = 26, 128 + math.ceil(6.6 * (letters - 18))
+    width = WIDTH + left - 128
     height = TOP + step * len(rows) + BOTTOM + 6
-    values = [row.value + sign * row.error for row in rows for sign in (-1, 1)] + ([level[1]] if level else [])
+    values = [value for row in rows for value in (row.value, *(row.bar or ()))] + ([level[1]] if level else [])
     x_ticks = ticks(min(values), max(values), about=4)
-    x_axis = _Axis(min(x_ticks[0], *values), max(x_ticks[-1], *values), left, WIDTH - RIGHT - 6)
+    x_axis = _Axis(min(x_ticks[0], *values), max(x_ticks[-1], *values), left, width - RIGHT - 6)
     bottom = height - BOTTOM
     parts = []
     for tick in x_ticks:
@@ -186,7 +194,7 @@ def interval_chart(rows: Sequence[Interval], *, title: str, x_label: str, level:
         parts.append(f'<text text-anchor="middle" x="{x:.1f}" y="{bottom + 15}">{plain(tick)}</text>')
     if level:
         x = x_axis.at(level[1])
-        anchor = "start" if x < (left + WIDTH) / 2 else "end"
+        anchor = "start" if x < (left + width) / 2 else "end"
         parts.append(f'<line class="level" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
         shift = 3 if anchor == "start" else -3
         parts.append(
@@ -194,17 +202,18 @@ def interval_chart(rows: Sequence[Interval], *, title: str, x_label: str, level:
         )
     for index, row in enumerate(rows):
         y = TOP + step * (index + 0.5) + 6
-        ends = x_axis.at(row.value - row.error), x_axis.at(row.value + row.error)
-        parts.append(f'<text text-anchor="end" x="{left - 10}" y="{y + 4:.1f}">{_short(row.label, 18)}</text>')
-        if row.error:
+        parts.append(f'<text text-anchor="end" x="{left - 10}" y="{y + 4:.1f}">{_short(row.label, letters)}</text>')
+        if row.bar:
+            ends = [x_axis.at(end) for end in row.bar]
             parts.append(
                 f'<line class="bar {css_of(row.series)}" x1="{ends[0]:.1f}" x2="{ends[1]:.1f}" y1="{y}" y2="{y}"/>'
             )
         hover = f"<title>{safe(row.label)}: {plain(row.value)}</title>"
         parts.append(
-            f'<circle class="{css_of(row.series)}" cx="{x_axis.at(row.value):.1f}" cy="{y}" r="5">{hover}</circle>'
+            f'<circle class="{"ring" if row.is_open else css_of(row.series)}" cx="{x_axis.at(row.value):.1f}" '
+            f'cy="{y}" r="5">{hover}</circle>'
         )
-    return _svg(parts, title, x_label, height)
+    return _svg(parts, title, x_label, height, right=width - RIGHT, width=width)
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:

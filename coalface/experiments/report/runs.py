@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.parsing import parse_yaml
 from coalface.evaluation.figures import ENROLLED_BY, SERVED_BY, declare_all, figure_name, figure_text
+from coalface.evaluation.npz import read_npz
 
 DIGESTS = "digests.json"
 """In the folder of a finished run, the SHA-256 of what is read of it; a version before wrote none."""
@@ -60,8 +59,10 @@ class Run:
         """List -> SHA-256 of its pairs, of the lists that the run was evaluated on and kept."""
         digests = {}
         for file in sorted((self.path / "judged").glob("*.npz")):
-            with np.load(file, allow_pickle=False) as arrays:
-                digests[file.stem] = str(arrays["sha256"])
+            try:
+                digests[file.stem] = str(read_npz(file, "sha256")["sha256"])
+            except (ValueError, KeyError) as error:
+                raise DataError(f"it is damaged ({error}): evaluate the run again", where=file) from None
         return digests
 
     @property

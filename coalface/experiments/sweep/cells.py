@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import zlib
@@ -16,6 +17,8 @@ from coalface.evaluation.figures import declare_all
 
 LARGE = 1 << 20
 """Bytes of cells above which `pack_cells` packs them."""
+_MOST = 1 << 28
+"""Bytes of packed cells once they are unpacked; a thousandth of them can stand for so many."""
 
 
 def packed(path: Path) -> Path:
@@ -35,7 +38,7 @@ def read_cells(path: Path, *, mend: bool = True) -> dict[str, dict[str, Any]]:
                 cell = json.loads(line)
                 cells[cell["hash"]] = cell
                 declare_all(cell.get("own_figures"))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 where = f"{file}, line {number}"
                 raise DataError(f"not a cell ({error!r}); delete the line to run the cell again", where=where) from None
     return cells
@@ -72,10 +75,20 @@ def _lines(file: Path, mend: bool = False) -> list[str]:
     data = file.read_bytes()
     if file.suffix == ".gz":
         try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as unpacked:
+                data = unpacked.read(_MOST + 1)
+            if len(data) > _MOST:
+                raise ValueError(f"it holds more than {_MOST:,} bytes")
+        except (OSError, EOFError, ValueError, zlib.error) as error:
             raise DataError(f"cannot unpack it ({error}); restore it from a copy", where=file) from None
     whole = data.rfind(b"\n") + 1
+    try:
+        lines = data[:whole].decode().splitlines()
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            "not UTF-8 text; delete the line to run the cell again", where=f"{file}, line {number}"
+        ) from None
     if mend and whole < len(data) and file.suffix != ".gz":
         os.truncate(file, whole)
-    return data[:whole].decode("utf-8").splitlines()
+    return lines

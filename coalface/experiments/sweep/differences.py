@@ -76,15 +76,17 @@ def _pairs(to: Sequence[Mapping[str, str]]) -> list[tuple[str, str]]:
 # --- on pair lists ----------------------------------------------------------------------------------------------------
 
 
-def of_figures(cells: Sequence[Cell], finished: Mapping[str, Line], groups: Groups, to: Bases) -> list[str]:
-    """Each setting less what it is compared with, of one baseline in rows, of several in columns."""
+def of_figures(
+    cells: Sequence[Cell], finished: Mapping[str, Line], groups: Groups, to: Bases
+) -> tuple[list[str], list[Record]]:
+    """Each setting less what it is compared with, of one baseline in rows, of several in columns; and in numbers."""
     pairs = {
         baseline: [(setting, base) for setting in groups if (base := base_of.get(setting, setting)) != setting]
         for baseline, base_of in to.items()
     }
     every = list(dict.fromkeys(pair for compared in pairs.values() for pair in compared))
     if not every:
-        return []
+        return [], []
     records = _compared(_recipes(cells, finished), groups, every)
     lines = _in_columns(groups, pairs, records) if len(to) > 1 else _in_rows(records)
     seeds = {setting: {line["seed"] for line in group} for setting, group in groups.items()}
@@ -95,7 +97,7 @@ def of_figures(cells: Sequence[Cell], finished: Mapping[str, Line], groups: Grou
         steps, of_base = work_of(groups[setting])[:1], work_of(groups[base])[:1]
         if steps and of_base and steps != of_base:
             unequal.append(f"{setting} ({steps[0]:,.0f}) and {base} ({of_base[0]:,.0f})")
-    return [*lines, "", f"Not of equal steps: {'; '.join(unequal)}."] if unequal else lines
+    return [*lines, "", f"Not of equal steps: {'; '.join(unequal)}."] if unequal else lines, records
 
 
 def _recipes(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[Recipe]:

@@ -40,6 +40,13 @@ class Cell:
         swept = ", ".join(_told(key, value) for key, value in self.chosen.items() if key not in AVERAGED)
         return swept or self.recipe.method
 
+    @property
+    def label(self) -> str:
+        """The setting as short as people can read it: what a drawing writes beside its dot."""
+        values = {key.rpartition(".")[2]: value for key, value in self.chosen.items() if key not in AVERAGED}
+        words = [_shown(value) if key in (NAMED, "method") else _told(key, value) for key, value in values.items()]
+        return ", ".join(words) or self.recipe.method
+
 
 def _told(key: str, value: Any) -> str:
     return str(value) if key == NAMED else f"{key}={_shown(value)}"

@@ -67,12 +67,19 @@ def axes_of(cells: Sequence[Cell], keys: Sequence[str]) -> list[str]:
 
 
 def command_of(
-    path: Path, changes: Sequence[str], out: Path, baselines: Sequence[str], axes: Sequence[str], keep_runs: bool
+    path: Path,
+    changes: Sequence[str],
+    out: Path,
+    baselines: Sequence[str],
+    axes: Sequence[str],
+    drawn: str | None,
+    keep_runs: bool,
 ) -> str:
     """The command that makes a sweep."""
     words = ["coalface", "sweep", str(path), *changes]
     words += [word for baseline in baselines for word in ("--baseline", baseline)]
     words += [word for axis in axes for word in ("--axis", axis)]
+    words += ["--figure", drawn] if drawn else []
     return shlex.join([*words, *(["--keep-runs"] if keep_runs else []), "--out", str(out)])
 
 

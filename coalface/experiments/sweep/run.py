@@ -34,7 +34,8 @@ from coalface.experiments.setup import sources
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import page
 from coalface.experiments.sweep.cells import append_cell, pack_cells, packed, read_cells
-from coalface.experiments.sweep.differences import baseline_of
+from coalface.experiments.sweep.differences import baseline_of, bases_of
+from coalface.experiments.sweep.figure import check_figure, figure
 from coalface.experiments.sweep.grid import Cell, grid
 from coalface.experiments.sweep.jobs import Job, run_jobs
 from coalface.experiments.sweep.table import table
@@ -51,6 +52,7 @@ def sweep(
     *,
     baselines: Sequence[str] = (),
     axes: Sequence[str] = (),
+    drawn: str | None = None,
     keep_runs: bool = False,
     jobs: int = 1,
 ) -> str:
@@ -59,10 +61,13 @@ def sweep(
     With `jobs` above 1, so many run at a time, each in a process of its own; their results do not depend on it.
 
     The page (`OUT/sweep.html`) draws the figures over `axes`, else over every key that takes three numbers or more.
+    `drawn`: a figure as `LIST/FIGURE` whose differences to the first baseline are drawn too (`OUT/figure.svg`).
     Raises RunFailed, with the table of what is done, where cells have failed, and OSError where a disk is full.
     """
     cells = _cells(path, changes, baselines)
     over = page.axes_of(cells, axes)
+    if drawn:
+        check_figure(cells, drawn)
     out.mkdir(parents=True, exist_ok=True)
     cells_file = out / "cells.jsonl"
     finished, failed = read_cells(cells_file), _read_failed(out)
@@ -105,13 +110,16 @@ def sweep(
             if not keep_runs:
                 shutil.rmtree(out / "runs" / digest)
     pack_cells(cells_file)
-    text, whole = table(cells, finished, baselines, failed)
+    text, whole, apart = table(cells, finished, baselines, failed)
     kept_files = {name: not whole and (out / name).exists() for name in ("table.md", "sweep.html")}
     if not kept_files["table.md"]:
         write_text(out / "table.md", text)
     if not kept_files["sweep.html"]:
-        command = page.command_of(path, changes, out, baselines, axes, keep_runs)
+        command = page.command_of(path, changes, out, baselines, axes, drawn, keep_runs)
         write_text(out / "sweep.html", page.page(cells, finished, text, command, over))
+    if drawn and apart:
+        base_of = bases_of(list(dict.fromkeys(cell.setting for cell in cells)), (*baselines, None)[0])
+        write_text(out / "figure.svg", figure(cells, apart, base_of, drawn))
     printout = f"{text}\ncells: {cells_file if cells_file.exists() else packed(cells_file)}"
     for kind, name in (("table", "table.md"), ("page", "sweep.html")):
         printout += f"\n{kind}: {out / name}{' (left as it was)' if kept_files[name] else ''}"

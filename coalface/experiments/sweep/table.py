@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,19 +36,29 @@ COSINES = "Mean cosine of all pairs of class embeddings: mean over seeds ± stan
 LOSSES = "Final training loss of each party, smoothed over steps by 0.99: mean over runs ± standard deviation."
 
 
+class Table(NamedTuple):
+    """What a sweep says."""
+
+    text: str
+    """In Markdown."""
+    whole: bool
+    """False where the images that the differences need cannot be read here, and these are left out."""
+    differences: Sequence[Record]
+    """On the pair lists, in all baselines."""
+
+
 def table(
     cells: Sequence[Cell],
     finished: Mapping[str, Line],
     baselines: Sequence[str] = (),
     failed: Mapping[str, str] | None = None,
-) -> tuple[str, bool]:
+) -> Table:
     """The table in Markdown: a row for every setting with its mean and spread over seeds, then the differences.
 
     Of one baseline, or of none (then to the first setting), they have a row for every setting and figure; of several
     there is a table for each, with a row for every setting.
 
-    Also whether it is whole: False where the images that the differences need cannot be read here, and they are left
-    out. Cells that are not in `done` are listed with their reason from `failed`.
+    Cells that are not in `done` are listed with their reason from `failed`.
     """
     groups: dict[str, list[Line]] = {cell.setting: [] for cell in cells}
     for cell in cells:
@@ -95,10 +106,11 @@ def table(
             "",
             *(f"- {n}: {f'failed: {why}' if why else 'not run'}" for n, why in zip(names, reasons, strict=True)),
         ]
-    whole = True
+    whole, apart = True, list[Record]()
     if len(by_setting) > 1:
         try:
-            lines += differences.of_figures(cells, finished, by_setting, to)
+            text, apart = differences.of_figures(cells, finished, by_setting, to)
+            lines += text
         except (OSError, ValueError) as error:
             whole = False
             lines += ["", f"Differences are left out: their pair lists cannot be made here ({clean(error)})."]
@@ -106,7 +118,7 @@ def table(
     if 1 < len(dict.fromkeys(record.metric for record in losses)) <= MANY:
         lines += _means(losses, LOSSES, metric_name=str, empty=by_setting)
         lines += differences.of_numbers(numbers["losses"], list(to.values()), "final training loss")
-    return "\n".join(lines) + "\n", whole
+    return Table("\n".join(lines) + "\n", whole, apart)
 
 
 def _main(cells: Sequence[Cell], groups: Groups, halves: Sequence[str]) -> Grid:

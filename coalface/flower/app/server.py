@@ -6,7 +6,6 @@ party has is said by the file that `COALFACE_KEYS` names at the SuperLink, as `c
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.flower.app import transport
+from coalface.privacy.secure_sums import signatures
 
 RUN_KEYS = ("out", "join-seconds", "step-seconds")
 """Keys of a run's configuration that are none of the recipe's."""
@@ -94,8 +94,8 @@ def read_keys(parties: Sequence[str]) -> dict[str, bytes] | None:
     if not (file := os.environ.get("COALFACE_KEYS")):
         return None
     try:
-        keys = {name: bytes.fromhex(key) for name, key in json.loads(Path(file).read_bytes()).items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        keys = signatures.read_keys(Path(file).read_bytes())
+    except (OSError, ValueError) as error:
         raise RecipeError(f"the keys in {file} cannot be read: {error}", where="COALFACE_KEYS") from None
     if lacking := sorted(set(parties) - keys.keys()):
         raise RecipeError(f"no key of {', '.join(lacking[:8])}; provision a kit for each party", where=file)

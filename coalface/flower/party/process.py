@@ -153,11 +153,11 @@ def _sums(sums: PartySums, folder: Path, node_config: Mapping[str, Any]) -> Part
         return sums
     place = Path(str(names))
     try:
-        keys = {name: bytes.fromhex(key) for name, key in json.loads(place.read_bytes()).items()}
+        keys = signatures.read_keys(place.read_bytes())
         number = int.from_bytes(certificates.secret(Path(str(node_config["sign"])).read_bytes()), "big")
         known, verify = frozenset(keys), signatures.verifier(keys)
         return replace(sums, sign=signatures.signer(number), verify=verify, known=known)
-    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, KeyError, ValueError) as error:
         raise RecipeError(f"the keys of the parties, or of this node, cannot be read: {error}", where=place) from None
 
 

@@ -107,7 +107,10 @@ def public_of_openssh(data: bytes) -> bytes:
 
 def public_of_certificate(data: bytes) -> bytes:
     """The public key of a certificate, as PEM."""
-    key = x509.load_pem_x509_certificate(data).public_key()
+    try:
+        key = x509.load_pem_x509_certificate(data).public_key()
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("its key is not an ECDSA key")
     return _public_pem(key)
@@ -125,6 +128,8 @@ def host_names(data: bytes) -> list[str]:
         extension = x509.load_pem_x509_certificate(data).extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return []
+    except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise ValueError(str(error)) from error
     hosts = extension.value
     return [*hosts.get_values_for_type(x509.DNSName), *map(str, hosts.get_values_for_type(x509.IPAddress))]
 

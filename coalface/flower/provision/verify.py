@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
-import json
 import os
 import shlex
 import stat
@@ -19,6 +18,7 @@ from coalface.experiments.recipe import loader, party_file
 from coalface.experiments.recipe.sections import Privacy
 from coalface.flower.provision import certificates, kit_texts, project
 from coalface.flower.provision.project import ProvisionConfig
+from coalface.privacy.secure_sums import signatures
 
 T = TypeVar("T")
 
@@ -104,7 +104,9 @@ def _keys(kits: Path, config: ProvisionConfig) -> Iterator[str]:
     """A party's key, its public half at the operator's, and the server's list of keys must agree."""
     faults: list[str] = []
     places = [f"{kit}/names.json" for kit in ("superlink", "operator", *(f"parties/{name}" for name in config.parties))]
-    lists = {place: _read(kits, place, _names, faults) for place in places if (kits / place).parent.is_dir()}
+    lists = {
+        place: _read(kits, place, signatures.read_keys, faults) for place in places if (kits / place).parent.is_dir()
+    }
     whose: dict[bytes, str] = {}
     for name in config.parties:
         if not (kits / "parties" / name).is_dir():
@@ -245,13 +247,6 @@ def _identity(path: Path) -> str:
     with contextlib.suppress(ValueError):
         data = certificates.public_of_private(data)
     return hashlib.sha256(data).hexdigest()
-
-
-def _names(data: bytes) -> dict[str, bytes]:
-    names = json.loads(data)
-    if not isinstance(names, dict) or not all(isinstance(key, str) for key in names.values()):
-        raise ValueError("it should map the parties' names to their keys")
-    return {name: bytes.fromhex(key) for name, key in names.items()}
 
 
 def _read(kits: Path, place: str, reader: Callable[[bytes], T], faults: list[str]) -> T | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from coalface.models.pretrained.input import InputConvention, WithInput
 SUFFIX = ".onnx"
 SIDE = 112
 """Pixels along the side of images where neither the file nor the user says it."""
+_PATIENCE = 120
+"""Seconds in which a network should embed one image."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,7 @@ class OnnxNetwork(nn.Module):
     def __init__(self, path: Path, sha256: str, takes: GraphInput, size: int) -> None:
         super().__init__()
         self.sha256, self.takes = sha256, takes
+        _check_survives(path, takes, size)
         try:
             self._net = cv2.dnn.readNetFromONNX(str(path))
             if (outputs := len(self._net.getUnconnectedOutLayersNames())) != 1:
@@ -111,6 +116,33 @@ class OnnxNetwork(nn.Module):
             self._net.setInput(blob[None], self.takes.name)
             rows.append(torch.from_numpy(self._net.forward().reshape(1, -1).copy()))
         return torch.cat(rows).to(images.device)
+
+
+_RUN_ONCE = """
+import sys, cv2, numpy
+path, name, shape = sys.argv[1:4]
+network = cv2.dnn.readNetFromONNX(path)
+network.setInput(numpy.zeros(tuple(map(int, shape.split(","))), sys.argv[4]), name)
+network.forward()
+"""
+
+
+def _check_survives(path: Path, takes: GraphInput, size: int) -> None:
+    """Raise DataError for a graph of which OpenCV dies: a few wrong bytes do that, and would end this process too.
+
+    What it says of others it says again here.
+    """
+    shape = (1, size, size, takes.channels) if takes.channels_last else (1, takes.channels, size, size)
+    numbers, kind = ",".join(map(str, shape)), "uint8" if takes.is_of_bytes else "float32"
+    command = [sys.executable, "-c", _RUN_ONCE, str(path), takes.name, numbers, kind]
+    try:
+        code = subprocess.run(command, capture_output=True, timeout=_PATIENCE).returncode
+    except subprocess.TimeoutExpired:
+        raise DataError(f"OpenCV has not run it once in {_PATIENCE} s: copy it anew", where=path) from None
+    except ValueError:
+        raise DataError("the name of its input holds NUL: copy it anew", where=path) from None
+    if code < 0:
+        raise DataError(f"OpenCV dies of it (signal {-code}), so it is damaged: copy it anew", where=path)
 
 
 def read_onnx(

@@ -88,12 +88,17 @@ class Answers:
         whole = data.rfind(b"\n") + 1
         if whole < len(data):  # nothing was answered before its line was whole on the disk
             file.truncate(self._read + whole)
-        for line in data[:whole].decode().splitlines():
-            entry = json.loads(line)
-            if "rho" in entry:
-                self._rho[entry["place"], entry["sha256"]] = math.inf if entry["rho"] is None else entry["rho"]
-            else:
-                self._seen[entry["place"], entry["what"]] = entry["sha256"]
+        try:
+            for line in data[:whole].decode().splitlines():
+                entry = json.loads(line)
+                if "rho" in entry:
+                    self._rho[entry["place"], entry["sha256"]] = _spent(entry["rho"])
+                else:
+                    self._seen[entry["place"], entry["what"]] = entry["sha256"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise SecureSumError(
+                "answered", f"{self.path} is damaged, and says what was answered: restore it, or start a new run"
+            ) from None
         self._read += whole
 
     def _write(self, file: IO[bytes], entry: dict[str, Any]) -> None:
@@ -107,6 +112,15 @@ class Answers:
         if self._flush and not self._read:
             flush_folder(self.path.parent)  # without it a power cut may take the new file away
         self._read += len(line)
+
+
+def _spent(rho: float | None) -> float:
+    """ρ of a line; JSON has no infinity. Raises ValueError or TypeError for what is none."""
+    if rho is None:
+        return math.inf
+    if not rho > 0:
+        raise ValueError(f"{rho} is no ρ")
+    return float(rho)
 
 
 def _own(path: str, flags: int) -> int:

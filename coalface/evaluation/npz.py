@@ -1,0 +1,37 @@
+"""Archives of NumPy arrays that another may have written with bad intent."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MOST = 1 << 30
+"""Bytes of all arrays of an archive once they are unpacked: zeros take a thousandth of them in the file."""
+
+
+def read_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
+    """The arrays of an archive by name, or those named that it has; no objects.
+
+    Raises ValueError for what is damaged or too large, and OSError.
+    """
+    with open(path, "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                size = sum(member.file_size for member in archive.infolist())
+            if size > MOST:
+                raise ValueError(f"it holds {size:,} bytes, and at most {MOST:,} are read")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as arrays:
+                return {name: _array(arrays[name]) for name in arrays.files if not names or name in names}
+        except Exception as error:  # of bytes from elsewhere, any
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _array(value: Any) -> NDArray[Any]:
+    if not isinstance(value, np.ndarray):
+        raise ValueError("it holds something other than arrays")
+    return value

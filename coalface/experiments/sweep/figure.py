@@ -1,0 +1,61 @@
+"""The figure of a sweep: how far its settings lie from the first baseline in one figure, as `OUT/figure.svg`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from markupsafe import Markup
+
+from coalface.core.checks import unknown_name
+from coalface.evaluation.figures import figure_name, figure_of
+from coalface.evaluation.metrics.figure import PERCENT
+from coalface.experiments.report.drawings import Interval, interval_chart
+from coalface.experiments.report.long_table import Record
+from coalface.experiments.report.templates import template
+from coalface.experiments.sweep.grid import Cell
+
+LEAST, LETTERS = 40, 52
+"""Of a setting's name, for which there is room, and at most."""
+
+
+def check_figure(cells: Sequence[Cell], metric: str) -> None:
+    """Raise RecipeError where no cell is evaluated on the list of `LIST/METRIC`."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell.recipe.evaluation.pairs))
+    if metric.partition("/")[0] not in names:
+        raise unknown_name(metric.partition("/")[0], names, "--figure")
+
+
+def figure(cells: Sequence[Cell], differences: Sequence[Record], base_of: Mapping[str, str], metric: str) -> str:
+    """Each setting less what it is compared with: a dot, and the 95 % interval over people and seeds.
+
+    A dot is a ring where nothing is decided. Raises RecipeError for a figure that the list does not have.
+    """
+    labels = {cell.setting: cell.label for cell in cells}
+    records = [record for record in differences if record.by == base_of.get(record.setting)]
+    rows = [
+        Interval(
+            labels[record.setting],
+            record.value,
+            None if record.low is None or record.high is None else (record.low, record.high),
+            is_open=not record.is_decided,
+        )
+        for record in records
+        if record.metric == metric
+    ]
+    if not rows:
+        have = list(dict.fromkeys(record.metric for record in records if not np.isnan(record.value)))
+        raise unknown_name(metric, have, "--figure")
+    bases = {base_of[record.setting] for record in records}
+    base = labels[bases.pop()] if len(bases) == 1 else "the baseline most like it"
+    unit = "percent points" if figure_of(metric).unit == PERCENT else figure_of(metric).unit.name
+    drawing = interval_chart(
+        rows,
+        title=f"{figure_name(metric)}, less that of {base}",
+        x_label=f"{figure_name(metric)}, less that of {base}, {unit}",
+        level=("", 0.0),
+        letters=min(LETTERS, max(LEAST, *(len(row.label) for row in rows))),
+    )
+    opening, _, rest = drawing.partition(">")
+    style = template("drawing_style.html").render()
+    return Markup("{}><style>{}</style>{}\n").format(Markup(opening), Markup(style), Markup(rest))

@@ -1,0 +1,64 @@
+"""What is fuzzed of a reader, and the folder in which it finds the bytes as a file."""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from coalface.core.errors import DataError
+
+PLACE = Path(tempfile.mkdtemp(prefix="coalface-fuzz-"))
+atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A reader as a function of bytes, which may refuse them by certain errors and in no other way."""
+
+    read: Callable[[bytes], object]
+    sound: tuple[bytes, ...]
+    """Bytes that it reads, where mutation begins."""
+    errors: tuple[type[BaseException], ...] = (DataError,)
+
+    def holds(self, data: bytes) -> bool:
+        """Read bytes; whether they were not refused. Whatever else it raises is a defect of the reader."""
+        try:
+            self.read(data)
+        except self.errors as error:
+            if type(error) is FileNotFoundError or not isinstance(error, OSError):
+                return False
+            raise
+        return True
+
+
+def put(name: str, data: bytes) -> Path:
+    """Write a file anew: a map of the one before keeps its bytes."""
+    path = PLACE / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def of_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    """A reader of a path as one of bytes."""
+    return lambda data: read(put(name, data))
+
+
+def parts(data: bytes, count: int) -> list[bytes]:
+    """`count` pieces, each after its length in two bytes; what is missing is empty."""
+    pieces = []
+    for _ in range(count):
+        length = int.from_bytes(data[:2], "big")
+        pieces.append(data[2 : 2 + length])
+        data = data[2 + length :]
+    return pieces
+
+
+def joined(*pieces: bytes) -> bytes:
+    """What `parts` takes apart."""
+    return b"".join(len(piece).to_bytes(2, "big") + piece for piece in pieces)

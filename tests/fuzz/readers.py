@@ -1,0 +1,10 @@
+"""Every reader and decoder that is fuzzed, by name."""
+
+from __future__ import annotations
+
+from reader import Reader
+from readers_of_data import DATA
+from readers_of_messages import MESSAGES
+from readers_of_runs import RUNS
+
+READERS: dict[str, Reader] = MESSAGES | RUNS | DATA

@@ -1,0 +1,356 @@
+"""Readers of what runs and models leave on a disk: commits, checkpoints, ledgers, cells, galleries, weights."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from reader import PLACE, Reader, joined, of_file, parts, put
+from safetensors.torch import save
+from torch import nn
+
+from coalface.core.errors import DataError, RecipeError
+from coalface.core.parsing import parse_json
+from coalface.data.tools import aligned_folder
+from coalface.engine import checkpoint, receipts
+from coalface.engine.party import commits
+from coalface.engine.party.commits import Commit, DamagedCommit, LockedCommit
+from coalface.engine.party.encryption import Vault
+from coalface.engine.party.sums import HiddenReply
+from coalface.engine.sums.opened import Opened
+from coalface.evaluation import feature_file, membership, verification
+from coalface.evaluation.metrics import evidence
+from coalface.experiments import ledger_summary, provenance, status
+from coalface.experiments.gallery.file import Enrolled, GalleryFile
+from coalface.experiments.report import runs
+from coalface.experiments.sweep.cells import read_cells
+from coalface.models import calibration, folder
+from coalface.models.pretrained.onnx import read_onnx
+from coalface.models.pretrained.weights import fit_weights, read_weights
+from coalface.privacy import countersign, ledger
+from coalface.privacy.secure_sums.context import SecureSumError, SumContext
+from coalface.privacy.secure_sums.guard import Answers
+
+SUM = SumContext("run", "train", 1, 1, asked=4, dropouts=1, corrupt=0, length=5, bits=32)
+VAULT = Vault.of(bytes(48), "run", "london")
+PARTS = {"Own": b"private state", commits.LINES: b"", commits.DATA: b"{}"}
+
+
+def anew(name: str) -> Path:
+    """An empty folder."""
+    path = PLACE / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
+# --- a party's folder -------------------------------------------------------------------------------------------------
+
+
+def written_commit(vault: Vault | None = None) -> bytes:
+    path = anew("commits") / "0000001.000-a.commit"
+    commits.write_commit(path, None, ledger.Head(), PARTS, flush=False, vault=vault, receipts=(1, "a" * 64))
+    return path.read_bytes()
+
+
+def read_commit(data: bytes, vault: Vault | None = None) -> None:
+    path = put("commits/0000001.000-a.commit", data)
+    Commit.receipts_in(path)
+    commit = Commit.whole(path, vault)
+    commit.check()
+    commit.states()
+    commit.lines()
+
+
+def read_signed_commit(data: bytes) -> None:
+    """A header and what follows it, with NUL between them, and the digest that the header must have."""
+    header, _, rest = data.partition(b"\0")
+    read_commit(len(header).to_bytes(8, "little") + header + hashlib.sha256(header).digest() + rest)
+
+
+def unsigned_commit() -> bytes:
+    data = written_commit()
+    end = 8 + int.from_bytes(data[:8], "little")
+    return data[8:end] + b"\0" + data[end + 32 :]
+
+
+def members(count: int) -> list[str]:
+    about: dict[str, Any] = {"run": "r", "party": "london", "stage": "train", "round": 1, "call": 1, "step": "train"}
+    about |= {"to": "server", "protection": "none", "name": "backbone/w", "kind": "tensor", "shape": [2], "bytes": 8}
+    about |= {"dtype": "F32", "sha256": "0" * 64}
+    return [json.dumps(about | {"round": number})[1:-1] for number in range(count)]
+
+
+def chain(text: bytes) -> bytes:
+    """Lines of a ledger of which each holds a line of the text: mutation seldom finds the hash of a chain."""
+    lines = ledger.chained(text.decode("ascii", "replace").split("\n"), ledger.Head())
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def read_ledger(data: bytes) -> None:
+    path = put("ledger/london.jsonl", data)
+    for read in (ledger.read_head, ledger.verify):
+        read(path)
+    *_, (head, _) = ledger.lines(path)
+    ledger.check_holds(path, head)
+    ledger.is_cut_off(path, head)
+    ledger.find(path, ledger.Head(), ["0" * 64])
+
+
+def read_chained_ledger(data: bytes) -> None:
+    """Whatever the lines say, a summary names what is wrong."""
+    summary = ledger_summary.read_ledgers([put("ledger/london.jsonl", chain(data))], by_tensor=True)
+    json.dumps(summary.as_dict())
+    if summary.ledgers[0].fault:
+        raise ValueError(summary.ledgers[0].fault)
+
+
+def read_receipts(data: bytes) -> None:
+    """A server's receipts and signatures, beside a party's ledger."""
+    names = ("receipts.jsonl", countersign.FILE, "ledger/london.jsonl")
+    run = anew("run")
+    for name, text in zip(names, parts(data, 3), strict=True):
+        put(f"run/{name}", chain(text))
+    comparison = ledger_summary.compare_receipts(run)
+    if comparison.faults:
+        raise ValueError(comparison.faults[0])
+    receipts.Receipts(run / "receipts.jsonl").restore(None)
+
+
+def read_countersign(data: bytes) -> None:
+    """A party that is asked to sign what a server says."""
+    countersign.countersign(anew("signing"), "london", parsed(data))
+
+
+def signing_key(name: str) -> countersign.SigningKey:
+    return countersign.SigningKey(put(f"keys/{name}.key", hashlib.sha256(name.encode()).hexdigest().encode()))
+
+
+def last_hash(lines: bytes) -> str:
+    return str(json.loads(chain(lines).splitlines()[-1])["chain"])
+
+
+def statement(head: str = "0" * 64) -> dict[str, Any]:
+    """What the server has signed of its receipts."""
+    about: dict[str, Any] = {"run": "r", "stage": "train", "round": 0, "lines": 1, "head": head}
+    key = signing_key("server")
+    return about | {"key": key.public, "signature": key.sign("server", countersign.text_of(about))}
+
+
+def accepted() -> bytes:
+    """A reply that a server has accepted, the signatures under it, and the ledger of its party."""
+    lines = members(1)[0].encode()
+    receipt = {"run": "r", "party": "london", "stage": "train", "round": 0, "call": 1, "step": "train", "pieces": 1}
+    receipt |= {"sha256": receipts.combined(["0" * 64]), "lines": 1, "head": last_hash(lines)}
+    listed = json.dumps(receipt)[1:-1].encode()
+    stated, key = statement(last_hash(listed)), signing_key("london")
+    signature = key.sign("party", countersign.text_of(stated), stated["signature"])
+    second = {"of": 0, "party": "london", "key": key.public, "signature": signature}
+    return joined(listed, "\n".join(json.dumps(line)[1:-1] for line in (stated, second)).encode(), lines)
+
+
+# --- a server's folder ------------------------------------------------------------------------------------------------
+
+
+def read_checkpoint(data: bytes) -> None:
+    """`checkpoint.json` without its end, to which the digest is added that it must have."""
+    put("checkpoints/0000001/state.safetensors", b"state")
+    digest = hashlib.sha256(data).hexdigest().encode()
+    put("checkpoints/0000001/checkpoint.json", data + b',"digest":"' + digest + b'"}')
+    checkpoint.load(PLACE / "checkpoints")
+
+
+def written_checkpoint() -> bytes:
+    place = anew("checkpoints")
+    checkpoint.save(place, checkpoint.Checkpoint(1, 0, 1, b"state", {"accepted": {}}, {}), keep=1)
+    return (place / "0000001" / "checkpoint.json").read_bytes().rpartition(b',"digest"')[0]
+
+
+RUN_FILES = ("config.yaml", "summary.json", "metrics.jsonl", "events.jsonl", "checkpoints/1/checkpoint.json")
+
+
+def read_run(data: bytes) -> None:
+    """The files of a run's folder."""
+    run = anew("run")
+    for name, content in zip(RUN_FILES, parts(data, len(RUN_FILES)), strict=True):
+        put(f"run/{name}", content)
+    runs.read(run)
+    status.status(run).as_dict()
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """JSON of keys and values to which a digest is added, which mutation would not find."""
+    try:
+        about = parse_json(data, any_number=True)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    return about if isinstance(about, dict) else {}
+
+
+def read_begun(data: bytes) -> None:
+    content = parsed(data)
+    run = put("begun/config.yaml", b"{}").parent
+    put(f"begun/{provenance.BEGUN}", json.dumps({**content, "sha256": provenance._digest(content)}).encode())
+    provenance.begun_with(run)
+
+
+def npz(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def read_members(data: bytes) -> None:
+    membership.read(put("run/trained_on.npz", data).parent)
+
+
+def read_lists(data: bytes) -> None:
+    list(verification.read_lists(put("judged/unseen.npz", data).parent))
+
+
+CELL = {"hash": "a", "seed": 0, "figures": {"unseen": {"accuracy": 90.0}}, "own_figures": {}}
+RUN = joined(
+    b"name: tiny\nmethod: fedavg\nrounds: 2\n",
+    b'{"name": "tiny", "figures": {"unseen": {"eer": 3.0}}, "parties": []}',
+    b'{"round": 1, "stage": "train", "failed": {"york": "away"}, "losses": {"london": 0.5}}\n',
+    b'{"event": "begins", "parties": {"london": "trainer"}, "counts": {"london": [3, 2]}, "time": 5.0}\n',
+    b'{"record": {"tallies": {}}, "stage": 0, "round": 1}',
+)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+
+
+def torch_file(tensors: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(tensors, file)
+    return file.getvalue()
+
+
+def weights(name: str) -> Callable[[bytes], object]:
+    return of_file(name, lambda path: fit_weights(read_weights(path), network()))
+
+
+def read_about(data: bytes) -> None:
+    """`model.json`, with the digests that it must have."""
+    place = put("model/backbone.safetensors", SAFETENSORS).parent
+    about = parsed(data)
+    about["sha256"] = {"backbone.safetensors": hashlib.sha256(SAFETENSORS).hexdigest()}
+    about["sha256"] |= {"model.json": folder.about_digest(about)}
+    put("model/model.json", json.dumps(about).encode())
+    folder.read_tensors(place, "backbone.safetensors", folder.read_about(place))
+
+
+ONNX = base64.b64decode(
+    "CAkSB3B5dG9yY2gaBjIuMTMuMDqCAQo0Cg9vbm54OjpGbGF0dGVuXzASATEaCC9GbGF0dGVuIgdGbGF0dGVuKgsKBGF4aXMYAaABAhIKbWFpbl9n"
+    "cmFwaFopCg9vbm54OjpGbGF0dGVuXzASFgoUCAESEAoCCAEKAggDCgIIBAoCCARiEwoBMRIOCgwIARIICgIIAQoCCDBCAhAU"
+)
+"""`torch.nn.Flatten` of an image (1, 3, 4, 4)."""
+
+
+def gallery_file() -> bytes:
+    path = anew("galleries") / "people.gallery"
+    gallery = GalleryFile.create(path, {"embedding_size": 2})
+    gallery.add([Enrolled("Ann", "a.jpg", "0" * 64)], np.ones((1, 2), np.float32))
+    return path.read_bytes()
+
+
+def read_features(data: bytes) -> None:
+    put("features/images.f32", bytes(24))
+    put("features/images.json", data)
+    images = feature_file.Listed(("a", "b", "c"), lambda i: np.zeros((4, 4, 3), np.uint8), "stamp")
+    feature_file.Stream(PLACE / "features", "images", LINEAR, images, "raw").rows()
+
+
+LINEAR = network().eval()
+STATE = {name: torch.ones_like(tensor) for name, tensor in LINEAR.state_dict().items()}
+SAFETENSORS = save(STATE)
+FEATURES = {"model": feature_file.model_stamp(LINEAR), "images": "stamp", "count": 3, "kind": "raw", "width": 2}
+ABOUT = {"backbone": "cnn-small", "size": 32, "channels": 3, "embedding_size": 64}
+
+JOURNAL_HEAD = {"size": 112}
+JOURNAL = (
+    json.dumps(JOURNAL_HEAD)
+    + '\n{"file": "a.jpg", "length": 3, "changed": 5, "faces": [], "left_out": [{"reason": "blurred", "detail": "", '
+    + '"corners": [[1.0, 2.0]]}]}\n'
+).encode()
+
+
+def read_journal(data: bytes) -> None:
+    aligned_folder._read_journal(put(f"aligned/{aligned_folder.JOURNAL}", data).parent, JOURNAL_HEAD)
+
+
+def read_hidden(data: bytes) -> None:
+    """What a commit of a secure sum says of its vector."""
+    path = anew("hidden") / "0000001.000-a.commit"
+    commits.write_commit(path, None, ledger.Head(), {"(vector)": bytes(20), "(sum)": data}, flush=False)
+    HiddenReply.read(Commit.open(path))
+
+
+KEPT_BY_NODES: tuple[type[Exception], ...] = (DamagedCommit, LockedCommit)
+HIDDEN = HiddenReply(np.zeros(5, np.int32), SUM, "00", "work", ("w",), ())
+OPENED = b'{"stage": "train", "round": 1, "call": 1, "sha256": "00"}\n'
+ANSWERED = b'{"place": "p", "what": "vector", "sha256": "00"}\n'
+RUNS = {
+    "commit": Reader(read_commit, (written_commit(),), KEPT_BY_NODES),
+    "commit-signed": Reader(read_signed_commit, (unsigned_commit(),), KEPT_BY_NODES),
+    "commit-encrypted": Reader(lambda data: read_commit(data, VAULT), (written_commit(VAULT),), KEPT_BY_NODES),
+    "ledger": Reader(read_ledger, (chain("\n".join(members(3)).encode()),), (ValueError,)),
+    "ledger-chained": Reader(read_chained_ledger, ("\n".join(members(3)).encode(),), (ValueError,)),
+    "receipts": Reader(read_receipts, (accepted(),), (ValueError,)),
+    "countersign": Reader(read_countersign, (json.dumps(statement()).encode(),), (ValueError,)),
+    "checkpoint": Reader(read_checkpoint, (written_checkpoint(),), (checkpoint.CheckpointError,)),
+    "opened": Reader(of_file("opened.jsonl", Opened), (OPENED,), (ValueError,)),
+    "answers": Reader(
+        of_file("answers.jsonl", lambda path: Answers(path).record("p", "vector", b"\0")),
+        (ANSWERED,),
+        (SecureSumError,),
+    ),
+    "hidden-reply": Reader(read_hidden, (bytes(HIDDEN.parts["(sum)"]),), (ValueError,)),
+    "run": Reader(read_run, (RUN,)),
+    "begun": Reader(
+        read_begun, (b'{"recipe": {"name": "a", "method": "fedavg"}, "code": {}}',), (RecipeError, DataError)
+    ),
+    "cells": Reader(of_file("cells.jsonl", read_cells), (json.dumps(CELL).encode() + b"\n",)),
+    "cells-packed": Reader(
+        lambda data: read_cells(put("packed/cells.jsonl.gz", data).with_suffix("")),
+        (gzip.compress(json.dumps(CELL).encode() + b"\n", mtime=0),),
+    ),
+    "trained-on": Reader(
+        read_members, (npz(names=np.arange(3, dtype=np.uint64), images=np.arange(2, dtype=np.uint64)),)
+    ),
+    "judged-pairs": Reader(read_lists, (npz(left=np.array([0]), right=np.array([1]), sha256=np.array("0")),)),
+    "evidence": Reader(
+        lambda data: evidence._unpacked(data.decode("ascii", "replace"), [3]),
+        (evidence._packed([np.arange(3)]).encode(),),
+        (ValueError,),
+    ),
+    "features": Reader(read_features, (json.dumps(FEATURES | {"done": 3}).encode(),)),
+    "align-journal": Reader(read_journal, (JOURNAL,)),
+    "gallery": Reader(
+        of_file("galleries/fuzzed.gallery", lambda path: GalleryFile(path).read()),
+        (gallery_file(),),
+        (DataError, RecipeError),
+    ),
+    "model": Reader(read_about, (json.dumps(ABOUT).encode(),)),
+    "thresholds": Reader(
+        lambda data: calibration.read_thresholds(put("model/calibration.json", data).parent),
+        (b'{"00": [{"cosine": 0.3, "rate": 0.01}]}',),
+    ),
+    "weights-safetensors": Reader(weights("weights.safetensors"), (SAFETENSORS,)),
+    "weights-torch": Reader(weights("weights.pt"), (torch_file({"state_dict": STATE}),)),
+    "onnx": Reader(of_file("network.onnx", read_onnx), (ONNX,)),
+}

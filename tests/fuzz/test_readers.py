@@ -1,0 +1,38 @@
+"""Every reader takes what is sound, and refuses by its own errors what was found before and what is mutated anew."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from readers import READERS
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from damage import mutated
+from fuzz import kept
+
+BLIND = 40
+"""Mutations of each reader in the default suite."""
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_sound_is_read(name: str) -> None:
+    reader = READERS[name]
+    assert reader.sound and all(map(reader.holds, reader.sound))
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_was_found_once_is_read_or_refused(name: str) -> None:
+    for data in kept(name):
+        READERS[name].holds(data)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_is_mutated_is_read_or_refused(name: str) -> None:
+    rng, reader = random.Random(name), READERS[name]
+    inputs = [*reader.sound, *kept(name)]
+    was_read = [reader.holds(mutated(rng.choice(inputs), rng)) for _ in range(BLIND)]
+    assert not all(was_read)
