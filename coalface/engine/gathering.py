@@ -197,14 +197,18 @@ class Gathering(Federation):
             self.transport.verify,
             None if self.private is None else self.private.settings,
         )
-        noised = {} if self.private is None else self.private.admit(call, replies.rho)
+        noised = None if self.private is None else self.private.admit(call, replies.rho)
+
+        def spend() -> None:
+            if noised is not None:
+                self._opened.spend(call, **noised)
 
         def settle() -> None:
             self._check_quorum(replies, at_least)
-            self._opened.record(call, means, replies.arrived, **noised)
+            self._opened.record(call, means, replies.arrived)
 
         try:
-            for stage_requests in replies.stages(requests, settle):
+            for stage_requests in replies.stages(requests, spend, settle):
                 for request, reply in self.transport.exchange(stage_requests):
                     self._take(replies, request, reply)
         finally:

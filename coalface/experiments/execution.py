@@ -141,7 +141,7 @@ def make_server(run: PreparedRun, out: Path, transport: Transport, callback: Cal
     """With differential privacy, noise of a secret, but in a simulation of the seed: it is run to be repeated."""
     privacy, secret = run.recipe.dp, None
     if privacy is not None and not simulated:
-        secret = noise.keep_secret(out, begun=bool(Opened(out / OPENED).entries))
+        secret = noise.keep_secret(out, begun=bool(Opened(out / OPENED).entries), shares=run.recipe.secure is not None)
     return Server(
         run.method,
         run.policy,

@@ -33,6 +33,9 @@ POSTED = (
     "choose a method without validators and labels, such as fedavg"
 )
 UNSHARED = "the method asks for no mean, so there is nothing that noise could protect; remove privacy.dp"
+SMALLEST, LARGEST = 1e-30, 1e30
+"""What a clip may be, so that sums of its squares and its fixed-point numbers are neither infinite nor nothing; and how
+large `noise_multiplier`."""
 SAID = ("images", "loss")
 """Numbers of a reply that the server may read singly, for its records; no model depends on them."""
 
@@ -57,7 +60,7 @@ class AdaptiveClip(TypedSettings):
     def __post_init__(self) -> None:
         for name, allowed, within in (
             ("quantile", "a share above 0 and below 1", 0 < self.quantile < 1),
-            ("initial", "a number above 0", self.initial > 0),
+            ("initial", f"a number from {SMALLEST:g} to {LARGEST:g}", SMALLEST <= self.initial <= LARGEST),
             ("rate", "a number above 0", self.rate > 0),
             ("count_noise", "a number above 0", self.count_noise is None or self.count_noise > 0),
         ):
@@ -117,10 +120,14 @@ class PartyPrivacy(TypedSettings):
     def __post_init__(self) -> None:
         fixed = self.clip if isinstance(self.clip, int | float) else 1.0
         for name, allowed, within in (
-            ("noise_multiplier", "0 or more", self.noise_multiplier >= 0),
-            ("clip", "a number above 0, or keys such as `{quantile: 0.5}`", fixed > 0),
+            ("noise_multiplier", f"a number from 0 to {LARGEST:g}", 0 <= self.noise_multiplier <= LARGEST),
+            (
+                "clip",
+                f"a number from {SMALLEST:g} to {LARGEST:g}, or keys such as `{{quantile: 0.5}}`",
+                SMALLEST <= fixed <= LARGEST,
+            ),
             ("delta", "a number above 0 and below 1", 0 < self.delta < 1),
-            ("target_epsilon", "a number above 0", self.target_epsilon is None or self.target_epsilon > 0),
+            ("target_epsilon", "a number above 0", self.target_epsilon is None or 0 < self.target_epsilon < math.inf),
             ("bands", "1 or more", self.bands is None or self.bands >= 1),
         ):
             if not within:

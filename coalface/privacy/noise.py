@@ -20,18 +20,23 @@ FILE = "noise.key"
 _BLOCK = 1 << 16
 
 
-def keep_secret(folder: Path, *, begun: bool) -> bytes:
-    """The secret of a run's noise, made at the first call and read back later.
+def keep_secret(folder: Path, *, begun: bool, shares: bool = False) -> bytes:
+    """The secret of a run's noise and draws, made at the first call and read back later.
 
-    Raises RunError where noise was drawn with it already (`begun`) and it is gone: with another one the same sum would
-    be noised a second time, and the mean of both tells more than either.
+    Raises RunError where it was drawn with already (`begun`) and is gone: with another one the same sum would be noised
+    a second time, and the mean of both tells more than either. With `shares` the noise is the parties' own.
     """
     path = folder / FILE
     if begun and not path.exists():
-        raise RunError(
-            f"{path} is gone, and sums of this run were noised with it. Restore it, or start a new run: noise that is "
-            "drawn a second time for the same sum protects less."
+        used, why = (
+            ("the parties of this run were drawn with it", "with another one a round that is repeated asks others.")
+            if shares
+            else (
+                "sums of this run were noised with it",
+                "noise that is drawn a second time for the same sum protects less.",
+            )
         )
+        raise RunError(f"{path} is gone, and {used}. Restore it, or start a new run: {why}")
     return disk.keep_secret(path)
 
 

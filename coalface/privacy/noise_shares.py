@@ -31,8 +31,8 @@ class RandomBytes(Protocol):
 class NoiseShares:
     """Noise of a secure sum over `size` whole numbers, of which `honest` parties have added N_Z(0, σ²) each.
 
-    What is counted on are those that can be: of n asked with d dropouts and c corrupt parties, n − d − c. More noise
-    than that only protects more. A sum modulo 2^bits is made of the sum, so a wrap-around tells nothing more.
+    What is counted on are those that can be: of n asked with d dropouts and c corrupt parties, n − d − max(c, 1). More
+    noise than that only protects more. A sum modulo 2^bits is made of the sum, so a wrap-around tells nothing more.
 
     Examples:
         >>> NoiseShares.planned(noise_multiplier=1.0, sensitivity=10.0, honest=25, size=4).sigma  # 10 / √25

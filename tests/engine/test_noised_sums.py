@@ -23,11 +23,13 @@ from toys import Control, Moved, Moves, Values
 from coalface.core import codec
 from coalface.core.errors import RecipeError
 from coalface.core.method import Party, step
+from coalface.core.steps import StepDeclaration
 from coalface.engine.local import InProcess
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.request import Request, SumStage, Unanswered
 from coalface.engine.party.sums import SUM, PartySums, seeded_secret
 from coalface.engine.sums.hidden import HiddenMeans
+from coalface.engine.sums.opened import Opened
 from coalface.engine.transport import Reply, RunFailed
 from coalface.experiments.conformance.tiny_federation import Tiny, run, workers
 from coalface.experiments.plan import on_paper, privacy_budget
@@ -50,8 +52,14 @@ BITS = 21
 """Of a clip of 5 in a ring of 32 bits: 5 · 2^21 < 2^24."""
 
 
+def spent(folder: Path) -> list[dict[str, Any]]:
+    """The sums whose vectors were asked for."""
+    return [*Opened(folder / "opened.jsonl").entries.values()]
+
+
 def opened(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "opened.jsonl").read_text().splitlines()]
+    """Those of them that were about to be opened."""
+    return [entry for entry in spent(folder) if "sha256" in entry]
 
 
 def kept_layout(folder: Path) -> bytes:
@@ -146,7 +154,7 @@ def away_singly(gone: dict[str, list[str]]) -> type[InProcess]:
 
 @dataclass(frozen=True, kw_only=True)
 class Replies(Moves):
-    """`silo-1` replies otherwise, the others as ever; `still`: all reply zero."""
+    """`silo-1` replies otherwise, the others as ever; `still`: all reply zero; `diverges`: its loss is not finite."""
 
     otherwise: str = ""
 
@@ -156,6 +164,8 @@ class Replies(Moves):
         if self.otherwise == "still" or (self.otherwise == "zero" and party.name == "silo-1"):
             zeros = {name: torch.zeros_like(tensor) for name, tensor in moved.delta.items()}
             return dataclasses.replace(moved, values=common.values, delta=zeros), control
+        if party.name == "silo-1" and self.otherwise == "diverges":
+            raise FloatingPointError("the training loss is nan")
         if party.name == "silo-1":
             changes: dict[str, Any] = {
                 "": {},
@@ -191,9 +201,10 @@ def test_the_noise_of_an_opened_sum_is_that_of_all_shares_together(
 
 def test_nothing_that_the_server_has_but_the_model_tells_of_a_reply(tmp_path: Path) -> None:
     """Metrics, records of sums, who took part and how many bytes were sent are those of a run where silo-1 replies
-    zero, whatever else it replies: also what is not finite, of a wrong shape, or of no images."""
+    zero, whatever else it replies: also what is not finite, of a wrong shape, of no images, or no more than an error.
+    """
     left = {}
-    for otherwise in ("zero", "", "nan", "shape", "large", "count", "counts", "loss", "losses"):
+    for otherwise in ("zero", "", "nan", "diverges", "shape", "large", "count", "counts", "loss", "losses"):
         folder = tmp_path / (otherwise or "usual")
         sizes: list[tuple[str, int]] = []
 
@@ -216,7 +227,7 @@ def test_nothing_that_the_server_has_but_the_model_tells_of_a_reply(tmp_path: Pa
     assert line["loss"] is None and "cut_off" not in line and line["losses"] == {} and line["failed"] == {}
 
 
-@pytest.mark.parametrize("otherwise", ["nan", "shape", "loss"])
+@pytest.mark.parametrize("otherwise", ["nan", "diverges", "shape", "loss"])
 def test_a_reply_that_cannot_be_summed_counts_as_zero_and_its_party_keeps_its_state(
     tmp_path: Path, otherwise: str
 ) -> None:
@@ -258,19 +269,20 @@ def test_parties_that_drop_out_at_a_stage_leave_noise_enough(
     assert opened(tmp_path)[0]["rho"] == pytest.approx(rho(20, sigma, 14), rel=1e-12)
 
 
-def test_with_one_dropout_more_nothing_is_opened_and_nothing_is_spent(
+def test_with_one_dropout_more_nothing_is_opened_and_what_was_masked_is_spent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But where it is not helped to open: then the sum was about to be, and counts."""
+    """Whose keys come too seldom is asked for no vector."""
     totals = opened_totals(monkeypatch)
-    for stage, spent in (("mask", False), ("unmask", True)):
+    for stage, sums in (("share", 0), ("mask", 1), ("unmask", 1)):
         folder = tmp_path / stage
         transport = away({stage: ["silo-0", "silo-1"]}, rounds=[1])
         ran = run(Moves(rounds=2), folder, FIVE, transport=transport, secure=SECURE, privacy=NOISED, **LOSE)
         assert [line["abandoned"] for line in metrics(folder)] == [True, False]
-        assert len(totals) == 1 and len(opened(folder)) == 1 + spent
-        assert [line["epsilon"] for line in metrics(folder)] == sorted(line["epsilon"] for line in metrics(folder))
-        assert metrics(folder)[0]["epsilon"] == pytest.approx(epsilon_by_hand(0.5) if spent else 0, rel=1e-2)
+        assert len(totals) == 1 and len(spent(folder)) == 1 + sums
+        assert [line["epsilon"] for line in metrics(folder)] == pytest.approx(
+            [epsilon_by_hand(0.5) if sums else 0, epsilon_by_hand(0.5 * (1 + sums))], rel=1e-2
+        )
         assert controls(ran)["silo-2"].rounds == 1
         totals.clear()
 
@@ -312,18 +324,23 @@ def test_the_same_bytes_from_one_worker_and_from_several(tmp_path: Path) -> None
     assert ran[0].bytes() == ran[1].bytes()
 
 
-def hide(place: Path, reply: Moved, secret: bytes = b"a" * 32, z: float = 1.0, **changes: Any) -> Any:
-    """What a party would keep of a reply; and the party's side."""
+def asked(**changes: Any) -> tuple[Request, StepDeclaration, codec.Forms]:
+    """A request to a party, its step, and what the reply looks like."""
     start = {"a": torch.zeros(3), "b": torch.zeros(2, 2, dtype=torch.float64)}
-    privacy = PartyPrivacy(noise_multiplier=z, clip=5.0)
-    sums = PartySums(SECURE, lambda party: secret, place, 0, place, privacy=privacy)
     common = codec.encode(Values(values=start))
     stage = SumStage("advertise", 5, (("values", "images"), ("delta", "parties")))
     about: dict[str, Any] = {"run": "a", "party": "silo-1", "stage": "train", "round": 1, "rounds": 2, "ordinal": 1}
     about |= {"call": 1, "step": "move", "common": common, "each": None, "base": None, "horizon": (0, None)}
     request = Request(**about | {"sum": stage} | changes)
-    like = codec.forms(Moved, [Values(values=start)])
-    return sums, sums.hide(request, Moves().steps["move"][1], reply, like)
+    return request, Moves().steps["move"][1], codec.forms(Moved, [Values(values=start)])
+
+
+def hide(place: Path, reply: Moved, secret: bytes = b"a" * 32, z: float = 1.0, **changes: Any) -> Any:
+    """What a party would keep of a reply; and the party's side."""
+    privacy = PartyPrivacy(noise_multiplier=z, clip=5.0)
+    sums = PartySums(SECURE, lambda party: secret, place, 0, place, privacy=privacy)
+    request, declaration, like = asked(**changes)
+    return sums, sums.hide(request, declaration, reply, like)
 
 
 def moved(by: float) -> Moved:
@@ -403,12 +420,12 @@ def test_epsilon_is_that_worked_by_hand_and_the_plan_says_it(tmp_path: Path) -> 
     ran = run(Moves(rounds=3), tmp_path, FIVE, secure=SECURE, privacy=NOISED)
     assert [line["rho"] for line in opened(tmp_path)] == pytest.approx([0.5] * 3, rel=1e-6)
     assert ran.server.private is not None
-    spent = ran.server.private.epsilon()
-    assert spent == pytest.approx(epsilon_by_hand(1.5), rel=2e-3) and spent == pytest.approx(9.0099, abs=1e-3)
-    assert metrics(tmp_path)[-1]["epsilon"] == spent
+    epsilon = ran.server.private.epsilon()
+    assert epsilon == pytest.approx(epsilon_by_hand(1.5), rel=2e-3) and epsilon == pytest.approx(9.0099, abs=1e-3)
+    assert metrics(tmp_path)[-1]["epsilon"] == epsilon
     world = FIVE()
     planned = on_paper.plan(Moves(rounds=3), world.by_role(), world.backbone, privacy=NOISED, secure=SECURE)
-    assert privacy_budget.spent(NOISED, planned, 3) == pytest.approx(spent, rel=1e-9)
+    assert privacy_budget.spent(NOISED, planned, 3) == pytest.approx(epsilon, rel=1e-9)
 
 
 def test_a_party_in_turn_has_spent_what_it_was_asked_for(tmp_path: Path) -> None:
@@ -446,19 +463,6 @@ def test_of_drawn_parties_the_target_ends_a_run_before_the_sum_that_would_pass_i
         times = [sum(party in line["asked"] for line in opened(folder)) for party in ran.server.parties("trainer")]
         assert max(times) == 2 and ran.server.ended and len(opened(folder)) == len(metrics(folder))
         assert len(metrics(folder)) == 4 or sampling == "fixed"
-
-
-def test_a_party_counts_by_its_own_ledger_and_ends_at_its_target_whatever_the_server_says(tmp_path: Path) -> None:
-    """The server knows no target. Each party masks two vectors; those of a round that is abandoned count."""
-    privacy = dataclasses.replace(NOISED, target_epsilon=epsilon_by_hand(1.0) * 1.01)
-
-    class Both(away({"unmask": ["silo-0", "silo-1"]}, rounds=[1])):  # type: ignore[misc]
-        def __init__(self, setup: Any, world: Any) -> None:
-            super().__init__(dataclasses.replace(setup, privacy=privacy), world)
-
-    run(Moves(rounds=4), tmp_path, FIVE, transport=Both, secure=SECURE, privacy=NOISED, **LOSE)
-    assert [line["abandoned"] for line in metrics(tmp_path)] == [True, False, True, True]
-    assert "target_epsilon" in metrics(tmp_path)[2]["failed"]["silo-3"] and len(opened(tmp_path)) == 2
 
 
 def test_two_sums_a_round_are_two_that_a_party_has_spent(tmp_path: Path) -> None:
@@ -531,6 +535,43 @@ def test_a_vector_that_is_above_its_clip_after_all_does_not_leave(monkeypatch: p
     with pytest.raises(SecureSumError) as caught:
         hide(Path(), moved(100.0))
     assert caught.value.code == "vector"
+
+
+def test_a_norm_whose_square_leaves_64_bits_is_above_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2^16 numbers of 2^24: their squares add up to 2^64, which is 0 there."""
+    from coalface.engine.sums import hidden as module
+
+    size = 1 << 16
+    like = codec.forms(Moved, [Values(values={"a": torch.zeros(size)})])
+    means = HiddenMeans.of(SECURE, Moves().steps["move"][1], (("values", "images"),), like, 5, PartyPrivacy(clip=1.0))
+    monkeypatch.setattr(module.math, "sqrt", lambda number: 1.0)
+    values = {"a": torch.ones(size)}
+    with pytest.raises(SecureSumError) as caught:
+        means.encode_noised(Moved(values=values, delta=values, images=1, loss=0.0), np.random.default_rng)
+    assert caught.value.code == "vector"
+
+
+def test_a_change_that_no_number_can_hold_counts_as_zero() -> None:
+    """1.7e308 is finite, and its difference to −1.7e308 is not. What can be held is scaled, however large."""
+    start = {"a": torch.zeros(3), "b": torch.full((2, 2), -1.7e308, dtype=torch.float64)}
+    like = codec.forms(Moved, [Values(values=start)])
+    means = HiddenMeans.of(SECURE, Moves().steps["move"][1], (("values", "images"),), like, 5, SILENT)
+    for number, void in ((1.7e308, True), (-1.6e308, False)):
+        values = {"a": torch.ones(3), "b": torch.full((2, 2), number, dtype=torch.float64)}
+        vector, why = means.encode_noised(Moved(values=values, delta=values, images=1, loss=0.0), np.random.default_rng)
+        assert bool(why) is void and (not vector[:-1].any() or not void)
+
+
+@pytest.mark.parametrize(("parties", "dropouts"), [(2, 0.0), (3, 0.0), (5, 0.3)])
+def test_a_share_less_is_counted_on_where_no_party_helps_the_server(parties: int, dropouts: float) -> None:
+    """Towards another party the ε is to hold as well, and that one can take its own share off."""
+    like = codec.forms(Moved, [Values(values={"a": torch.zeros(7)})])
+    secure = SecureSettings(dropouts=dropouts, corrupt=0.0)
+    means = HiddenMeans.of(secure, Moves().steps["move"][1], (("values", "images"),), like, parties, NOISED)
+    others = parties - math.floor(dropouts * parties) - 1
+    assert means.noise is not None and means.noise.honest == others
+    without_one = means.noise.sensitivity / (math.sqrt(others) * means.noise.sigma)
+    assert 0.5 * without_one**2 <= 0.5 and means.rho == pytest.approx(0.5, rel=1e-6)
 
 
 @pytest.mark.parametrize(

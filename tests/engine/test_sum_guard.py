@@ -117,3 +117,25 @@ def test_what_was_opened_is_known_to_the_next_process_also_after_a_torn_line(tmp
     again.record(replace(CALL, round=8), SUMS, ["a", "c"])
     again.record(replace(CALL, call=2), SUMS, ["a", "c"])
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [7, 8, 7]
+
+
+def test_what_a_sum_costs_is_written_once_and_before_whom_it_was_opened_over(tmp_path: Path) -> None:
+    path, cost = tmp_path / "opened.jsonl", {"asked": ["a", "b", "c"], "rho": 0.5}
+    for _ in range(2):
+        Opened(path).spend(CALL, **cost)
+    asked = Opened(path)
+    asked.record(CALL, SUMS, ["a", "b"])
+    Opened(path).spend(CALL, **cost)
+    assert ["rho" in json.loads(line) for line in path.read_text().splitlines()] == [True, False]
+    entry = Opened(path).entries["train", 7, 1]
+    assert entry["rho"] == 0.5 and entry["sha256"] == asked.entries["train", 7, 1]["sha256"]
+    for other in ({"rho": 0.25}, {"asked": ["a", "b"]}):
+        with pytest.raises(Abandoned):
+            Opened(path).spend(CALL, **cost | other)
+    before, after = Opened(path), Opened(path)
+    record = before.record_lines()
+    after.spend(replace(CALL, round=8), **cost)
+    after.check(record)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(ValueError, match="not as it was written"):
+        Opened(path).check(record)

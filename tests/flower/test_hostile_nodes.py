@@ -177,6 +177,20 @@ def test_a_party_answers_no_request_of_a_run_that_its_recipe_does_not_name(tmp_p
         assert key in records.read(answered.content)[0]
 
 
+def test_a_party_answers_no_request_whose_numbers_are_called_otherwise(tmp_path: Path) -> None:
+    """1.0 and true are equal to 1: as a round of their own they would be answered once more."""
+    grids: list[InProcessGrid] = []
+    method, build = recipe("fedavg", rounds=1)
+    run(method, tmp_path, build, transport=over_flower(grids=grids))
+    request = grids[0].first_request()
+    values, data = records.read(request.content)
+    for name in ("round", "rounds", "ordinal", "call"):
+        for alias in (float(values[name]), bool(values[name]), str(values[name])):
+            request.content = records.write({**values, name: alias}, data)
+            answered = grids[0].apps[1000](request, grids[0].contexts[1000])
+            assert records.read(answered.content)[0] == {"failed": "TypeError"}
+
+
 def test_a_hostile_server_is_answered_and_leaves_the_node_as_it_was(tmp_path: Path) -> None:
     grids: list[InProcessGrid] = []
     method, build = recipe("fedavg", rounds=1)

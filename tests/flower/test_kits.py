@@ -184,6 +184,19 @@ def test_kits_hold_their_nodes_to_the_secure_sums_of_the_recipe(kits: Path, tmp_
         assert ("secure sums" in (folder / "parties" / "silo-00" / "README.md").read_text()) is bool(pinned)
 
 
+@pytest.mark.parametrize("target", [None, 8.0])
+def test_the_paper_of_a_kit_says_what_bounds_the_noised_vectors_of_its_node(
+    tmp_path: Path, target: float | None
+) -> None:
+    file = write_federation(tmp_path)
+    privacy = {"secure": True, "dp": {"noise_multiplier": 2.0, "target_epsilon": target}}
+    tree = yaml.safe_load((tmp_path / "recipe.yaml").read_text()) | {"privacy": privacy}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    kit = provisioning.make(file, tmp_path / "kits", NOW) / "parties" / "silo-00"
+    assert ("target_epsilon=8.0" in (kit / "start.sh").read_text()) is bool(target)
+    assert ("has no `target_epsilon`" in (kit / "README.md").read_text()) is not bool(target)
+
+
 def test_the_operators_scripts_register_every_key_and_reach_the_superlink(
     kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

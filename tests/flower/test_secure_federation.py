@@ -17,7 +17,7 @@ from federations import FACES, SILOS, Standing, digests
 from grids import InProcessGrid, run_recipe
 from tinyruns import Silent
 
-from coalface.core.errors import RecipeError
+from coalface.core.errors import RunError
 from coalface.engine.party.commits import Commit, LockedCommit
 from coalface.engine.party.sums import HiddenReply
 from coalface.engine.transport import RunFailed
@@ -49,6 +49,12 @@ def keyed(folder: Path) -> tuple[dict[str, str], dict[str, bytes]]:
     public = {party: key.public_pem for party, key in keys.items()}
     (folder / "names.json").write_text(json.dumps({party: key.hex() for party, key in public.items()}))
     return {"names": str(folder / "names.json"), "sign": str(folder / "{party}.key")}, public
+
+
+def kit(folder: Path) -> dict[str, str]:
+    """The configuration of silo-00's node, but for what it is held to."""
+    keys = {key: value.format(party="silo-00") for key, value in keyed(folder)[0].items()}
+    return {"party": "silo-00", "home": str(folder / "home"), **keys}
 
 
 def states(homes: Mapping[str, Path]) -> dict[tuple[str, str], bytes]:
@@ -136,7 +142,7 @@ def test_a_node_takes_part_in_no_run_that_hides_less_than_it_asks_for(
 ) -> None:
     """The server changes the recipe as it likes, by a run's configuration."""
     node_config = {"party": "silo-00", "home": str(tmp_path / "home"), "secure": True, "dropouts": 0.3, "corrupt": 0.1}
-    with nullcontext() if joins else pytest.raises(RecipeError) as refused:
+    with nullcontext() if joins else pytest.raises(process.Unprotected) as refused:
         assert process.take(recipe, node_config, changes).name == "silo-00"
     assert joins or refused.value.where == "privacy.secure"
 
@@ -147,7 +153,7 @@ def test_a_node_takes_part_in_no_run_that_hides_less_than_it_asks_for(
         ({}, True),
         ({"privacy.dp.noise_multiplier": 3.0}, True),
         ({"privacy.dp.target_epsilon": 5.0}, True),
-        ({"privacy.dp": None}, False),
+        ({"privacy.dp": "null"}, False),
         ({"privacy.dp.noise_multiplier": 1.9}, False),
         ({"privacy.dp.delta": 1e-3}, False),
         ({"privacy.dp.target_epsilon": 9.0}, False),
@@ -159,10 +165,43 @@ def test_a_node_takes_part_in_no_run_with_less_noise_than_its_kit_says(
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"privacy": JOINED}))
     loaded = loader.load(tmp_path / "recipe.yaml")
     words = dict(word.split("=") for word in kit_texts.pins(loaded.privacy))
-    node_config = {"party": "silo-00", "home": str(tmp_path / "home"), **words}
-    with nullcontext() if joins else pytest.raises(RecipeError) as refused:
+    node_config = kit(tmp_path) | words
+    with nullcontext() if joins else pytest.raises(process.Unprotected) as refused:
         assert process.take(tmp_path / "recipe.yaml", node_config, changes).name == "silo-00"
     assert joins or refused.value.where == "privacy.dp"
+
+
+NO_NOISE, NO_SUMS = {"privacy.dp": "null"}, {"privacy.dp": "null", "privacy.secure": False}
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "where"),
+    [
+        ("corrupt=0.1", NO_SUMS, "privacy.secure"),
+        ("dropouts=0.3", {"privacy.secure.dropouts": 0.32}, "privacy.secure"),
+        ("noise_multiplier=2.0", NO_SUMS, "privacy.secure"),
+        ("noise_multiplier=2.0", {"privacy.secure": False}, "privacy.secure"),
+        ("delta=1e-5", NO_NOISE, "privacy.dp"),
+        ("delta=1e-5", {"privacy.dp.delta": 1e-4}, "privacy.dp"),
+        ("target_epsilon=8.0", NO_NOISE, "privacy.dp"),
+        ("target_epsilon=8.0", {"privacy.dp.target_epsilon": 1e6}, "privacy.dp"),
+        ("target_epsilon=8.0", {"privacy.dp.target_epsilon": "null"}, "privacy.dp"),
+        ("secure=true noise_multiplier=2.0", NO_NOISE, "privacy.dp"),
+        ("names= noise_multiplier=2.0", {}, "privacy.dp"),
+        ("names= secure=true", {}, None),
+        ("noise_multiplier=2.0", {"privacy.dp.target_epsilon": "null"}, None),
+        ("secure=true", NO_NOISE, None),
+        ("", NO_SUMS, None),
+    ],
+)
+def test_each_word_of_a_nodes_configuration_holds_by_itself(
+    tmp_path: Path, words: str, changes: dict[str, Any], where: str | None
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"privacy": JOINED}))
+    node_config = kit(tmp_path) | dict(word.split("=") for word in words.split())
+    with nullcontext() if where is None else pytest.raises(process.Unprotected) as refused:
+        assert process.take(tmp_path / "recipe.yaml", node_config, changes).name == "silo-00"
+    assert where is None or refused.value.where == where
 
 
 def test_over_flower_the_noise_is_the_parties_and_is_counted_as_here(
@@ -185,9 +224,32 @@ def test_over_flower_the_noise_is_the_parties_and_is_counted_as_here(
             summary = json.loads((out / "there" / "summary.json").read_text())["privacy"]
             spent.append((summary["epsilon"], summary["sums"], summary["noise"]))
             assert not (out / "there" / "noise.key").exists() or place != "here"
+    (out / "there" / "noise.key").unlink()  # nothing was noised with it, and it is missed
+    with pytest.raises(RunError, match="the parties of this run were drawn with it"):
+        signed_run(recipe, out, monkeypatch)
     assert len(models) == 3 + 1
     assert len({epsilon for epsilon, *_ in spent[:3]}) == 1 and 0 < spent[0][0] < 8
     assert [noise for *_, noise in spent] == ["seed", "shares", "shares", "seed", "shares"]
+
+
+def test_a_nodes_target_holds_over_all_runs_whatever_they_are_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rounds are all that it has room for; another name and seed are other work with noise of its own."""
+    dp = JOINED["dp"] | {"target_epsilon": 3.5}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"privacy": JOINED | {"dp": dp}}))
+    node_config, public = keyed(tmp_path)
+    monkeypatch.setenv("COALFACE_KEYS", str(tmp_path / "names.json"))
+    pins = dict(word.split("=") for word in kit_texts.pins(loader.load(tmp_path / "recipe.yaml").privacy))
+    for name, ends in (("faces", nullcontext()), ("others", pytest.raises(RunFailed))):
+        config: dict[str, Any] = {"name": name, "out": str(tmp_path / name), "seed": len(name)}
+        with ends:
+            run_recipe(
+                tmp_path / "recipe.yaml", tmp_path / "homes", SILOS, {**node_config, **pins}, keys=public, **config
+            )
+    entries = (tmp_path / "homes" / "silo-00" / ".opened" / "silo-00.jsonl").read_text().splitlines()
+    assert sum("rho" in json.loads(entry) for entry in entries) == 2
+    assert not (tmp_path / "others" / "opened.jsonl").exists()
 
 
 def test_no_party_tells_the_server_how_much_it_has(

@@ -21,7 +21,11 @@ from coalface.training.local_work import LocalTraining
     ("settings", "where"),
     [
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
+        ({"noise_multiplier": math.inf}, "noise_multiplier"),
         ({"clip": 0.0}, "clip"),
+        ({"clip": 1e-310}, "clip"),
+        ({"clip": math.inf}, "clip"),
+        ({"target_epsilon": math.inf}, "target_epsilon"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1.0}, "delta"),
         ({"target_epsilon": 0.0}, "target_epsilon"),

@@ -67,6 +67,8 @@ def test_a_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
 def test_a_secret_that_is_gone_or_cut_is_not_made_anew(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is gone, and sums of this run were noised with it"):
         keep_secret(tmp_path, begun=True)
+    with pytest.raises(RunError, match="is gone, and the parties of this run were drawn with it"):
+        keep_secret(tmp_path, begun=True, shares=True)
     (tmp_path / noise.FILE).write_bytes(b"short")
     with pytest.raises(RunError, match="has 5 bytes, and had 32"):
         keep_secret(tmp_path, begun=True)

@@ -20,7 +20,7 @@ from coalface.core import codec, compression
 from coalface.core.compression import Updates
 from coalface.core.disk import flush_folder
 from coalface.core.method import Method, Party, Tensors
-from coalface.core.steps import plays
+from coalface.core.steps import StepDeclaration, plays
 from coalface.engine.party.commit_folder import CommitFolder
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, write_commit
 from coalface.engine.party.data_identity import data_identity, difference
@@ -127,15 +127,15 @@ class PartyExecutor:
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (reply := saved.read(REPLY)) is not None:
                     return codec.Encoded(reply), lambda: None
-            repeated: codec.Encoded = self._run(request, self.commits.base(request.base, commits))[0]
+            repeated = self._train(request, self.commits.base(request.base, commits))[0]
             self._check_repeated(request, repeated, saved)
             return self._leaving(request, repeated)[0], lambda: None
-        self._check_releases(request)
+        self._check_targets(request)
         base = self.commits.base(request.base, commits)
         started = time.perf_counter()
-        encoded, private_state, protections = self._run(request, base)
+        reply, private_state, protections = self._train(request, base)
         costly = time.perf_counter() - started >= COSTLY
-        encoded, hidden = self._leaving(request, encoded)
+        encoded, hidden = self._leaving(request, reply)
         void = hidden is not None and hidden.void and self.context.group(self.name) is None
         parts = self._parts(base, None if void else private_state)
         if parts:
@@ -162,21 +162,34 @@ class PartyExecutor:
 
         return encoded, commit
 
-    def _leaving(self, request: Request, encoded: codec.Encoded) -> tuple[codec.Encoded, HiddenReply | None]:
+    def _train(self, request: Request, base: Commit) -> tuple[Any, Any, dict[str, str]]:
+        """As `_run`, with the error in place of the reply where numbers ran out of range and noise hides who replied.
+
+        Whether a party answers then must not depend on its images, and such a reply counts as zero.
+        """
+        try:
+            return self._run(request, base)
+        except StepFailed as error:
+            sums, cause = self.context.sums, error.__cause__
+            alone = self.context.group(self.name) is None  # the others have kept nothing that could be named
+            if isinstance(cause, FloatingPointError) and sums is not None and sums.privacy is not None and alone:
+                return cause, None, {}
+            raise
+
+    def _leaving(self, request: Request, reply: Any) -> tuple[codec.Encoded, HiddenReply | None]:
         """What leaves of a step's reply at once, and what of it the commit keeps: the reply itself, and nothing.
 
         In a secure sum they are the party's keys for it, and the reply as a vector.
         """
         if (sums := self.context.sums) is None:
-            return encoded, None
+            return reply, None
         from coalface.engine.party import sums as secure  # cryptography, which it needs, is an extra
 
         declaration = self.context.method.steps[request.step][1]
-        reply: Any = declaration.reply
-        pairs = ((request.each, declaration.each), (request.common, declaration.common))
-        sent: list[Any] = [m.message(cls) for m, cls in pairs if m is not None and cls is not None]
+        cls: Any = declaration.reply
         try:
-            hidden = sums.hide(request, declaration, codec.decode(encoded.data, reply), codec.forms(reply, sent))
+            message = codec.decode(reply.data, cls) if isinstance(reply, codec.Encoded) else reply
+            hidden = sums.hide(request, declaration, message, _forms(request, declaration))
         except (ValueError, KeyError) as error:  # the server may ask for the mean of a field that is empty
             raise Withheld(f"{request.where}: {error}") from error
         if hidden.void:
@@ -197,8 +210,6 @@ class PartyExecutor:
             raise Withheld(f"{request.where}: the party has not run this step from the state that is named")
         try:
             hidden = secure.HiddenReply.read(commit)
-            if stage == "mask":
-                self.context.sums.check_target(hidden, self.ledger)
             member = hidden.member(self.name, self.context.sums.secret(self.name), request.base)
             reply = secure.answer(self.context.sums, hidden, member, request)
         except ValueError as error:
@@ -215,14 +226,21 @@ class PartyExecutor:
 
         return reply, write
 
-    def _check_releases(self, request: Request) -> None:
-        """Raise StepFailed where the templates of a reply would leave once more than their target allows."""
-        templates, known = self.context.templates, self.context.method.steps.get(request.step)
-        if templates is not None and known is not None:
+    def _check_targets(self, request: Request) -> None:
+        """Raise StepFailed where what the step would send may not leave any more: templates, or a vector with noise."""
+        templates, sums = self.context.templates, self.context.sums
+        if (known := self.context.method.steps.get(request.step)) is None:
+            return
+        if templates is not None:
             try:
                 templates.check_target(known[1].reply, self.ledger)
             except ValueError as error:
                 raise StepFailed(f"{request.where}: {error}") from error
+        if sums is not None and sums.has_target:
+            try:
+                sums.check_target(request, known[1], _forms(request, known[1]))
+            except (ValueError, KeyError) as error:
+                raise Withheld(f"{request.where}: {error}") from error
 
     def _check_repeated(self, request: Request, reply: codec.Encoded, saved: Commit) -> None:
         """Raise Withheld where templates would leave again, with other noise than the ledger has of the request."""
@@ -363,6 +381,13 @@ class PartyExecutor:
             stored = (base or self.commits.base(request.base)).read(declaration.own.__name__)
             arguments["own"] = codec.decode(stored, declaration.own) if stored is not None else None
         return arguments
+
+
+def _forms(request: Request, declaration: StepDeclaration) -> codec.Forms:
+    """What the reply to a request looks like."""
+    reply: Any = declaration.reply
+    pairs = ((request.each, declaration.each), (request.common, declaration.common))
+    return codec.forms(reply, [m.message(cls) for m, cls in pairs if m is not None and cls is not None])
 
 
 def _about(request: Request) -> dict[str, str | int]:

@@ -90,6 +90,8 @@ def _request(service: PartyService, values: Said, data: Data) -> Request:
         raise ValueError(f"a request for {values['party']} came to {service.name}: it is left alone")
     if values["run"] != service.run:  # under another name a party would answer again what binds it
         raise ValueError(f"a request of the run {str(values['run'])[:80]!r} came to {service.run!r}: it is left alone")
+    if wrong := [name for name in ("round", "rounds", "ordinal", "call") if type(values[name]) is not int]:
+        raise TypeError(f"{wrong[0]} is {values[wrong[0]]!r}, and no whole number: the request is left alone")
     common, each = (codec.Encoded(bytearray(data[name])) if name in data else None for name in ("common", "each"))
     ordinal, checkpointed = values["horizon"]
     values = {**values, "base": _commit(values["base"]), "horizon": (ordinal, _commit(checkpointed))}

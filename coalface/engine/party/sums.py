@@ -19,13 +19,13 @@ from coalface.core.steps import StepDeclaration
 from coalface.engine.party.commits import Commit
 from coalface.engine.party.request import Request, Withheld
 from coalface.engine.sums.hidden import HiddenMeans
-from coalface.privacy import ledger, noise
+from coalface.privacy import noise
 from coalface.privacy.accountant import concentrated_epsilon
 from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.secure import NOISED, SecureSettings
 from coalface.privacy.secure_sums import client, messages
 from coalface.privacy.secure_sums.client import Sign, Verify
-from coalface.privacy.secure_sums.context import SumContext, joined
+from coalface.privacy.secure_sums.context import SecureSumError, SumContext, joined
 from coalface.privacy.secure_sums.guard import Answers
 from coalface.privacy.secure_sums.keys import Member, derive
 from coalface.privacy.secure_sums.masks import RINGS
@@ -47,9 +47,12 @@ class PartySums:
     seed: int
     """Of the run: what a step draws follows from it."""
     every_run: Path
-    """Holds `NAME.jsonl`, over whom each party has helped to open a sum, whatever name the run had."""
+    """Holds `NAME.jsonl`: over whom each party has helped to open sums, and the ρ of the vectors that have left it,
+    whatever names the runs had."""
     sign: Sign | None = None
     verify: Verify | None = None
+    known: frozenset[str] | None = None
+    """The parties whose keys this one has, where it verifies: nobody else may take part."""
     flush: bool = False
     privacy: PartyPrivacy | None = None
     """With which each vector is clipped and has the party's share of noise in it."""
@@ -67,34 +70,56 @@ class PartySums:
         digest = hashlib.sha256(joined(*sorted(survivors), *noised)).digest()
         _answers(self.every_run / f"{party}.jsonl", self.flush).record(hidden.work, "parties", digest)
 
-    def check_target(self, hidden: HiddenReply, path: Path) -> None:
-        """Raise ValueError where a vector would leave once more than the target of `privacy.dp` allows, by the ledger.
+    def spend(self, hidden: HiddenReply, party: str) -> None:
+        """Write down the ρ of a vector that is about to leave, in a round that is abandoned as well.
 
-        So a party need not rely on the server to count. It counts what has left in a round that was abandoned too.
+        Raises SecureSumError (`target`) where all runs together would pass the target of `privacy.dp`: so a party need
+        not rely on the server to count. The same vector of the same work, with the same noise, counts once.
         """
+        if hidden.rho:
+            digest = hashlib.sha256(joined(hidden.context.layout, hidden.vector.data.cast("B").tobytes())).digest()
+            answers = _answers(self.every_run / f"{party}.jsonl", self.flush)
+            answers.spend(hidden.work, digest, hidden.rho, self._check_target)
+
+    def check_target(self, request: Request, declaration: StepDeclaration, like: codec.Forms) -> None:
+        """Raise SecureSumError (`target`) where the vector of a step that is about to run could not leave."""
+        spent = _answers(self.every_run / f"{request.party}.jsonl", self.flush).spent(but=self._work(request))
+        self._check_target(spent + self._hidden(request, declaration, like).rho)
+
+    @property
+    def has_target(self) -> bool:
+        return self.privacy is not None and self.privacy.target_epsilon is not None
+
+    def _check_target(self, rho: float) -> None:
         target = None if self.privacy is None else self.privacy.target_epsilon
-        if self.privacy is None or target is None or hidden.rho is None:
+        if self.privacy is None or target is None:
             return
-        lines = (line for _, line in ledger.lines(path) if "rho" in line) if path.exists() else ()
-        spent = {(line["stage"], line["round"], line["call"]): float(line["rho"]) for line in lines}
-        spent[hidden.context.stage, hidden.context.round, hidden.context.call] = hidden.rho
-        if (epsilon := concentrated_epsilon(sum(spent.values()), self.privacy.delta)) > target:
-            raise ValueError(
-                f"by what has left this party ε would be {epsilon:.4g} at δ = {self.privacy.delta:g}, and "
-                f"privacy.dp.target_epsilon is {target:g}"
+        if (epsilon := concentrated_epsilon(rho, self.privacy.delta)) > target:
+            raise SecureSumError(
+                "target",
+                f"by what has left this party in all runs ε would be {epsilon:.4g} at δ = {self.privacy.delta:g}, and "
+                f"privacy.dp.target_epsilon is {target:g}",
             )
+
+    def _hidden(self, request: Request, declaration: StepDeclaration, like: codec.Forms) -> HiddenMeans:
+        assert request.sum is not None
+        return HiddenMeans.of(self.settings, declaration, request.sum.means, like, request.sum.asked, self.privacy)
+
+    def _work(self, request: Request) -> str:
+        return json.dumps([self.seed, *request.work])
 
     def hide(self, request: Request, declaration: StepDeclaration, reply: Any, like: codec.Forms) -> HiddenReply:
         """The reply of a step, hidden. Raises Refused or SecureSumError where it cannot be summed.
 
+        With noise that is so of no reply, nor of the FloatingPointError that a step ended with: it counts as zero.
+
         Its noise follows from the party's secret, the work, and the vector without noise: the same vector of the same
         work has the same, any other one has noise that has nothing to do with it.
         """
-        assert request.sum is not None
-        hidden = HiddenMeans.of(self.settings, declaration, request.sum.means, like, request.sum.asked, self.privacy)
+        hidden = self._hidden(request, declaration, like)
         context = hidden.context(self.settings, request.run, request.stage, request.round, request.call)
         digest = hashlib.sha256(request.content.encode()).hexdigest()
-        work = json.dumps([self.seed, *request.work])
+        work = self._work(request)
 
         def stream(vector: memoryview) -> noise.KeyStream:
             secret = derive(self.secret(request.party), "shares of noise")
@@ -166,6 +191,8 @@ def answer(sums: PartySums, hidden: HiddenReply, member: Member, request: Reques
     assert request.sum is not None and request.common is not None and request.each is not None
     sets, own = request.common.message(messages.Parties), request.each.message(messages.Neighbours)
     names = messages.unpack_names(sets.names)
+    if sums.known is not None and (strangers := set(names) - sums.known):
+        raise SecureSumError("unknown", "this party has no key of it, so nobody knows who it is", min(strangers))
     roster = read_roster(member.context, names)
     neighbours = roster.neighbours(member.name) if member.name in roster.points else []
     adverts = messages.unpack_rows(neighbours, own.adverts)
@@ -178,6 +205,7 @@ def answer(sums: PartySums, hidden: HiddenReply, member: Member, request: Reques
             sharers = messages.unpack_names(sets.sharers)
             answers = sums.answers(member.name)
             masked = client.mask(member, names, adverts, sharers, hidden.vector, answers, sums.verify)
+            sums.spend(hidden, member.name)
             message = messages.Masked(vector=torch.from_numpy(masked))
         case "confirm" if sums.sign is not None:
             sharers, survivors = messages.unpack_names(sets.sharers), messages.unpack_names(sets.survivors)

@@ -110,9 +110,8 @@ class HiddenMeans:
             for path, tensor in like[field].tensors.items()
             if tensor.is_floating_point()
         }
-        bits, shares = plan_shares(
-            privacy.noise_multiplier, clip, parties, parties - dropouts - corrupt, sum(sizes.values())
-        )
+        honest = parties - dropouts - max(corrupt, 1)  # towards another party, which knows its own share
+        bits, shares = plan_shares(privacy.noise_multiplier, clip, parties, honest, sum(sizes.values()))
         means = {PARTIES: HiddenMean({path: Summand(size, clip, bits) for path, size in sizes.items()}, 1)}
         noise = shares if sizes and privacy.noise_multiplier else None
         layout = Layout(means, parties, 0 if noise is None else noise.room(parties))
@@ -203,26 +202,29 @@ class HiddenMeans:
     def encode_noised(self, message: Any, stream: Callable[[memoryview], RandomBytes]) -> tuple[NDArray[Any], str]:
         """A party's vector, clipped and with its noise, and why the reply counts as zero; empty where it counts.
 
-        A reply that cannot be summed is one of zero: whether a party answers must not depend on its images. `stream`
-        gives the noise of a vector, by its bytes.
+        A reply that cannot be summed is one of zero, as is a FloatingPointError in its place: whether a party answers
+        must not depend on its images. `stream` gives the noise of a vector, by its bytes.
         """
         assert self.clip is not None
         (mean,) = self.layout.means.values()
         try:
+            if isinstance(message, FloatingPointError):
+                raise codec.Refused(f"numbers ran out of range: {message}")
             codec.validate(message, self.like)
             changes, why = {p: c for field in self.fields for p, c in self._changes(field, message).items()}, ""
+            if infinite := [path for path, change in changes.items() if not np.isfinite(change).all()]:
+                raise codec.Refused(f"{infinite[0]} is not finite, as a difference to what was sent")
         except (codec.Refused, KeyError) as error:
             changes, why = {path: np.zeros(summand.size) for path, summand in mean.tensors.items()}, str(error)
-        with np.errstate(
-            over="ignore"
-        ):  # of float64 numbers, whose squares may be infinite: they are scaled to nothing
+        with np.errstate(over="ignore"):  # squares of float64 numbers may be infinite: these are scaled to nothing
             norm = math.sqrt(sum(float(np.square(change, dtype=np.float64).sum()) for change in changes.values()))
         scale = min(1.0, self.clip / norm) if norm else 1.0
         vector, _ = self.layout.encode({PARTIES: ({p: c.astype(np.float64) * scale for p, c in changes.items()}, 1)})
         if self.noise is None:
             return vector, why
-        whole = vector.view(signed(vector.dtype))[:-1].astype(np.int64)
-        if int(whole @ whole) > self.noise.sensitivity**2:  # what is proven of the noise rests on this alone
+        whole, most = vector.view(signed(vector.dtype))[:-1].astype(np.int64), self.noise.sensitivity**2
+        # what is proven of the noise rests on this alone; up to 2 `most` a sum of squares does not leave 64 bits
+        if float(np.square(whole, dtype=np.float64).sum()) > 2 * most or int(whole @ whole) > most:
             raise SecureSumError("vector", f"its norm is above {self.clip:g} after it was clipped to that")
         share = noise_share(self.noise.size, self.noise.sigma, stream(vector.data.cast("B")))
         vector[:-1] += share.astype(vector.dtype)

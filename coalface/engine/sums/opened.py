@@ -1,4 +1,4 @@
-"""The record of whose replies a sum was opened over, on the disk before it is opened."""
+"""The record of whose replies a sum was opened over, and of what it costs, on the disk before that is so."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ _DIFFERENCE = (
 class Opened:
     """A line of `path` for every call that had a `Mean(once=True)`, or whose sums were noised.
 
+    Where parties add the noise, another one before it says what the sum costs.
+
     It outlives a kill, and no resume cuts it back. `again` says why a call is not made once more in another way.
     """
 
     def __init__(self, path: Path, again: str = _DIFFERENCE) -> None:
         self.path, self._again = path, again
         self.entries: dict[tuple[str, int, int], dict[str, Any]] = {}
-        """(stage, round, call) -> its line, in their order."""
+        """(stage, round, call) -> what its lines say, in their order."""
+        self._lines: list[dict[str, Any]] = []
         if path.exists():
             data = path.read_bytes()
             whole = data.rfind(b"\n") + 1
@@ -38,8 +41,7 @@ class Opened:
                 os.truncate(path, whole)
             try:
                 for line in data[:whole].decode().splitlines():
-                    entry = json.loads(line)
-                    self.entries[entry["stage"], entry["round"], entry["call"]] = entry
+                    self._take_up(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError):
                 raise self._damaged() from None
 
@@ -51,24 +53,44 @@ class Opened:
         Two sums of the same round differ by the replies of those who came or went, so that these could be solved for.
         `content` names the numbers of the sums, where they are noised, and `noised` says how.
         """
-        call_key = (call.stage, call.round, call.call)
         means = [dataclasses.replace(mean, by=_plain(mean.by)) for mean in aggregate]
         about: dict[str, Any] = {"arrived": sorted(arrived), "means": [dataclasses.asdict(mean) for mean in means]}
         about |= {"content": content} if content else {}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-        if call_key not in self.entries:
-            entry = {"stage": call.stage, "round": call.round, "call": call.call, "sha256": digest} | noised
-            with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(entry) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            self.entries[call_key] = entry
-        elif self.entries[call_key]["sha256"] != digest:
+        recorded = self.entries.get((call.stage, call.round, call.call), {}).get("sha256")
+        if recorded is None:
+            self._write(call, {"sha256": digest} | noised)
+        elif recorded != digest:
             raise Abandoned(f"step {call.step}: before the run was resumed {self._again}")
+
+    def spend(self, call: Call, **noised: Any) -> None:
+        """Write down what a sum costs, before its parties are asked for vectors with noise in them.
+
+        What leaves them is spent, also where the sum is never opened. Raises Abandoned where this call had another cost
+        before.
+        """
+        entry = self.entries.get((call.stage, call.round, call.call))
+        if entry is None:
+            self._write(call, noised)
+        elif any(entry.get(name) != value for name, value in noised.items()):
+            raise Abandoned(f"step {call.step}: before the run was resumed {self._again}")
+
+    def _write(self, call: Call, about: Mapping[str, Any]) -> None:
+        line = {"stage": call.stage, "round": call.round, "call": call.call, **about}
+        with writing(self.path), open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._take_up(line)
+
+    def _take_up(self, line: dict[str, Any]) -> None:
+        self._lines.append(line)
+        key = line["stage"], line["round"], line["call"]
+        self.entries[key] = self.entries.get(key, {}) | line
 
     def record_lines(self) -> dict[str, Any]:
         """What a checkpoint holds of them."""
-        return {"lines": len(self.entries), "sha256": self._hash(len(self.entries))}
+        return {"lines": len(self._lines), "sha256": self._hash(len(self._lines))}
 
     def check(self, record: Mapping[str, Any] | None) -> None:
         """Raise ValueError where lines that a checkpoint knows of were removed or changed."""
@@ -82,7 +104,7 @@ class Opened:
         )
 
     def _hash(self, lines: int) -> str:
-        return hashlib.sha256(json.dumps(list(self.entries.values())[:lines]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._lines[:lines]).encode()).hexdigest()
 
 
 def _plain(by: str | Mapping[str, float] | None) -> str | dict[str, float] | None:

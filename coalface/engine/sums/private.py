@@ -86,7 +86,7 @@ class PrivateSums:
         return ClippedSums(self, call, means, len(everyone), codec.forms(reply, [common]), line)
 
     def admit(self, call: Call, rho: float) -> dict[str, Any]:
-        """What the line of a secure sum of so much ρ says, once it is opened. Raises TargetReached."""
+        """What the line of a secure sum of so much ρ says, before its vectors are asked for. Raises TargetReached."""
         line = {"drawn": _as_line(self.draws.of(call.to)), "asked": [*call.to], "rho": _number(rho)}
         if (call.stage, call.round, call.call) not in self.opened.entries:
             self._check_target([line])

@@ -76,10 +76,13 @@ class SecureReplies(Replies):
         self._asked = SumStage("advertise", len(call.to), asked)
         self._stage, self._first = "advertise", dict[str, Request]()
 
-    def stages(self, requests: Iterable[Request], settle: Callable[[], None]) -> Iterator[Iterable[Request]]:
+    def stages(
+        self, requests: Iterable[Request], spend: Callable[[], None], settle: Callable[[], None]
+    ) -> Iterator[Iterable[Request]]:
         """The requests of each stage, whose replies are to be taken in before the next stage is asked for.
 
-        `settle` is called once it is known whose vectors count, before anything is opened. Raises Abandoned.
+        `spend` is called before any vector is asked for, `settle` once it is known whose count, before anything is
+        opened. Raises Abandoned.
         """
         yield self._begin(requests)
         names, adverts = self._sum.share_requests()
@@ -91,6 +94,7 @@ class SecureReplies(Replies):
         sharers = self._sum.mask_requests()
         packed_sharers = messages.pack_names(sharers)
         parties = messages.Parties(names=packed_names, sharers=packed_sharers)
+        spend()
         yield self._requests("mask", parties, sharers, lambda n: {"adverts": packed_adverts[n]})
         survivors = self._sum.survivors()
         self.arrived = survivors

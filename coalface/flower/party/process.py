@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -41,6 +42,9 @@ SECRET = "sums.key"
 """In a party's folder of a run: what its keys of secure sums follow from."""
 OPENED = ".opened"
 """In a party's home: over whom it has helped to open sums, in all runs, none of which can be called so."""
+
+SUM_PINS, NOISE_PINS = ("secure", "dropouts", "corrupt"), ("noise_multiplier", "delta", "target_epsilon")
+"""Words of a node's configuration: by any of them it takes part in secure sums alone, by the latter only with noise."""
 
 
 def answers(
@@ -84,31 +88,46 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     return PartyService(name, member, context, loaded.name, public=public, code=provenance.code_digest(loaded))
 
 
+class Unprotected(RecipeError):
+    """A run hides less than its party's node is held to."""
+
+
 def _check_pinned(privacy: Privacy, node_config: Mapping[str, Any]) -> None:
-    """Raise RecipeError where a run hides less than the node's configuration asks for: the server changes recipes."""
-    if not node_config.get("secure"):
+    """Raise Unprotected where a run hides less than the node's configuration asks for: the server changes recipes.
+
+    Any of the words is a pin. Those of the noise need secure sums, and the parties' keys.
+    """
+    pins = {word: node_config[word] for word in (*SUM_PINS, *NOISE_PINS) if node_config.get(word, False) is not False}
+    secure, dp, noised = privacy.secure, privacy.dp, pins.keys() & NOISE_PINS
+    if not pins:
         return
-    secure, dp = privacy.secure, privacy.dp
-    dropouts, corrupt = (float(node_config.get(key, getattr(SecureSettings, key))) for key in ("dropouts", "corrupt"))
+    dropouts, corrupt = (float(pins.get(key, getattr(SecureSettings, key))) for key in ("dropouts", "corrupt"))
     if secure is None or secure.dropouts > dropouts or secure.corrupt < corrupt:
-        raise RecipeError(
+        raise Unprotected(
             f"this node takes part in secure sums alone, with dropouts up to {dropouts:g} and corrupt {corrupt:g} or "
             "more, and the run has others or none: have it run by the recipe that the parties agreed to, or begin the "
-            "node with another configuration (secure, dropouts, corrupt)",
+            f"node with another configuration ({', '.join(pins)})",
             where="privacy.secure",
         )
-    noise, delta, target = (node_config.get(key) for key in ("noise_multiplier", "delta", "target_epsilon"))
-    if noise is not None and (
+    if noised and not node_config.get("names"):
+        raise Unprotected(
+            "this node's vectors leave with noise, of which its own is a share, and without the parties' keys a server "
+            "could take all others' places: begin the node with names=… and sign=… as its kit does",
+            where="privacy.dp",
+        )
+    noise, delta = (float(pins.get(key, default)) for key, default in (("noise_multiplier", 0), ("delta", 1)))
+    target = float(pins.get("target_epsilon", math.inf))
+    if noised and (
         dp is None
-        or dp.noise_multiplier < float(noise)
-        or (delta is not None and dp.delta > float(delta))
-        or (target is not None and (dp.target_epsilon is None or dp.target_epsilon > float(target)))
+        or dp.noise_multiplier < noise
+        or dp.delta > delta
+        or (target < math.inf and (dp.target_epsilon is None or dp.target_epsilon > target))
     ):
-        ends = "" if target is None else f", that ends at ε = {float(target):g} for δ = {float(delta or 0):g}"
-        raise RecipeError(
-            f"this node's vectors leave with noise of {float(noise):g} or more times the clip{ends}, and the run has "
-            "less or none: have it run by the recipe that the parties agreed to, or begin the node with another "
-            "configuration (noise_multiplier, delta, target_epsilon)",
+        ends = "" if target == math.inf else f", that ends at ε = {target:g} for δ = {delta:g}"
+        raise Unprotected(
+            f"this node's vectors leave with noise of {noise:g} or more times the clip{ends}, and the run has less or "
+            "none: have it run by the recipe that the parties agreed to, or begin the node with another configuration "
+            f"({', '.join(pins)})",
             where="privacy.dp",
         )
 
@@ -136,7 +155,8 @@ def _sums(sums: PartySums, folder: Path, node_config: Mapping[str, Any]) -> Part
     try:
         keys = signatures.read_keys(place.read_bytes())
         number = int.from_bytes(certificates.secret(Path(str(node_config["sign"])).read_bytes()), "big")
-        return replace(sums, sign=signatures.signer(number), verify=signatures.verifier(keys))
+        known, verify = frozenset(keys), signatures.verifier(keys)
+        return replace(sums, sign=signatures.signer(number), verify=verify, known=known)
     except (OSError, KeyError, ValueError) as error:
         raise RecipeError(f"the keys of the parties, or of this node, cannot be read: {error}", where=place) from None
 

@@ -49,6 +49,7 @@ def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: st
             "encrypts": config.encrypts(name),
             "pins": pins(privacy),
             "noised": privacy.secure is not None and privacy.dp is not None,
+            "targeted": privacy.dp is not None and privacy.dp.target_epsilon is not None,
             "file": yaml.safe_dump(file, sort_keys=False, allow_unicode=True),
             "brings": "data" in file,
         }

@@ -25,6 +25,7 @@ class SecureSumError(ValueError):
     - `too-few`: so few parties are left that the sum would tell too much, or cannot be opened;
     - `unconfirmed`: too few neighbours have signed the set of parties that the sum is over;
     - `answered`: the same was asked before about other parties, or for another vector, or nobody can tell any more;
+    - `target`: what has left the party would add up to more than its target of ε;
     - `vector`: a vector is not of the length and type of this sum, or a value cannot be encoded;
     - `overflow`: the weights add up to more than the ring was chosen for, so the sum may have wrapped around;
     - `weight`: the weights add up to nothing.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,6 +27,8 @@ class Answers:
     def __init__(self, path: Path | None = None, *, flush: bool = True) -> None:
         self.path, self._flush = path, flush
         self._seen: dict[tuple[str, str], str] = {}
+        self._rho: dict[tuple[str, str], float] = {}
+        """By place and digest, what each noised vector that left has cost."""
         self._file, self._read = 0, 0
         """Which file was read, and how many bytes of it."""
 
@@ -33,16 +37,10 @@ class Answers:
 
         Raises SecureSumError (`answered`) where another answer was given at this place.
         """
-        if self.path is not None:
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with nullcontext() if self.path is None else open(self.path, "a+b", opener=_own) as file:
-            if file is not None:
-                fcntl.flock(file, fcntl.LOCK_EX)  # till the file is closed
-                self._read_on(file)
+        with self._locked() as write:
             key, answer = (place, what), digest.hex()
             if key not in self._seen:
-                if file is not None:
-                    self._write(file, {"place": place, "what": what, "sha256": answer})
+                write({"place": place, "what": what, "sha256": answer})
                 self._seen[key] = answer
             elif self._seen[key] != answer:
                 raise SecureSumError(
@@ -51,11 +49,40 @@ class Answers:
                     "together would tell single replies. Give a new run a new name and a new seed",
                 )
 
+    def spend(self, place: str, digest: bytes, rho: float, check: Callable[[float], None]) -> None:
+        """Write down a noised vector that is about to leave, and its ρ; the same one at a place costs it once.
+
+        `check` is given the ρ of all that has left with it, and raises where that is too much.
+        """
+        with self._locked() as write:
+            key = place, digest.hex()
+            if key not in self._rho:
+                check(sum(self._rho.values()) + rho)
+                write({"place": place, "sha256": key[1], "rho": rho if math.isfinite(rho) else None})
+                self._rho[key] = rho
+
+    def spent(self, *, but: str) -> float:
+        """The ρ of all noised vectors that have left, but at one place."""
+        with self._locked():
+            return sum(rho for (place, _), rho in self._rho.items() if place != but)
+
+    @contextmanager
+    def _locked(self) -> Iterator[Callable[[dict[str, Any]], None]]:
+        """Within, all that was answered is read, no other process answers, and what is yielded writes a line."""
+        if self.path is None:
+            yield lambda entry: None
+            return
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(self.path, "a+b", opener=_own) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # till the file is closed
+            self._read_on(file)
+            yield lambda entry: self._write(file, entry)
+
     def _read_on(self, file: IO[bytes]) -> None:
         """Read what the file has more than when it was last read; all of another file that lies in its place."""
         about = os.fstat(file.fileno())
         if about.st_ino != self._file or about.st_size < self._read:
-            self._seen, self._file, self._read = {}, about.st_ino, 0
+            self._seen, self._rho, self._file, self._read = {}, {}, about.st_ino, 0
         file.seek(self._read)
         data = file.read()
         whole = data.rfind(b"\n") + 1
@@ -64,7 +91,10 @@ class Answers:
         try:
             for line in data[:whole].decode().splitlines():
                 entry = json.loads(line)
-                self._seen[entry["place"], entry["what"]] = entry["sha256"]
+                if "rho" in entry:
+                    self._rho[entry["place"], entry["sha256"]] = _spent(entry["rho"])
+                else:
+                    self._seen[entry["place"], entry["what"]] = entry["sha256"]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise SecureSumError(
                 "answered", f"{self.path} is damaged, and says what was answered: restore it, or start a new run"
@@ -82,6 +112,15 @@ class Answers:
         if self._flush and not self._read:
             flush_folder(self.path.parent)  # without it a power cut may take the new file away
         self._read += len(line)
+
+
+def _spent(rho: float | None) -> float:
+    """ρ of a line; JSON has no infinity. Raises ValueError or TypeError for what is none."""
+    if rho is None:
+        return math.inf
+    if not rho > 0:
+        raise ValueError(f"{rho} is no ρ")
+    return float(rho)
 
 
 def _own(path: str, flags: int) -> int:
