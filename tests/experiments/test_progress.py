@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import io
 import re
+from collections import Counter
 
 import pytest
 from rich.console import Console
 
-from coalface.experiments.callbacks.progress import Progress
+from coalface.core.errors import RunError
+from coalface.experiments.callbacks.progress import Progress, _without
 
 
 class Clock:
@@ -202,3 +204,16 @@ def test_a_notebook_shows_a_bar_in_one_output_and_then_the_figures():
     assert '<b>a&lt;b &nbsp;round 1/2</b><br><progress max="2" value="1"' in live.data["text/html"]
     assert "loss 3.25 &nbsp;2/2 parties" in live.data["text/html"]
     assert note.text == "a note\n"
+
+
+@pytest.mark.parametrize(("parties", "end"), [(3, "in 1 round"), (4, " and 1 other"), (6, " and 3 others")])
+def test_parties_without_a_reply_are_named_up_to_three(parties, end):
+    assert _without(Counter(f"silo-{place}" for place in range(parties))).endswith(end)
+
+
+def test_an_error_is_said_to_stop_a_run_and_its_class_is_not():
+    console, lines = plain()
+    with pytest.raises(RunError), Progress(console=console) as progress:
+        progress.start("tiny", 3)
+        raise RunError("no")
+    assert lines()[-1] == "tiny  stopped by an error after 0/3 rounds"

@@ -25,7 +25,6 @@ from coalface.experiments.report.runs import (
 )
 from coalface.experiments.report.table import Comparison, Intervals, compare_runs, difference_sentence
 from coalface.experiments.report.templates import template
-from coalface.privacy.accountant import UNBOUNDED
 
 
 @dataclass(frozen=True)
@@ -200,8 +199,10 @@ def _tiles(run: Run, evaluated: Sequence[str]) -> list[Tile]:
         spent, delta, z = (number(privacy.get(k)) for k in ("epsilon", "delta", "noise_multiplier"))
         hidden = mapping(run.config.get("privacy")).get("secure")
         against = "towards the server too" if hidden else "not towards the server"
-        promised = f"δ = {delta or 0:g}, noise {z or 0:g}; {against}"
-        tiles.append(Tile("ε, each party", *(("none", UNBOUNDED) if spent is None else (f"{spent:.2f}", promised))))
+        bound, promised = f"{spent or 0:.2f}", f"δ = {delta or 0:g}, noise {z or 0:g}; {against}"
+        if spent is None:
+            bound, promised = "no bound", "no noise is added, and clipping alone protects nobody"
+        tiles.append(Tile("ε, each party", bound, promised))
     if templates := mapping(run.summary.get("templates")):
         spent, delta, z = (number(templates.get(k)) for k in ("epsilon", "delta", "noise_multiplier"))
         tiles.append(
