@@ -119,7 +119,7 @@ def test_a_party_opens_no_commit_outside_of_its_folder(tmp_path: Path, field: st
         "base": None,
         "horizon": [0, None],
         "accepted": None,
-        "ordinal": 1,
+        **dict.fromkeys(("round", "rounds", "ordinal", "call"), 1),
     }
     values[field] = [0, away] if field == "horizon" else away
     service = PartyService("a", Member("trainer", 1, 1), ExecutorContext(nobody, nobody, tmp_path), "run")

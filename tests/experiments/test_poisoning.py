@@ -175,7 +175,8 @@ def test_the_command_has_what_is_lost_beside_the_same_run_without_liars(tmp_path
         assert lost["value"] == pytest.approx(accuracy["chance"] - accuracy["value"]) and lost["chance"] == 0
     assert all("others with glasses accepted as the target, %" in figures for figures in cells[:2])
     assert cells[2]["accuracy lost, points"]["value"] == 0 and len(cells[2]) == 2
-    assert "in brackets" in (out / measure.TABLE).read_text()
+    rows = [line for line in (out / measure.TABLE).read_text().splitlines() if "accuracy, %" in line]
+    assert f"[{cells[1]['accuracy, %']['chance']:.1f}]" in rows[0]
 
 
 def test_a_run_whose_replay_is_poisoned_is_not_said_to_have_changed(tmp_path: Path) -> None:
