@@ -287,6 +287,8 @@ def test_with_one_dropout_more_nothing_is_opened_and_what_was_masked_is_spent(
         totals.clear()
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("after", range(0, 41, 5))
 def test_a_run_that_is_stopped_and_resumed_ends_in_the_same_bytes(tmp_path: Path, after: int) -> None:
     rules: dict[str, Any] = {"secure": SECURE, "privacy": NOISED, "checkpoint_every": 2}
@@ -296,6 +298,8 @@ def test_a_run_that_is_stopped_and_resumed_ends_in_the_same_bytes(tmp_path: Path
     assert opened(tmp_path / "resumed") == opened(tmp_path / "unbroken")
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("stage", ["advertise", "mask", "unmask"])
 def test_a_process_that_is_killed_goes_on_to_the_same_bytes(tmp_path: Path, stage: str) -> None:
     rules: dict[str, Any] = {"secure": SECURE, "privacy": NOISED}

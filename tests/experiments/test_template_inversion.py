@@ -174,6 +174,8 @@ def test_the_command_judges_what_passes_beside_chance(tmp_path: Path) -> None:
     assert picture is not None and picture.shape == (SIDE * found.trials, SIDE * 5)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("noise", [None, 50.0])
 def test_a_run_s_templates_show_faces_and_none_with_much_noise(tmp_path: Path, noise: float | None) -> None:
     people: dict[str, Any] = {"private": {"identities": 16}, "partition": {"kind": "equal", "parties": 16}}

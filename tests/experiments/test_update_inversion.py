@@ -119,6 +119,8 @@ def test_the_people_named_are_as_many_as_there_are() -> None:
     assert share_named(told[:0], templates, [0]) == 0.0
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_an_image_is_rebuilt_from_its_gradient_and_not_from_another_s() -> None:
     net = network().float()
     faces = Eigenfaces.of(random(40, 3, 4, 4, seed=3).float().tanh(), 8)
