@@ -69,7 +69,7 @@ class Linkage(Attack):
         if isinstance(method, FedFV) and backbone is not None and self._equivalents[0] != request.round:
             self._conclude_round()
             self._equivalents = request.round, exchange.sent[0].others, []
-            self._features = request.ordinal, mean_features(self.run, backbone, self._photographs)
+            self._features_by(request.ordinal, backbone)
         self._equivalents[2].append(request.party)
         if exchange.reply is None:
             return
@@ -99,22 +99,27 @@ class Linkage(Attack):
         party, ordinal = exchange.request.party, exchange.request.ordinal
         declared = exchange.declared.reply
         assert declared is not None
-        told = {
+        features_told = {
             name: row[0]
             for name, content in contents(declared).items()
             if content == "template" and isinstance(row := getattr(exchange.reply, name), Tensor) and len(row) == 1
         }
         update = exchange.update
         if update is not None and len(self.run.data.data[party].names) == 1:
-            told["backbone"] = mean_feature_told(update, backbone)
-        if not told or party not in self._photographs:
+            features_told["backbone"] = mean_feature_told(update, backbone)
+        if not features_told or party not in self._photographs:
             return
-        if self._features[0] != ordinal:
-            self._features = ordinal, mean_features(self.run, backbone, self._photographs)
-        names, rows = list(self._features[1]), torch.stack(list(self._features[1].values()))
-        for name, feature in told.items():
+        features = self._features_by(ordinal, backbone)
+        names, rows = list(features), torch.stack(list(features.values()))
+        for name, feature in features_told.items():
             first = names[int((rows @ feature.double()).argmax())]
             self._note(name, "server", f"people found {self._which}", float(first == party), 1 / len(names))
+
+    def _features_by(self, ordinal: int, backbone: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Party -> the mean feature of its photographs by a round's backbone, computed once a round."""
+        if self._features[0] != ordinal:
+            self._features = ordinal, mean_features(self.run, backbone, self._photographs)
+        return self._features[1]
 
     def _conclude_round(self) -> None:
         """Assign the equivalent class embeddings of the round that was looked at last to people."""

@@ -174,7 +174,7 @@ def read_cells(out: Path) -> Iterator[Cell]:
 def table(cells: Sequence[Cell]) -> Iterator[str]:
     """Markdown: a row for each figure, a column for chance and for each defence; means over seeds, and their range.
 
-    Where chance is not the same for all cells, such as what a model without liars gives, it stands beside each figure.
+    Where chance differs between cells (as that of a model without liars does), each figure has its own in brackets.
     """
     defences = list(dict.fromkeys(cell.defence for cell in cells))
     figures: dict[tuple[Any, ...], dict[str, list[float]]] = {}

@@ -77,7 +77,7 @@ HOW = (*LIES, "mimic", "backdoor", "hidden", *FLIPS)
 
 
 class Poisoning(Attack):
-    """`share` of the trainers lie, rounded up, the last ones by name. Figures stand beside a run where nobody does."""
+    """`share` of the trainers lie, rounded up, the last ones by name. Chance is the same run without liars."""
 
     kind = "poisoning"
 
@@ -216,7 +216,7 @@ class _Nobody(Attack):
 def honest_model(recipe: str) -> Tensors | None:
     """What a recipe, as JSON, leaves where nobody lies; None where each party has a model of its own.
 
-    Attacks of one process on one recipe stand beside the same run.
+    Kept, since all attacks of a process on one recipe are compared with it.
     """
     return replay(loader.parse(json.loads(recipe)), _Nobody, Callback(), begin_or_resume)[1].shared
 

@@ -124,8 +124,8 @@ class UpdateInversion(UpdateAttack):
         expected = nearness(mean_faces, change.trained_on)
         for name, images in (("rebuilt", rebuilt), ("mean face", mean_faces), ("another's face", others)):
             cosines = unit_embeddings(self._judge or self.network.module, images) @ self._judged.T
-            shown = torch.isin(cosines.argmax(1), torch.tensor(people)).double().mean()
-            self._note(change, f"{name}: shows somebody in the update, %", 100 * float(shown), chance)
+            share = torch.isin(cosines.argmax(1), torch.tensor(people)).double().mean()
+            self._note(change, f"{name}: shows somebody in the update, %", 100 * float(share), chance)
             near = nearness(images, change.trained_on)
             for figure, value, of_mean in zip(("PSNR, dB", "SSIM, %"), near, expected, strict=True):
                 self._note(change, f"{name}: {figure}", value, of_mean)
@@ -156,5 +156,5 @@ def share_named(told: Tensor, templates: Tensor, people: list[int]) -> float:
 def nearness(images: Tensor, true: Tensor) -> tuple[float, float]:
     """(PSNR in dB, SSIM in %), each image beside the true one that it is given, the nearest pair by PSNR first."""
     scores = torch.stack([psnr(image.expand_as(true), true) for image in images])
-    given = true[list(assign(scores))]
-    return float(psnr(images, given).mean()), 100 * float(ssim(images, given).mean())
+    partners = true[list(assign(scores))]
+    return float(psnr(images, partners).mean()), 100 * float(ssim(images, partners).mean())
