@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from noised_runs import FIVE, LOSE, NOISED, SECURE, asked, epsilon_by_hand, hide, moved, opened, spent
 from secure_runs import away, opened_totals, stage_of
 from server_runs import metrics, stopped_and_resumed
-from test_noised_sums import FIVE, LOSE, NOISED, SECURE, asked, epsilon_by_hand, hide, moved, opened, spent
 from toys import Moves
 
 from coalface.core import codec
