@@ -80,6 +80,12 @@ def planned(parts: Parts) -> Plan:
         privacy_budget.check_templates(recipe.privacy.templates, messages)
     if recipe.engine.aggregator is not None:
         _check_aggregator(recipe, parts.method, messages, recipe.engine.aggregator)
+    if recipe.server_optimizer is not None and (why := messages.own_server_step):
+        raise RecipeError(
+            f"it moves a backbone that would become the mean of the parties', and {recipe.method} is another method: "
+            f"{why}; remove this key, or use one such as fedavg",
+            where="server_optimizer",
+        )
     return messages
 
 
