@@ -42,8 +42,8 @@ _NAMES = {
     "training.losses.elasticface": "ElasticFace",
     "training.losses.subcenter": "SubCenterArcFace",
     "training.losses.hinge": "PositiveHinge",
-    "methods": "FedAvg FedProx Scaffold Mime MimeLite SlowMo FedAdam FedYogi FedAdagrad PFM PFMFV FedAvgFV "
-    "Solo Centralized FedFace FedAwS FedFV FedUV PositiveOnly RandomInit FedFRJoint Finetune KD FedFaceMulti "
+    "methods": "FedAvg FedProx Scaffold Mime MimeLite FedNova FedDyn Moon SlowMo FedAdam FedYogi FedAdagrad PFM PFMFV "
+    "FedAvgFV Solo Centralized FedFace FedAwS FedFV FedUV PositiveOnly RandomInit FedFRJoint Finetune KD FedFaceMulti "
     "FedFRUDA FinetunePseudo SourceOnly TargetOnly Merge DAN DANN Distill",
     "experiments.callbacks.base": "Callback",
     "experiments.callbacks.progress": "Progress",

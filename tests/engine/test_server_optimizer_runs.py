@@ -39,7 +39,7 @@ COMPOSED = [name for name in METHODS if takes_one(name)]
 def test_methods_that_make_the_mean_their_backbone_take_one_and_no_other() -> None:
     devices = {name for name, cls in METHODS.items() if cls.scenario == "devices"}
     joint = {"fedfr-joint", "finetune", "kd", "fedface-multi", "fedfr-uda", "finetune-pseudo"}
-    assert set(COMPOSED) == devices | joint | {"fedavg", "fedprox", "mime", "mimelite", "pfm"}
+    assert set(COMPOSED) == devices | joint | {"fedavg", "fedprox", "mime", "mimelite", "moon", "pfm"}
 
 
 @pytest.mark.parametrize("name", by_default(1, PEERS))
