@@ -39,7 +39,9 @@ class FedNova(FedProx):
         weights = fed.weights("trainer")
         shrink = self.local.lr_at(fed.round, self.rounds) * self.mu
         beta = self.local.momentum if self.momentum == "reset" else 0.0
-        a = {p: normaliser(self.local.count(int(images)), beta, shrink) for p, images in weights.items()}
+        steps = {p: self.local.count(int(images)) for p, images in weights.items()}
+        normalisers = {count: normaliser(count, beta, shrink) for count in set(steps.values())}
+        a = {p: normalisers[count] for p, count in steps.items()}
         by_step = Mean("backbone", by={p: w / a[p] for p, w in weights.items()}, of="differences", name="by step")
         statistics = [Mean("backbone", by=weights)] if len(state.backbone) > len(fed.parameters) else []
         answer = fed.ask(
