@@ -32,6 +32,7 @@ _NAMES = {
     "models.pretrained.input": "InputConvention",
     "engine.faults": "SimulatedFaults",
     "training.local_work": "LocalTraining",
+    "training.server_optimizers": "ServerSGD Adam Yogi Adagrad",
     "training.losses.base": "CosineLoss",
     "training.losses.margins": "Softmax CosFace ArcFace",
     "training.losses.sphereface": "SphereFace",
@@ -41,8 +42,8 @@ _NAMES = {
     "training.losses.elasticface": "ElasticFace",
     "training.losses.subcenter": "SubCenterArcFace",
     "training.losses.hinge": "PositiveHinge",
-    "methods": "FedAvg FedProx Scaffold Mime MimeLite SlowMo PFM PFMFV FedAvgFV Solo Centralized "
-    "FedFace FedAwS FedFV FedUV PositiveOnly RandomInit FedFRJoint Finetune KD FedFaceMulti "
+    "methods": "FedAvg FedProx Scaffold Mime MimeLite FedNova FedDyn Moon SlowMo FedAdam FedYogi FedAdagrad PFM PFMFV "
+    "FedAvgFV Solo Centralized FedFace FedAwS FedFV FedUV PositiveOnly RandomInit FedFRJoint Finetune KD FedFaceMulti "
     "FedFRUDA FinetunePseudo SourceOnly TargetOnly Merge DAN DANN Distill",
     "experiments.callbacks.base": "Callback",
     "experiments.callbacks.progress": "Progress",

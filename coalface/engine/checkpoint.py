@@ -40,7 +40,7 @@ class Checkpoint:
     record: dict[str, Any]
     """Everything else, as JSON: accepted commits, tallies, the length of the metrics, numerics."""
     posted: dict[str, bytes]
-    """Encoded messages of posted work that is still open, by name."""
+    """By name, the moments of the server optimiser, and the encoded messages of posted work that is still open."""
     passed_over: tuple[str, ...] = field(default=(), compare=False)
     """Why those after it could not be gone on from, the last one first."""
 

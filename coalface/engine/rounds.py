@@ -9,6 +9,7 @@ from typing import Any, Literal
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.robust.aggregators import Aggregator
 from coalface.privacy.templates import TemplateNoise
+from coalface.training.server_optimizers import ServerOptimizer
 
 FEW = 32
 """Parties of a round up to which its line of the metrics has the training loss of each."""
@@ -48,6 +49,8 @@ class RoundPolicy:
     """Each round that counts is signed by the server and by a party of it: see `coalface.privacy.countersign`."""
     aggregator: Aggregator | None = None
     """What takes the place of every weighted mean; None: nothing."""
+    server_optimizer: ServerOptimizer | None = None
+    """What moves the global backbone in place of its becoming the mean; None: nothing."""
     templates: TemplateNoise | None = None
     """The noise with which templates leave their parties, which is counted here and drawn there; None: without."""
 

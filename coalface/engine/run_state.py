@@ -11,7 +11,10 @@ from coalface.core import codec
 from coalface.core.compression import Updates
 from coalface.core.method import Method, Ticket
 from coalface.engine.checkpoint import CheckpointError
+from coalface.training.server_optimizers import Moments
 
+MOMENTS = "moments"
+"""What a checkpoint calls those of the server optimiser."""
 ON_DISK = {"sum_block": "block", "client_batch": "cohorts", "processes_per_party": "shards", "update_dtype": "updates"}
 """Fields of Numerics that files call otherwise, whose bytes are to stay."""
 
@@ -87,6 +90,8 @@ class RunState:
     """`horizon` at each checkpoint that is kept, the oldest first."""
     posted: dict[Ticket, Call] = field(default_factory=dict)
     """Work that was posted and not yet collected."""
+    moments: Moments | None = None
+    """Of the server optimiser; None without one, and before its first step in a stage."""
     totals: dict[str, int] = field(default_factory=lambda: {"down": 0, "up": 0})
     """Bytes of all messages to the parties, and from them; of these, what was `refused`, and `lost` or late."""
     seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "judging": 0.0, "checkpoint": 0.0})
@@ -100,11 +105,11 @@ class RunState:
         return min([self.ordinal, *(call.ordinal - 1 for call in self.posted.values())]), dict(self.accepted)
 
     def record(self, numerics: Numerics, seed: int, metrics: int) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """What a checkpoint holds of it: JSON, and the encoded messages of posted work by name.
+        """What a checkpoint holds of it: JSON, and by name the moments and the encoded messages of posted work.
 
         `metrics` is the length in bytes of the metrics that belong to it.
         """
-        messages: dict[str, bytes] = {}
+        messages = {} if self.moments is None else {MOMENTS: bytes(codec.pack(self.moments).data)}
         calls = []
         for place, (ticket, call) in enumerate(self.posted.items()):
             about = {k: v for k, v in vars(call).items() if k not in ("common", "each")}
@@ -131,6 +136,7 @@ class RunState:
         """Take up what `record` gave, once `ordinal`, `stage` and `round` are set. The engine posts `posted` again."""
         self.accepted, self.abandoned = record["accepted"], record["abandoned"]
         self.totals, self.seconds = record["totals"], record["seconds"]
+        self.moments = codec.decode(bytearray(messages[MOMENTS]), Moments) if MOMENTS in messages else None
         self.party_stats |= {p: PartyStats(*values) for p, values in record["tallies"].items()}
         for place, entry in enumerate(record["posted"]):
             about = entry["call"] | {"to": tuple(entry["call"]["to"])}

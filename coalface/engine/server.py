@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import time
@@ -28,6 +29,7 @@ from coalface.engine.transport import RunFailed, Transport
 from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.ledger import Head
 from coalface.privacy.secure import SecureSettings
+from coalface.training.server_optimizers import Moments
 
 READ = 200
 """Ledgers whose chain is followed from the start where a run is resumed or ends; of the others the head is checked."""
@@ -153,6 +155,20 @@ class Server(ServerFederation):
             self.private.begin_round(self.at.round)
         self.rng = generator(self._seed, "server", self._stage.name, self.at.round)
 
+    def _optimized(self, before: Any, after: Any) -> tuple[Any, Moments | None]:
+        """The state after a round with its backbone as the server optimiser moves it, and the optimiser's moments.
+
+        A round that leaves the backbone alone, such as one that labels images, is no step.
+        """
+        optimizer = self.round_policy.server_optimizer
+        if optimizer is None or after.backbone is before.backbone:
+            return after, self.at.moments
+        moments = self.at.moments or optimizer.start(self.zeros())
+        backbone, moments = optimizer.step(before.backbone, after.backbone, moments)
+        if (name := codec.not_finite(moments)) is not None:
+            raise Abandoned(f"the server optimiser's moments are not finite: {name}")
+        return dataclasses.replace(after, backbone=backbone), moments
+
     def _accept(self, state: Any, *, beginning: bool = False) -> Any:
         """Take up a state and the replies that it came of. Raises Abandoned where nobody could train from it."""
         check_state(self.method, self._stage, state, beginning=beginning)
@@ -181,6 +197,7 @@ class Server(ServerFederation):
 
     def _begin(self, before: Any) -> Any:
         self._start()
+        self.at.moments = None
         try:
             state = self._accept(self._stage.begin(self, before), beginning=True)
         except (Abandoned, TargetReached) as error:
@@ -194,8 +211,9 @@ class Server(ServerFederation):
         self._start()
         started, abandoned, kept_open = time.perf_counter(), None, dict(self.at.posted)
         try:
-            state = self._accept(self._stage.round(self, state))
-            self.at.abandoned, self._advanced = 0, True
+            moved, moments = self._optimized(state, self._stage.round(self, state))
+            state = self._accept(moved)
+            self.at.moments, self.at.abandoned, self._advanced = moments, 0, True
         except Abandoned as error:
             abandoned, self.at.abandoned = str(error), self.at.abandoned + 1
             self._drain(t for t in list(self.at.posted) if t not in kept_open)  # they start from what was accepted

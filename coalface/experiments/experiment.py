@@ -15,7 +15,6 @@ import yaml
 from coalface.core.disk import write_text
 from coalface.core.method import Method
 from coalface.engine.faults import SimulatedFaults
-from coalface.engine.robust.aggregators import Aggregator
 from coalface.experiments import run as runner
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.callbacks.progress import with_progress
@@ -23,8 +22,9 @@ from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.base import Section
 from coalface.experiments.recipe.objects import changed
 from coalface.experiments.recipe.scenarios import Data
-from coalface.experiments.recipe.schema import BY_NAME, LOSS, Recipe
+from coalface.experiments.recipe.schema import BY_NAME, LOSS, OPTIMIZER, Recipe
 from coalface.experiments.recipe.sections import AGGREGATOR, Engine, Evaluation, Model, Validator
+from coalface.training.server_optimizers import ServerOptimizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ class Experiment:
     method: Method
     name: str | None = None
     seed: int | None = None
+    server_optimizer: ServerOptimizer | None = None
     data: Data | None = None
     model: Model | str | Callable[..., Any] | None = None
     evaluation: Evaluation | None = None
@@ -76,6 +77,7 @@ class Experiment:
             "rounds": getattr(self.method, "rounds", None),
             "local": _changed(getattr(self.method, "local", None)),
             "loss": {"name": LOSS.name_of(loss), **changed(loss)} if loss is not None else None,
+            "server_optimizer": as_plain(self.server_optimizer),
             "methods": {method: settings} if settings else None,
             "data": as_plain(self.data),
             "model": as_plain(Model(name=self.model) if callable(self.model) else self.model),
@@ -112,8 +114,9 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, Section):
         told_by = {"scenario", "kind"} | value.model_fields_set
         return {name: as_plain(getattr(value, name)) for name in type(value).model_fields if name in told_by}
-    if isinstance(value, Aggregator):
-        return {"name": AGGREGATOR.name_of(value), **changed(value)}
+    for named in (AGGREGATOR, OPTIMIZER):
+        if isinstance(value, named.cls):
+            return {"name": named.name_of(value), **changed(value)}
     if is_dataclass(value):
         return changed(value)
     return {key: as_plain(below) for key, below in value.items()} if isinstance(value, Mapping) else value

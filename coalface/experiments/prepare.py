@@ -160,6 +160,7 @@ def round_policy(recipe: Recipe) -> RoundPolicy:
         equal_steps=recipe.local.steps_per_round is not None,
         faults=recipe.faults,
         countersign=bool(recipe.privacy.countersign),
+        server_optimizer=recipe.server_optimizer,
         templates=recipe.privacy.templates,
         **bounds,
     )

@@ -32,7 +32,7 @@ from coalface.engine.robust.aggregators import AGGREGATORS
 from coalface.evaluation.metrics.pair_figures import PAIR_FIGURES
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.partitions import PARTITIONS
-from coalface.experiments.recipe.schema import LOSS, Recipe
+from coalface.experiments.recipe.schema import LOSS, OPTIMIZER, Recipe
 from coalface.experiments.recipe.sections import SOURCES
 from coalface.experiments.report import runs
 from coalface.methods import METHODS
@@ -153,6 +153,8 @@ def plugins(recipe: Recipe) -> Iterator[tuple[str, str, Any]]:
     ]
     if (aggregator := recipe.engine.aggregator) is not None:
         named.append(("engine.aggregator.name", AGGREGATORS, AGGREGATORS.name_of(type(aggregator))))
+    if recipe.server_optimizer is not None:
+        named.append(("server_optimizer.name", OPTIMIZER.registry, OPTIMIZER.name_of(recipe.server_optimizer)))
     if recipe.partition is not None:
         named.append(("data.partition.kind", PARTITIONS.plugins, recipe.partition.kind))
     sources = {f"data.{key}": getattr(data, key, None) for key in ("faces", "public")}

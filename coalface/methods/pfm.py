@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import (
@@ -28,10 +28,9 @@ from coalface.methods.fedavg import Update
 from coalface.training.local_training import Learner, Pull, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
-from coalface.training.sgd import MomentumState
 from coalface.training.stacked_training import learn_together, unstackable_reason
 
-MOMENTUM: dict[str, MomentumState] = {"momentum": "none", "head_momentum": "keep"}
+MOMENTUM: dict[str, Any] = {"momentum": "none", "head_momentum": "keep"}
 """Of local steps (1), (2): that of the backbone is the server's."""
 
 

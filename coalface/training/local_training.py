@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.core.method import Party, Tensors, private
-from coalface.training.classifier import Classifier, classifier_for
+from coalface.training.classifier import Classifier, Criterion, classifier_for
 from coalface.training.distributed.batchnorm import synchronised
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import CosineLoss
@@ -74,6 +74,8 @@ def learn(
     momentum: MomentumState,
     head_momentum: MomentumState | None = None,
     pull: Pull | None = None,
+    criterion: Criterion | None = None,
+    beside: Beside | None = None,
 ) -> tuple[float, Learner]:
     """One round's local training: the party's module goes from `backbone` to the weights after `work`.
 
@@ -82,7 +84,9 @@ def learn(
     class embeddings and of what the loss trains beside them (None: as `momentum`): zero ("reset"), the party's own of
     its last round ("keep"), or there is no momentum ("none"). `pull(trained, images, labels)` gives what each step adds
     to its gradients, by name (see `Pull`): with {n: μ (w − w_global)} the loss has the term (μ/2) ‖w − w_global‖²
-    (Li et al., MLSys 2020).
+    (Li et al., MLSys 2020). `criterion` is minimised in place of `loss`, whose class embeddings, and what it trains
+    beside them, it takes, with what `beside` gives of the images by keyword (see `Beside`); the loss that is returned
+    is the criterion's.
 
     Raises ValueError where class embeddings are to be sampled and the loss does not allow it, and where several
     processes play the party and the loss cannot be split among them.
@@ -90,9 +94,10 @@ def learn(
     of_backbone, of_head = MOMENTUM[momentum], MOMENTUM[head_momentum or momentum]
     party.backbone.load(backbone, learner.kept if learner else None)
     batches, cursor = work.batches(party, learner.cursor if learner else Cursor())
-    classifier = learners_classifier(party, learner, work, loss, of_head)
+    classifier = learners_classifier(party, learner, work, loss, of_head, criterion)
     velocity = learner.velocity if learner else {}
-    trained = train(party, classifier, batches, work.sgd(party, of_backbone), velocity=velocity, pull=pull)
+    sgd = work.sgd(party, of_backbone)
+    trained = train(party, classifier, batches, sgd, velocity=velocity, pull=pull, beside=beside)
     learner = Learner(
         head=trained.head,
         extra=trained.extra,
@@ -104,7 +109,12 @@ def learn(
 
 
 def learners_classifier(
-    party: Party, learner: Learner | None, work: LocalTraining, loss: CosineLoss, momentum: Momentum
+    party: Party,
+    learner: Learner | None,
+    work: LocalTraining,
+    loss: CosineLoss,
+    momentum: Momentum,
+    criterion: Criterion | None = None,
 ) -> Classifier:
     """The classifier that a party's round begins with: what it kept of its last one, or a fresh one before its first.
 
@@ -114,7 +124,7 @@ def learners_classifier(
     return classifier_for(
         party,
         learner.head if learner else fresh_head(party, loss.rows(classes)),
-        loss,
+        criterion or loss,
         work.sgd(party, momentum),
         extra=learner.extra if learner else loss.extra(classes) | loss.state(classes),
         velocity=learner.velocity if learner else {},

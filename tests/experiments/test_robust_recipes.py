@@ -47,6 +47,7 @@ def test_settings_that_a_rule_does_not_have_are_refused(settings: dict[str, Any]
     ("changes", "why"),
     [
         ({"method": "fedavg-fv", **VALIDATED}, "fedavg-fv finds a weight for each party"),
+        ({"method": "fednova"}, "fednova finds a weight for each party"),
         ({"method": "solo"}, "solo asks for no mean over parties"),
         ({"method": "centralized"}, "centralized asks for no mean over parties"),
         ({"privacy": {"dp": {"noise_multiplier": 1.0}}}, "privacy.dp adds noise"),

@@ -79,6 +79,7 @@ ONE_IDENTITY = ("fedface", "fedaws", "fedfv", "feduv", "positive-only", "random-
 PERSONAL = ("fedfr-joint", "finetune", "kd", "fedface-multi")
 ACROSS_SILOS = (
     *("fedavg", "fedavg-fv", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm", "pfm-fv"),
+    *("fednova", "feddyn", "moon", "fedadam", "fedyogi", "fedadagrad"),
     *("solo", "centralized"),
 )
 RECIPES: dict[str, dict[str, Any]] = {

@@ -50,7 +50,8 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subjec
 
     @functools.cache
     def subject(name: str) -> Subject:
-        sends = frozenset({"Own.model"} if name in ("fedfr-joint", "finetune", "kd") else ())  # its own last reply
+        own_last_reply = dict.fromkeys(("fedfr-joint", "finetune", "kd"), "Own.model") | {"moon": "Contrasted.model"}
+        sends = frozenset({own_last_reply[name]} if name in own_last_reply else ())
         return Subject(METHODS[name], tmp_path_factory.mktemp(name), worlds.OWN.get(name, {}), sends)
 
     return subject

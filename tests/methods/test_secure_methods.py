@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import by_default
 
 from coalface.core.method import Federation
 from coalface.experiments.conformance.secure import check_secure_sums
@@ -17,7 +18,9 @@ from coalface.methods.fedavg import FedAvg, State
 from coalface.training.local_work import LocalTraining
 
 HIDDEN = {
-    **dict.fromkeys(("fedavg", "fedprox", "mime", "mimelite", "slowmo", "pfm", "feduv", "solo"), "yes"),
+    **dict.fromkeys(
+        "fedavg fedprox mime mimelite moon slowmo fedadam fedyogi fedadagrad pfm feduv solo".split(), "yes"
+    ),
     **dict.fromkeys(("fedfr-joint", "finetune", "kd"), "yes, but not rows of classifier that one party alone changes"),
 }
 """Method -> what `coalface methods` says of it; all others are refused."""
@@ -29,9 +32,10 @@ def test_a_method_says_whether_its_replies_can_be_hidden_or_why_not(name: str) -
     assert says == HIDDEN[name] if name in HIDDEN else says.startswith("no: ") and "step " in says or "posts" in says
 
 
-def test_scaffold_can_be_hidden_where_all_weigh_alike(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["scaffold", *by_default(0, ["feddyn"])])
+def test_others_can_be_hidden_where_all_weigh_alike(name: str, tmp_path: Path) -> None:
     settings = {"weights": "equal", "local": LocalTraining(steps_per_round=2, batch_size=4, lr=0.05)}
-    subject = Subject(METHODS["scaffold"], tmp_path, settings)
+    subject = Subject(METHODS[name], tmp_path, settings)
     check_secure_sums(subject)
     assert (tmp_path / "sums-True" / "opened.jsonl").exists()
 

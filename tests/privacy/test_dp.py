@@ -107,7 +107,8 @@ def test_all_of_the_parties_are_no_draw() -> None:
 EVEN = {"weights": "equal", "local": LocalTraining(steps_per_round=2, batch_size=4)}
 ACCEPTED: dict[str, dict[str, Any]] = {
     "fedavg": {}, "fedprox": {}, "slowmo": {}, "pfm": {}, "mime": {}, "mimelite": {}, "scaffold": EVEN, "feduv": {},
-    "fedfr-joint": {}, "finetune": {}, "kd": {},
+    "fedfr-joint": {}, "finetune": {}, "kd": {}, "moon": {}, "feddyn": {"weights": "equal"},
+    "fedadam": {}, "fedyogi": {}, "fedadagrad": {},
 }  # fmt: skip
 """Methods that send means alone, and what they need for it."""
 
@@ -123,7 +124,9 @@ def test_methods_are_accepted_where_nothing_but_means_leaves(name: str) -> None:
     if name in ACCEPTED:
         assert noised(name, **ACCEPTED[name])[0] == (Mechanism(1 / math.sqrt(2) if name == "mime" else 1.0),)
         return
-    with pytest.raises(RecipeError, match="comes to the server singly|asks for no mean|posts work") as caught:
+    with pytest.raises(
+        RecipeError, match="comes to the server singly|asks for no mean|posts work|weights that differ"
+    ) as caught:
         noised(name)
     assert caught.value.where == "privacy.dp"
 

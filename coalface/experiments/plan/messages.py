@@ -67,6 +67,8 @@ class Plan:
     """The mechanisms of differential privacy in a round of each stage, if there are any."""
     sums: Mapping[str, PlannedSum] = field(default_factory=dict)
     """The secure sum of each step, if there are any."""
+    own_server_step: str = ""
+    """Why the global backbone is not just a mean over the parties; empty where it is."""
 
     @property
     def parties(self) -> dict[str, int]:

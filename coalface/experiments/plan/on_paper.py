@@ -34,6 +34,8 @@ from coalface.training.public_images import PublicImages
 IMAGES = 1_000
 TYPICAL: dict[Any, int | float | str] = {int: IMAGES, float: 1 / 3, bool: False, str: ""}
 """Numbers of a reply that are not known before it comes: a plan counts as many digits as they commonly have."""
+NO_BACKBONE = "its server's state has no `backbone`"
+OWN_STEP = "its server makes the global backbone in a way of its own"
 
 
 def plan(
@@ -55,11 +57,13 @@ def plan(
     """
     fed = _Paper(method, parties, backbone, public, updates, privacy, secure)
     stages, noised, state = [], [], None
+    steps: list[str | None] = []
     for stage in method.stages():
         state = check_state(method, stage, stage.begin(fed, state), beginning=True)
         for fed.round in range(1, max(1, min(2, stage.rounds)) + 1):
             fed.begin_round()
-            state = check_state(method, stage, stage.round(fed, state))
+            before, state = state, check_state(method, stage, stage.round(fed, state))
+            steps.append(fed.server_step(before, state))
         stages.append(PlannedStage(stage.name, stage.rounds, fed.asked))
         noised.append(tuple(fed.noised(privacy, stage.name)) if privacy is not None else ())
         fed.asked = {}
@@ -72,7 +76,10 @@ def plan(
     leaves_shared = models.shared is not None
     means = tuple(fed.means)
     stays = what_stays(method)
-    return Plan(sent, stays, tuple(stages), leaves_shared, knows_class_embeddings, means, tuple(noised), fed.sums)
+    own_step = NO_BACKBONE if set(steps) == {None} else next(filter(None, steps), "")
+    return Plan(
+        sent, stays, tuple(stages), leaves_shared, knows_class_embeddings, means, tuple(noised), fed.sums, own_step
+    )
 
 
 class _Paper(Federation):
@@ -105,6 +112,7 @@ class _Paper(Federation):
         self.sent: dict[tuple[str, str, str], Sent] = {}
         self.asked: dict[str, int] = {}
         self.means: dict[tuple[str, str], None] = {}
+        self._averaged: list[Any] = []
         self._parties = {role: tuple(sorted(names)) for role, names in parties.items()}
         self._posted: dict[Ticket, Callable[[Sequence[Mean]], Answer]] = {}
         self._tickets = itertools.count()
@@ -122,6 +130,13 @@ class _Paper(Federation):
 
     def stream(self, *names: str | int) -> np.random.Generator:
         return generator(0, "plan", *names)
+
+    def server_step(self, before: Any, after: Any) -> str | None:
+        """What the server does to its backbone in a round beside taking a mean; None where it leaves it alone."""
+        backbone = getattr(after, "backbone", None)
+        if backbone is None or backbone is getattr(before, "backbone", None):
+            return None
+        return "" if any(backbone is mean for mean in self._averaged) else OWN_STEP
 
     def begin_round(self) -> None:
         """Forget the draws of the round before, and what was asked for of them."""
@@ -199,7 +214,9 @@ class _Paper(Federation):
             self._note(name, role, "up", reply, encoded, "the server", aggregated)
         values = {f: getattr(reply, f) for f in codec.hints(reply_class)}
         single = {f: dict.fromkeys(names, v) for f, v in values.items() if f not in aggregated}
-        return Answer({mean.key: values[mean.field] for mean in aggregate}, single, {}, names)
+        aggregated_values = {mean.key: values[mean.field] for mean in aggregate}
+        self._averaged += aggregated_values.values()
+        return Answer(aggregated_values, single, {}, names)
 
     def post(
         self,

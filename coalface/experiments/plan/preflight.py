@@ -22,6 +22,7 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, machine, party_data, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts, imported_weights
 from coalface.methods import METHODS
+from coalface.methods.fednova import FedNova
 from coalface.privacy import countersign
 from coalface.training.federated_validation import FederatedValidation
 
@@ -80,6 +81,12 @@ def planned(parts: Parts) -> Plan:
         privacy_budget.check_templates(recipe.privacy.templates, messages)
     if recipe.engine.aggregator is not None:
         _check_aggregator(recipe, parts.method, messages, recipe.engine.aggregator)
+    if recipe.server_optimizer is not None and (why := messages.own_server_step):
+        raise RecipeError(
+            f"it moves a backbone that would become the mean of the parties', and {recipe.method} is another method: "
+            f"{why}; remove this key, or use one such as fedavg",
+            where="server_optimizer",
+        )
     return messages
 
 
@@ -91,7 +98,7 @@ def _check_aggregator(recipe: Recipe, method: Method, messages: Plan, aggregator
     where, why, name = "engine.aggregator", "", recipe.method
     if recipe.dp is not None:
         why = "privacy.dp adds noise for what a party can change of a sum, and a robust mean is none"
-    elif any(isinstance(part, FederatedValidation) for part in vars(method).values()):
+    elif isinstance(method, FedNova) or any(isinstance(part, FederatedValidation) for part in vars(method).values()):
         why = f"{name} finds a weight for each party, and a robust mean counts all the same"
     elif not messages.means:
         why = f"{name} asks for no mean over parties"

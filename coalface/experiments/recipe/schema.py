@@ -41,12 +41,14 @@ from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import CosineLoss
 from coalface.training.losses.margins import CosFace
 from coalface.training.losses.registry import LOSSES
+from coalface.training.server_optimizers import SERVER_OPTIMIZERS, ServerOptimizer
 
 SHARED = ("rounds", "local", "loss")
 """Keys at the top that are fields of methods."""
 BY_NAME = ByName("methods", Method, registry=METHODS, shared=SHARED)
 LOSS = Named("loss", CosineLoss, registry=LOSSES, usual="cosface")
-NAMED = ("model", "loss")
+OPTIMIZER = Named("server_optimizer", ServerOptimizer, registry=SERVER_OPTIMIZERS)
+NAMED = ("model", "loss", "server_optimizer")
 """Sections that are written as their `name` alone where nothing else is set: `loss: arcface`."""
 ADJUSTABLE = (
     "engine.min_reply_fraction",
@@ -104,6 +106,9 @@ class Recipe(Section):
     """The local work, the same for all methods."""
     loss: Annotated[CosineLoss, LOSS] = CosFace(scale=30.0, margin=0.35)
     """The loss over embeddings and class embeddings."""
+    server_optimizer: Annotated[ServerOptimizer, OPTIMIZER] | None = None
+    """What the server does with the mean change of the parties' backbones, such as `{name: yogi, lr: 0.01}`, for
+    methods whose global backbone is that mean. None: it adds it."""
     methods: Annotated[Mapping[str, Method], BY_NAME] = Field({}, validate_default=True)
     """Settings of single methods, by name; they hold when that method is chosen."""
     data: Scenario = Silos()

@@ -1,0 +1,87 @@
+"""MOON: a party's embeddings are held near the global model's, and away from those of its own last model.
+
+Li, He, Song, "Model-contrastive federated learning", CVPR 2021, Algorithm 1; the class embeddings are not sent, and the
+term is taken of the embeddings themselves, where the paper has a projection head above them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from coalface.core.local_results import OWN_MODEL
+from coalface.core.method import Backbone, Party, Tensors, private, step
+from coalface.methods.fedavg import FedAvg, Global, Update
+from coalface.training.fedfr import drift, frozen
+from coalface.training.local_training import Learner, learn, whole_backbone
+from coalface.training.losses.base import check_pure
+
+
+@private
+class Contrasted:
+    """What stays at a party."""
+
+    learner: Learner
+    model: Tensors
+    """w_i of its last round."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moon(FedAvg):
+    """`fedavg` with local training on ℓ_sup + μ ℓ_con, the mean of −log(e^{a/τ} / (e^{a/τ} + e^{p/τ})).
+
+    a = cos(z, z_glob) and p = cos(z, z_prev) compare an image's embedding z with those by the global model that was
+    sent, and by the party's model of its last round; both stand still, in evaluation mode. In a party's first round
+    z_prev is z_glob, so that the term is log 2 and has no gradient. The loss that parties report has the term in it.
+    """
+
+    title: ClassVar[str] = "fedavg with a contrast of the global model to the party's last one"
+    paper: ClassVar[str] = "Li et al. 2021 (MOON)"
+    setting: ClassVar[str] = "cross-silo"
+
+    mu: float = 1.0
+    """μ; the paper chooses among 0.1, 1, 5 and 10. 0 is FedAvg."""
+    temperature: float = 0.5
+    """τ."""
+
+    def __post_init__(self) -> None:
+        if not (self.mu >= 0 and self.temperature > 0):
+            raise ValueError(f"mu is 0 or more and temperature above 0; got {self.mu} and {self.temperature}")
+        check_pure(self.loss)
+
+    def criterion(
+        self, embeddings: Tensor, head: Tensor, labels: Tensor, *, anchor: Tensor, previous: Tensor, **extra: Tensor
+    ) -> Tensor:
+        """ℓ_sup + μ ℓ_con of (n, d) embeddings z; `anchor` and `previous` (n, d) are z_glob and z_prev."""
+        contrast = drift(embeddings, anchor, previous, self.temperature)
+        return self.loss(embeddings, head, labels, **extra) + self.mu * contrast
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Contrasted | None, common: Global) -> tuple[Update, Contrasted]:
+        learner, beside = own.learner if own else None, None
+        if self.mu:
+            kept = learner.kept if learner else None
+            models = {"anchor": common.backbone, "previous": own.model if own else common.backbone}
+            beside = frozen(party, {name: whole_backbone(party, model, kept) for name, model in models.items()})
+        loss, learner = learn(
+            party,
+            common.backbone,
+            learner,
+            self.local,
+            self.loss,
+            momentum=self.momentum,
+            head_momentum=self.head_momentum,
+            criterion=self.criterion if self.mu else None,
+            beside=beside,
+        )
+        shared = party.backbone.shared()
+        return Update(backbone=shared, images=len(party.data), loss=loss), Contrasted(learner=learner, model=shared)
+
+    def unbatchable_reason(self, backbone: Backbone) -> str:
+        return "a party of moon keeps what its own backbone became, and a client batch gives their mean"
+
+    @step(role="trainer", local=OWN_MODEL)
+    def own_model(self, party: Party, own: Contrasted | None, common: Global) -> Tensors:
+        return whole_backbone(party, common.backbone, own.learner.kept if own else None)
