@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import (
@@ -31,8 +31,15 @@ from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.sgd import MomentumState
 from coalface.training.stacked_training import learn_together, unstackable_reason
 
-MOMENTUM: dict[str, MomentumState] = {"momentum": "none", "head_momentum": "keep"}
-"""Of local steps (1), (2): that of the backbone is the server's."""
+
+class OfSteps(TypedDict):
+    """The momentum of local steps (1), (2): that of the backbone is the server's."""
+
+    momentum: MomentumState
+    head_momentum: MomentumState
+
+
+MOMENTUM = OfSteps(momentum="none", head_momentum="keep")
 
 
 @message

@@ -51,7 +51,7 @@ def cohorts(name: str, images: int, work: LocalTraining = ONE_STEP, **changes: A
 
 def test_methods_of_one_identity_a_party_and_those_that_average_what_learn_gives_have_a_batched_form() -> None:
     devices = [name for name, cls in METHODS.items() if cls.scenario == "devices"]
-    assert sorted(BATCHED) == sorted([*devices, "fedavg", "fedprox", "pfm", "slowmo"])
+    assert sorted(BATCHED) == sorted([*devices, "fedavg", "fedbabu", "fedprox", "pfm", "slowmo"])
 
 
 @pytest.mark.parametrize("work", [ONE_STEP, SEVERAL], ids=["one step", "several steps"])

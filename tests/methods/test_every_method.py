@@ -33,6 +33,11 @@ THREE = ("scaffold", "fedface", "pfm-fv")
 DEFAULT = {"worker processes": THREE, "nonsense": THREE, "lost replies": THREE, "kill and resume": THREE[:1]}
 """Check -> the methods that are held to it by default, where these are not one of a kind; the others are slow."""
 
+SENDS = dict.fromkeys(("fedfr-joint", "finetune", "kd"), frozenset({"Own.model"})) | {
+    "fedrep": frozenset({"Own.backbone"})
+}
+"""Method -> the private state that it sends: a party's own last reply."""
+
 
 def cases(checks: Iterable[str]) -> list[Any]:
     """(check, method) of every registered method."""
@@ -50,8 +55,9 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subjec
 
     @functools.cache
     def subject(name: str) -> Subject:
-        sends = frozenset({"Own.model"} if name in ("fedfr-joint", "finetune", "kd") else ())  # its own last reply
-        return Subject(METHODS[name], tmp_path_factory.mktemp(name), worlds.OWN.get(name, {}), sends)
+        return Subject(
+            METHODS[name], tmp_path_factory.mktemp(name), worlds.OWN.get(name, {}), SENDS.get(name, frozenset())
+        )
 
     return subject
 
