@@ -2,8 +2,8 @@
 
 Each client is evaluated on the test images of all clients by the model that everybody has, by its own backbone, and by
 its own backbone with its branch, as far as the run left them. A pooled run has the clients of the recipe's partition.
-Where BatchNorm keeps a part of it at the clients, everybody's model is at each as it is there. A run that leaves one model
-per party and no personal ones beside them, as `solo` does, has these as the clients' own.
+Where BatchNorm keeps a part of it at the clients, everybody's model is at each as it is there. A run that leaves one
+model per party and no personal ones beside them, as `solo` does, has these as the clients' own.
 """
 
 from __future__ import annotations
