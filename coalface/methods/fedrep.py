@@ -29,7 +29,7 @@ class FedRep(FedAvg):
     follow the backbone anyway; of one identity a softmax has no gradient in either part, and nothing is trained.
     """
 
-    title: ClassVar[str] = "fedavg that trains class embeddings first, then the backbone under them"
+    title: ClassVar[str] = "trains class embeddings, then the backbone, which is averaged"
     paper: ClassVar[str] = "Collins et al. 2021"
     setting: ClassVar[str] = "any"
 
