@@ -37,7 +37,7 @@ class Ditto(FedAvg):
     than everybody's do; of one identity F_k is constant under a softmax, and v_k only follows θ.
     """
 
-    title: ClassVar[str] = "fedavg, and beside it a model of each party's own, held near"
+    title: ClassVar[str] = "fedavg, and beside it each party's own model, held near it"
     paper: ClassVar[str] = "Li et al. 2021"
     setting: ClassVar[str] = "any"
 

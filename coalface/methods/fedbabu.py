@@ -28,7 +28,7 @@ class FedBABU(FedAvg):
     nearly at right angles fit in an embedding; of one identity a softmax has no gradient, and nothing is trained.
     """
 
-    title: ClassVar[str] = "fixed random class embeddings, the backbone averaged; then tuned"
+    title: ClassVar[str] = "averages backbones under fixed class embeddings, then tunes"
     paper: ClassVar[str] = "Oh et al. 2022"
     setting: ClassVar[str] = "any"
     fixed_head: ClassVar[bool] = True
