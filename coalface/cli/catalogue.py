@@ -62,13 +62,17 @@ def _about(name: str, cls: type[Method]) -> dict[str, Any]:
     from coalface.experiments.plan.messages import what_leaves, what_stays
     from coalface.experiments.recipe.objects import object_schema
     from coalface.experiments.recipe.schema import SHARED
+    from coalface.methods import METHODS
 
+    others = METHODS.known_as.items()
+    known_as = [f"{known}{written.removeprefix(name)}" for known, written in others if written.split()[0] == name]
     schema = object_schema(cls)
     properties = {key: value for key, value in schema["properties"].items() if key not in SHARED}
     return {
         "method": name,
         "what it is": cls.title,
         "paper": cls.paper,
+        **({"known as": ", ".join(known_as)} if known_as else {}),
         "setting": "pooled" if cls.pools else cls.setting,
         "scenario": cls.scenario,
         "leaves a party": ", ".join(

@@ -17,7 +17,7 @@ import safetensors.torch
 from torch import nn
 
 from coalface.core.checks import unknown_name
-from coalface.core.errors import PluginError
+from coalface.core.errors import PluginError, RecipeError
 
 T = TypeVar("T")
 
@@ -35,12 +35,21 @@ class Registry(Mapping[str, T], Generic[T]):
     True
     """
 
-    def __init__(self, group: str, own: Mapping[str, T | str], fits: Callable[[Any], bool], what: str) -> None:
+    def __init__(
+        self,
+        group: str,
+        own: Mapping[str, T | str],
+        fits: Callable[[Any], bool],
+        what: str,
+        known_as: Mapping[str, str] | None = None,
+    ) -> None:
         """`fits` says whether an object is of this kind, `what` what it must be: `a subclass of …`.
 
-        An own one may be given as `package.module:Name`, and is then imported when it is first asked for.
+        An own one may be given as `package.module:Name`, and is then imported when it is first asked for. `known_as`
+        are names that the literature has for what is written otherwise here, each with that.
         """
         self.group, self.own, self._fits, self._what = group, dict(own), fits, what
+        self.known_as = dict(known_as or {})
 
     def __getitem__(self, name: str) -> T:
         """Raises KeyError for an unknown name, and PluginError for one whose object cannot be imported, or is another
@@ -68,6 +77,8 @@ class Registry(Mapping[str, T], Generic[T]):
         try:
             return self[name]
         except (KeyError, TypeError):
+            if isinstance(name, str) and (written := self.known_as.get(name.lower())):
+                raise RecipeError(f"{name!r} is {written} here; write that", where=where) from None
             raise unknown_name(name, self, where) from None
         except PluginError as error:
             raise PluginError(error.text, where=where) from None

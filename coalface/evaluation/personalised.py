@@ -2,18 +2,20 @@
 
 Each client is evaluated on the test images of all clients by the model that everybody has, by its own backbone, and by
 its own backbone with its branch, as far as the run left them. A pooled run has the clients of the recipe's partition.
+Where BatchNorm keeps a part of it at the clients, everybody's model is at each as it is there. A run that leaves one
+model per party and no personal ones beside them, as `solo` does, has these as the clients' own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from coalface.core.local_results import PERSONAL_MODEL
+from coalface.core.local_results import OWN_MODEL, PERSONAL_MODEL
 from coalface.core.method import Models, Tensors
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
@@ -63,10 +65,10 @@ class Personalised(Evaluator):
             if model is not None:
                 probes = self._probes(model)
                 by_kind[kind] = {name: self._evaluate(name, probes, self._own(name)) for name in self.tested}
-        for name, model in server.local_results(PERSONAL_MODEL, models):
+        for kind, name, model in _at_clients(server, models):
             if model and name in self.tested:
                 probes, own_images = self._probes(model), self._own(name)
-                by_kind.setdefault(OWN, {})[name] = self._evaluate(name, probes, own_images)
+                by_kind.setdefault(kind, {})[name] = self._evaluate(name, probes, own_images)
                 if "branch.weight" in model:
                     branch = model["branch.weight"].cpu(), model["branch.bias"].cpu()
                     mapped = self._evaluate(name, F.linear(probes, *branch), F.linear(own_images, *branch))
@@ -92,6 +94,17 @@ class Personalised(Evaluator):
         return evaluate_client(
             embedding.unit(probes), self.test.labels, self.owners, client, gallery, identities, **self.settings
         )
+
+
+def _at_clients(server: Server, models: Models) -> Iterator[tuple[str, str, Tensors]]:
+    """(kind, client, model) of the models that are the clients' own, or differ from client to client."""
+    kind = OWN
+    for name, model in server.local_results(PERSONAL_MODEL, models):
+        kind = SHARED  # beside a personal model, a party's whole backbone is everybody's as it is there
+        yield OWN, name, model
+    if models.shared is None:
+        for name, model in server.local_results(OWN_MODEL, models):
+            yield kind, name, model
 
 
 def _summary(by_kind: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:

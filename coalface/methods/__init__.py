@@ -21,6 +21,9 @@ _OWN = {
     "fedadagrad": "coalface.methods.fedopt:FedAdagrad",
     "pfm": "coalface.methods.pfm:PFM",
     "pfm-fv": "coalface.methods.fv:PFMFV",
+    "ditto": "coalface.methods.ditto:Ditto",
+    "fedrep": "coalface.methods.fedrep:FedRep",
+    "fedbabu": "coalface.methods.fedbabu:FedBABU",
     "fedface": "coalface.methods.fedface:FedFace",
     "fedaws": "coalface.methods.fedaws:FedAwS",
     "fedfv": "coalface.methods.fedfv:FedFV",
@@ -42,8 +45,11 @@ _OWN = {
     "distill": "coalface.methods.distill:Distill",
     "centralized": "coalface.methods.centralized:Centralized",
 }
+_KNOWN_AS = {"fedpav": "fedavg", "fedper": "fedavg", "fedbn": "fedavg with model.batchnorm=local"}
+"""What the literature has a name for and is a method, or a setting, of another name here."""
+
 METHODS = Registry[type[Method]](
-    "coalface.methods", _OWN, subclass_of(Method), "a subclass of coalface.core.method.Method"
+    "coalface.methods", _OWN, subclass_of(Method), "a subclass of coalface.core.method.Method", _KNOWN_AS
 )
 """Every method by the name that a recipe gives it."""
 

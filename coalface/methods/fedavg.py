@@ -70,6 +70,8 @@ class FedAvg(Method):
     title: ClassVar[str] = "averages backbones; class embeddings are not sent (FedPav)"
     paper: ClassVar[str] = "McMahan et al. 2017; Zhuang et al. 2020"
     setting: ClassVar[str] = "any"
+    fixed_head: ClassVar[bool] = False
+    """Whether class embeddings stay as they were drawn, and the backbone alone is trained."""
 
     rounds: int = 20
     sample: int | None = None
@@ -104,6 +106,7 @@ class FedAvg(Method):
             self.loss,
             momentum=self.momentum,
             head_momentum=self.head_momentum,
+            fixed_head=self.fixed_head,
             pull=self.pull(party, common.backbone),
         )
         return Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss), learner
@@ -121,6 +124,7 @@ class FedAvg(Method):
             self.loss,
             momentum=self.momentum,
             head_momentum=self.head_momentum,
+            fixed_head=self.fixed_head,
             pulls=[pull for pull in pulls if pull is not None],
         )
         return [

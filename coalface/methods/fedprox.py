@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
 from coalface.core.method import Party, Tensors
 from coalface.methods.fedavg import FedAvg
-from coalface.training.local_training import Pull
+from coalface.training.local_training import Pull, pull_towards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +29,4 @@ class FedProx(FedAvg):
     """μ; 0 is FedAvg."""
 
     def pull(self, party: Party, backbone: Tensors) -> Pull:
-        anchor = {n: w.to(party.device) for n, w in backbone.items()}  # w^t
-
-        def pull(trained: Tensors, images: Tensor, labels: Tensor) -> Tensors:  # ∇ (μ/2) ‖w − w^t‖² = μ (w − w^t)
-            return {n: self.mu * (w.detach() - anchor[n]) for n, w in trained.items() if n in anchor}
-
-        return pull
+        return pull_towards(backbone, self.mu, party.device)  # ∇ (μ/2) ‖w − w^t‖² = μ (w − w^t)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, TypedDict
 
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import (
@@ -28,10 +28,18 @@ from coalface.methods.fedavg import Update
 from coalface.training.local_training import Learner, Pull, learn, whole_backbone
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace, CosineLoss
+from coalface.training.sgd import MomentumState
 from coalface.training.stacked_training import learn_together, unstackable_reason
 
-MOMENTUM: dict[str, Any] = {"momentum": "none", "head_momentum": "keep"}
-"""Of local steps (1), (2): that of the backbone is the server's."""
+
+class OfSteps(TypedDict):
+    """The momentum of local steps (1), (2): that of the backbone is the server's."""
+
+    momentum: MomentumState
+    head_momentum: MomentumState
+
+
+MOMENTUM = OfSteps(momentum="none", head_momentum="keep")
 
 
 @message

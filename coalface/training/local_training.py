@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.core.method import Party, Tensors, private
-from coalface.training.classifier import Classifier, Criterion, classifier_for
+from coalface.training.classifier import STILL, Classifier, Criterion, classifier_for
 from coalface.training.distributed.batchnorm import synchronised
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.base import CosineLoss
@@ -73,6 +73,7 @@ def learn(
     *,
     momentum: MomentumState,
     head_momentum: MomentumState | None = None,
+    fixed_head: bool = False,
     pull: Pull | None = None,
     criterion: Criterion | None = None,
     beside: Beside | None = None,
@@ -82,9 +83,9 @@ def learn(
     `learner` is what the party kept of its last round, None before its first. Returns the mean training loss and what
     the party keeps. What the velocity of SGD starts from says `momentum` of the backbone, and `head_momentum` of the
     class embeddings and of what the loss trains beside them (None: as `momentum`): zero ("reset"), the party's own of
-    its last round ("keep"), or there is no momentum ("none"). `pull(trained, images, labels)` gives what each step adds
-    to its gradients, by name (see `Pull`): with {n: μ (w − w_global)} the loss has the term (μ/2) ‖w − w_global‖²
-    (Li et al., MLSys 2020). `criterion` is minimised in place of `loss`, whose class embeddings, and what it trains
+    its last round ("keep"), or there is no momentum ("none"). With `fixed_head` these stay as they are, and the
+    backbone alone is trained. `pull(trained, images, labels)` gives what each step adds to its gradients, by name: see
+    `Pull` and `pull_towards`. `criterion` is minimised in place of `loss`, whose class embeddings, and what it trains
     beside them, it takes, with what `beside` gives of the images by keyword (see `Beside`); the loss that is returned
     is the criterion's.
 
@@ -94,7 +95,7 @@ def learn(
     of_backbone, of_head = MOMENTUM[momentum], MOMENTUM[head_momentum or momentum]
     party.backbone.load(backbone, learner.kept if learner else None)
     batches, cursor = work.batches(party, learner.cursor if learner else Cursor())
-    classifier = learners_classifier(party, learner, work, loss, of_head, criterion)
+    classifier = learners_classifier(party, learner, work, loss, of_head, criterion, fixed=fixed_head)
     velocity = learner.velocity if learner else {}
     sgd = work.sgd(party, of_backbone)
     trained = train(party, classifier, batches, sgd, velocity=velocity, pull=pull, beside=beside)
@@ -115,17 +116,19 @@ def learners_classifier(
     loss: CosineLoss,
     momentum: Momentum,
     criterion: Criterion | None = None,
+    *,
+    fixed: bool = False,
 ) -> Classifier:
     """The classifier that a party's round begins with: what it kept of its last one, or a fresh one before its first.
 
-    Raises ValueError as `learn`.
+    With `fixed` its steps move nothing. Raises ValueError as `learn`.
     """
     classes = len(party.data.names)
     return classifier_for(
         party,
         learner.head if learner else fresh_head(party, loss.rows(classes)),
         criterion or loss,
-        work.sgd(party, momentum),
+        STILL if fixed else work.sgd(party, momentum),
         extra=learner.extra if learner else loss.extra(classes) | loss.state(classes),
         velocity=learner.velocity if learner else {},
         sample_rate=work.sample_rate,
@@ -167,6 +170,7 @@ def train(
     batches: Sequence[NDArray[np.int64]],
     sgd: SGD,
     *,
+    fixed_backbone: bool = False,
     velocity: Tensors | None = None,
     pull: Pull | None = None,
     beside: Beside | None = None,
@@ -174,15 +178,16 @@ def train(
     """Train the party's module, by `sgd`, and a classifier on some batches of the party's data.
 
     A step minimises L(f_θ(images), W, labels): θ, the module's trained parameters, by `sgd`, W by the classifier's own.
-    `velocity` carries momentum in, by name; what it lacks starts from zero. `pull` gives gradients to add, `beside`
-    what the loss is to know of the images besides. Where several processes play the party, `pull` gets this one's part
-    of the images with the labels of them all. Raises FloatingPointError when the loss is not finite, and ValueError as
-    `classifier_for`.
+    With `fixed_backbone` θ stays as it is; BatchNorm still takes the statistics of its batches, and its running ones
+    move. `velocity` carries momentum in, by name; what it lacks starts from zero. `pull` gives gradients to add,
+    `beside` what the loss is to know of the images besides. Where several processes play the party, `pull` gets this
+    one's part of the images with the labels of them all. Raises FloatingPointError when the loss is not finite, and
+    ValueError as `classifier_for`.
     """
     module = party.backbone.module
     if not module.training:  # to say it again to every layer takes as long as a small batch's loss
         module.train()
-    theta: Tensors = {**party.backbone.parameters}
+    theta: Tensors = {**party.backbone.parameters} if not fixed_backbone else {}
     carried = velocity is not None and not theta.keys().isdisjoint(velocity)
     speeds = list(sgd.start(theta, velocity or {}).values()) if carried else []
     total, images = torch.zeros((), dtype=torch.float64, device=party.device), 0
@@ -190,7 +195,8 @@ def train(
         pixels, labels = load_batch(party, index, party.rng)
         labels = classifier.select(labels, party.rng)  # y, among the rows of W that this step sees
         with synchronised(module, party.shards, len(index)):
-            embeddings = party.compute.embed(module, pixels)  # x = f_θ(images)
+            with torch.set_grad_enabled(bool(theta)):
+                embeddings = party.compute.embed(module, pixels)  # x = f_θ(images)
             inputs = beside(pixels) if beside is not None else {}
             loss, gradients = classifier.gradients(embeddings, labels, theta, **inputs)  # L(x, W, y); ∂L/∂θ, ∂L/∂W
         if pull is not None:
@@ -220,6 +226,19 @@ def load_batch(party: Party, index: NDArray[np.int64], rng: np.random.Generator)
         images, _ = party.compute.batch(party.data, index, rng, part=party.shards.span(len(index)))
         labels = torch.from_numpy(party.data.labels[index]).to(party.device)
     return images, labels
+
+
+def pull_towards(anchor: Tensors, strength: float, device: torch.device) -> Pull:
+    """A proximal term: the gradient μ (w − a) of (μ/2) ‖w − a‖² over the trained parameters w that the anchor a has.
+
+    μ is the `strength`. Source: Li et al., MLSys 2020.
+    """
+    anchor = {name: a.to(device) for name, a in anchor.items()}
+
+    def pull(trained: Tensors, images: Tensor, labels: Tensor) -> Tensors:
+        return {name: strength * (w.detach() - anchor[name]) for name, w in trained.items() if name in anchor}
+
+    return pull
 
 
 def add_to(gradients: Tensors, added: Tensors) -> None:

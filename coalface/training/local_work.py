@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -141,6 +141,19 @@ class LocalTraining(TypedSettings):
         """The optimiser of the party's round under way: η_r, β where this kind of momentum has it, λ."""
         lr = self.lr_at(party.round, party.rounds)
         return SGD(lr=lr, momentum=momentum.factor(self.momentum), weight_decay=self.weight_decay)
+
+    def in_epochs(self, epochs: int, lr: float) -> LocalTraining:
+        """The same work in so many whole epochs, at a constant learning rate."""
+        return replace(
+            self,
+            epochs=epochs,
+            steps_per_round=None,
+            total_steps=None,
+            party_batch_size={},
+            lr=lr,
+            schedule="constant",
+            lr_milestones=(),
+        )
 
     def count(self, images: int) -> int:
         """The local steps of a round at a party with so many images.

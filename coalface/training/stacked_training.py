@@ -50,6 +50,7 @@ def learn_together(
     *,
     momentum: MomentumState,
     head_momentum: MomentumState | None = None,
+    fixed_head: bool = False,
     pulls: Sequence[Pull] = (),
 ) -> tuple[Tensors, list[tuple[float, Learner]]]:
     """What `learn` gives of each party, with the mean of their backbones by images; see there for the arguments.
@@ -63,7 +64,7 @@ def learn_together(
     begun = [work.batches(party, learner.cursor if learner else Cursor()) for party, learner in started]
     together = train_together(
         parties,
-        [learners_classifier(party, learner, work, loss, of_head) for party, learner in started],
+        [learners_classifier(party, learner, work, loss, of_head, fixed=fixed_head) for party, learner in started],
         [batches for batches, _ in begun],
         work.sgd(first, of_backbone),
         velocities=[learner.velocity if learner else {} for learner in learners] if of_backbone.kept else None,

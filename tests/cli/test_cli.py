@@ -42,6 +42,8 @@ def test_methods_are_a_line_each_and_one_in_detail() -> None:
     detail = said("methods", "fedprox")
     assert "methods.fedprox.mu=0.01" in detail and "Li et al. 2020" in detail
     assert "One of: reset, keep, none." in detail
+    assert by_name["fedavg"]["known as"] == "fedpav, fedper, fedbn with model.batchnorm=local"
+    assert "known as" not in by_name["fedprox"]
 
 
 def test_the_wire_as_text_and_as_json() -> None:

@@ -81,6 +81,14 @@ def test_an_unknown_name_is_a_wrong_recipe(animals: Registry[type[Animal]], name
     assert error.value.where == "pet" and not isinstance(error.value, PluginError)
 
 
+def test_a_name_that_others_have_is_told_as_it_is_written_here() -> None:
+    animals = Registry("animals", {"cat": Cat}, subclass_of(Animal), "a subclass of Animal", {"lion": "cat of size 3"})
+    assert "lion" not in animals and list(animals) == ["cat"]
+    with pytest.raises(RecipeError, match="cat of size 3") as error:
+        animals.find("Lion", "pet")
+    assert error.value.where == "pet"
+
+
 def test_a_module_that_raises_says_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "raising_plugin.py").write_text("raise OSError('the licence server is down')")
     monkeypatch.syspath_prepend(tmp_path)

@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from tinyruns import EVALUATED, Normed, Silent
+from tinyruns import EVALUATED, Normed, Silent, tiny
 from tinyruns import public_images as recipe
 
 from coalface.core.method import Models, Tensors
@@ -28,6 +28,8 @@ from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report import page
 from coalface.experiments.setup import splits
 from coalface.experiments.setup.parts import Parts, first_backbone
+from coalface.methods import solo
+from coalface.methods.ditto import TwoModels
 from coalface.methods.fedfr_joint import Own
 from coalface.models import BACKBONES
 
@@ -131,17 +133,64 @@ def test_a_runs_figures_are_those_of_the_protocols(tmp_path: Path) -> None:
 def test_models_that_a_run_does_not_leave_are_not_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_to_many: str
 ) -> None:
-    """Without a branch, and with BatchNorm kept at the clients, there is a client's own model alone."""
+    """Without a branch there is none; with BatchNorm kept at the clients, everybody's model is another at each."""
     monkeypatch.setitem(BACKBONES.own, "normed", Normed)
     settings = {"one_to_one": "official", "one_to_many": one_to_many, "fars": [0.1, 0.5], "fpirs": [0.25]}
     changes = {**EVALUATED, "model": {"name": "normed", "batchnorm": "local"}, "evaluation": {"personalised": settings}}
     tiny_recipe = recipe(**changes, methods={"fedfr-joint": {"branch": "none"}})
     summary, hand = evaluated_run(tiny_recipe, tmp_path / "run"), Hand(tiny_recipe)
-    assert set(summary) == {"start", "own", "clients", "trials", "counts"}
-    models = own_models(tmp_path / "run", tiny_recipe, branch=False)
-    expected = hand.evaluated(models, one_to_one="official", one_to_many=one_to_many)[0]
-    assert summary["own"] == pytest.approx(expected) and all("official" in n or one_to_many in n for n in expected)
+    assert set(summary) == {"start", "shared", "own", "clients", "trials", "counts"}
+    left = {path.stem: load_file(path) for path in (tmp_path / "run" / "model" / "parties").iterdir()}
+    by_kind = {"own": own_models(tmp_path / "run", tiny_recipe, branch=False), "shared": left}
+    for kind, models in by_kind.items():
+        expected = hand.evaluated(models, one_to_one="official", one_to_many=one_to_many)[0]
+        assert summary[kind] == pytest.approx(expected) and all("official" in n or one_to_many in n for n in expected)
+    assert summary["own"] != summary["shared"] and left.keys() == hand.clients.keys()
     assert {of["impostors"] for of in summary["counts"].values()} == {32 + 4}
+
+
+@pytest.mark.parametrize(
+    ("method", "batchnorm", "kinds"),
+    [
+        ("ditto", "average", {"shared", "own"}),
+        ("fedrep", "average", {"shared", "own"}),
+        ("fedbabu", "average", {"shared", "own"}),
+        ("ditto", "local", {"shared", "own"}),
+        ("fedbabu", "local", {"shared", "own"}),
+        ("solo", "average", {"own"}),
+        ("fedavg", "local", {"own"}),
+        ("fedavg", "average", {"shared"}),
+    ],
+)
+def test_silos_are_evaluated_by_what_a_method_leaves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, batchnorm: str, kinds: set[str]
+) -> None:
+    """No image is public here; `solo` and FedBN leave a client's own model alone, and it is evaluated as such."""
+    monkeypatch.setitem(BACKBONES.own, "normed", Normed)
+    tiny_recipe = tiny(
+        method=method,
+        model={"name": "normed", "batchnorm": batchnorm},
+        data={"test": {"images": 2}, "partition": {"parties": 3}, "faces": {"identities": 13}},
+        evaluation={"personalised": {"fars": [0.1, 0.5], "fpirs": [0.25]}},
+    )
+    summary, hand = evaluated_run(tiny_recipe, tmp_path / "run"), Hand(tiny_recipe)
+    assert set(summary) == {"start", "clients", "trials", "counts"} | kinds
+    parties = sorted(hand.clients)
+    models = {}
+    for party in parties if method != "fedavg" else ():
+        two = naive.kept(tmp_path / "run", party, TwoModels)
+        own = two.personal if two else naive.kept(tmp_path / "run", party, solo.Own)
+        models[party] = {**own.backbone, **own.learner.kept}
+    folder = tmp_path / "run" / "model"
+    left = {path.stem: load_file(path) for path in folder.glob("parties/*.safetensors")}
+    shared = left or dict.fromkeys(parties, load_file(folder / "backbone.safetensors"))
+    expected = {"own": models or left, "shared": shared}
+    for kind in kinds:
+        assert summary[kind] == pytest.approx(hand.evaluated(expected[kind])[0])
+    if len(kinds) == 2:
+        assert max(naive.furthest(models[party], shared[party]) for party in parties) > 1e-3
+    html = page.build(tmp_path / "run").read_text()
+    assert ("its own backbone" in html) is ("own" in kinds)
 
 
 def test_a_pooled_run_is_evaluated_for_the_clients_of_the_partition(tmp_path: Path) -> None:

@@ -33,6 +33,12 @@ THREE = ("scaffold", "fedface", "pfm-fv")
 DEFAULT = {"worker processes": THREE, "nonsense": THREE, "lost replies": THREE, "kill and resume": THREE[:1]}
 """Check -> the methods that are held to it by default, where these are not one of a kind; the others are slow."""
 
+SENDS = dict.fromkeys(("fedfr-joint", "finetune", "kd"), frozenset({"Own.model"})) | {
+    "fedrep": frozenset({"Own.backbone"}),
+    "moon": frozenset({"Contrasted.model"}),
+}
+"""Method -> the private state that it sends: a party's own last reply."""
+
 
 def cases(checks: Iterable[str]) -> list[Any]:
     """(check, method) of every registered method."""
@@ -50,9 +56,9 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subjec
 
     @functools.cache
     def subject(name: str) -> Subject:
-        own_last_reply = dict.fromkeys(("fedfr-joint", "finetune", "kd"), "Own.model") | {"moon": "Contrasted.model"}
-        sends = frozenset({own_last_reply[name]} if name in own_last_reply else ())
-        return Subject(METHODS[name], tmp_path_factory.mktemp(name), worlds.OWN.get(name, {}), sends)
+        return Subject(
+            METHODS[name], tmp_path_factory.mktemp(name), worlds.OWN.get(name, {}), SENDS.get(name, frozenset())
+        )
 
     return subject
 

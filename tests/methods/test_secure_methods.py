@@ -19,7 +19,8 @@ from coalface.training.local_work import LocalTraining
 
 HIDDEN = {
     **dict.fromkeys(
-        "fedavg fedprox mime mimelite moon slowmo fedadam fedyogi fedadagrad pfm feduv solo".split(), "yes"
+        "fedavg fedprox mime mimelite moon slowmo fedadam fedyogi fedadagrad pfm feduv solo ditto fedrep fedbabu".split(),
+        "yes",
     ),
     **dict.fromkeys(("fedfr-joint", "finetune", "kd"), "yes, but not rows of classifier that one party alone changes"),
 }

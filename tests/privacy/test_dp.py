@@ -108,7 +108,7 @@ EVEN = {"weights": "equal", "local": LocalTraining(steps_per_round=2, batch_size
 ACCEPTED: dict[str, dict[str, Any]] = {
     "fedavg": {}, "fedprox": {}, "slowmo": {}, "pfm": {}, "mime": {}, "mimelite": {}, "scaffold": EVEN, "feduv": {},
     "fedfr-joint": {}, "finetune": {}, "kd": {}, "moon": {}, "feddyn": {"weights": "equal"},
-    "fedadam": {}, "fedyogi": {}, "fedadagrad": {},
+    "fedadam": {}, "fedyogi": {}, "fedadagrad": {}, "ditto": {}, "fedrep": {}, "fedbabu": {},
 }  # fmt: skip
 """Methods that send means alone, and what they need for it."""
 

@@ -1,0 +1,87 @@
+"""FedRep: a party trains its class embeddings over a fixed backbone, then the backbone under them, which is averaged.
+
+Collins, Hassani, Mokhtari, Shakkottai, "Exploiting shared representations for personalized federated learning", ICML
+2021, Algorithm 1. Class embeddings, the paper's heads, are not sent in `fedavg` either: what differs is who is trained
+when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from coalface.core.local_results import OWN_MODEL, PERSONAL_MODEL
+from coalface.core.method import Backbone, Party, Tensors, step
+from coalface.methods.fedavg import FedAvg, Global, Update
+from coalface.methods.solo import Own
+from coalface.training.local_training import Learner, learn, learners_classifier, train, whole_backbone
+from coalface.training.local_work import Cursor
+from coalface.training.sgd import MOMENTUM
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRep(FedAvg):
+    """`fedavg` whose local round is in two parts: h ← h − η ∇_h F(θ, h), `head_epochs` times over the party's images.
+
+    Then θ ← θ − η ∇_θ F(θ, h), for the work of `local`; the loss that a party reports is of this part. BatchNorm takes
+    the statistics of its batches in both. Faces are compared by embeddings, in which the class embeddings h have no
+    part, so a party's own model is its backbone as its last round left it. Nothing is gained where class embeddings
+    follow the backbone anyway; of one identity a softmax has no gradient in either part, and nothing is trained.
+    """
+
+    title: ClassVar[str] = "trains class embeddings, then the backbone, which is averaged"
+    paper: ClassVar[str] = "Collins et al. 2021"
+    setting: ClassVar[str] = "any"
+
+    head_epochs: int = 10
+    """τ_h: passes over a party's images that train the class embeddings alone, as in the paper's experiments."""
+
+    def __post_init__(self) -> None:
+        if self.head_epochs < 1:
+            raise ValueError(f"head_epochs is {self.head_epochs}; give 1 or more")
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Own | None, common: Global) -> tuple[Update, Own]:
+        before = own.learner if own else None
+        of_head = MOMENTUM[self.head_momentum or self.momentum]
+        party.backbone.load(common.backbone, before.kept if before else None)
+        sgd = self.local.sgd(party, of_head)
+        work = self.local.in_epochs(self.head_epochs, sgd.lr)
+        batches, cursor = work.batches(party, before.cursor if before else Cursor())
+        classifier = learners_classifier(party, before, self.local, self.loss, of_head)
+        head = train(party, classifier, batches, sgd, fixed_backbone=True)
+        learner = Learner(
+            head=head.head,
+            extra=head.extra,
+            kept=party.backbone.kept(),
+            velocity=before.velocity if before else {},
+            cursor=cursor,
+        )
+        loss, learner = learn(
+            party,
+            party.backbone.shared(),
+            learner,
+            self.local,
+            self.loss,
+            momentum=self.momentum,
+            fixed_head=True,
+        )
+        learner = replace(learner, velocity=learner.velocity | of_head.keep(head.head_velocity))
+        update = Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss)
+        return update, Own(backbone=update.backbone, learner=learner)
+
+    def unbatchable_reason(self, backbone: Backbone) -> str:
+        return "a client batch gives the mean of its parties' models, and each party keeps its own"
+
+    def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int]:
+        parts = self.local.in_epochs(self.head_epochs, self.local.lr), self.local
+        steps, seen = zip(*(work.work(party, images) for work in parts), strict=True)
+        return sum(steps), sum(seen)
+
+    @step(role="trainer", local=OWN_MODEL)
+    def own_model(self, party: Party, own: Own | None, common: Global) -> Tensors:
+        return whole_backbone(party, common.backbone, own.learner.kept if own else None)
+
+    @step(role="trainer", local=PERSONAL_MODEL)
+    def personal(self, party: Party, own: Own | None) -> Tensors:
+        return whole_backbone(party, own.backbone, own.learner.kept) if own else {}
