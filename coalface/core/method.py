@@ -184,7 +184,8 @@ class Party:
     layout)."""
     extra_data: Any = None
     """What the scenario gives it beside its own images: with `private-public` the
-    `coalface.training.public_images.PublicImages` that all parties of a process share; a validator the `PairList` of
+    `coalface.training.public_images.PublicImages` that all parties of a process share, unless the method keeps them at
+    the server; a validator the `PairList` of
     its images; a source client, with `domains`, a `FaceSet` of identities that nobody trains on, if the recipe keeps
     some."""
     class_embeddings: torch.Tensor | None = None
@@ -321,6 +322,14 @@ class Federation(ABC):
             )
         return tuple(names[i] for i in sorted(self.rng.choice(len(names), size=n, replace=False)))
 
+    @abstractmethod
+    def embed(self, faces: Any, backbone: Tensors) -> torch.Tensor:
+        """(n, d) unit features, made at the server, of the images of a `FaceSet`, by a model that was sent or averaged.
+
+        Under another BatchNorm policy than `average` with the BatchNorm that the run began with. Raises ValueError
+        where a feature is zero or not finite.
+        """
+
     def zeros(self) -> Tensors:
         """A zero for each number of the backbone that is trained, such as a momentum before the first round."""
         return {name: torch.zeros_like(w) for name, w in self.initial.items() if name in self.parameters}
@@ -364,6 +373,8 @@ class Method(HasSteps, ABC):
     pools: ClassVar[Pools] = ""
     """What of all parties one party holds: then the method is a bound to compare with, not a federation. The labels of
     the targets are among it or not."""
+    public_at_server: ClassVar[bool] = False
+    """With `private-public`, whether the public images stay at the server; else every party holds them too."""
     learns: ClassVar[bool] = True
     """False for a baseline whose model must not come to recognise people."""
     counts_replies: ClassVar[bool] = False

@@ -197,7 +197,7 @@ def _pretrained(
     loaded = read_tensors(model.parent, model.name, read_about(model.parent))
     tensors = {name: loaded[name] for name in parts.backbone.shared()}
     classifier, names = None, before.split.train.names
-    if parts.public is not None:
+    if parts.public is not None and not parts.method.public_at_server:  # where class embeddings of theirs are trained
         classifier = _classifier(parts.recipe, inner, place, alike=parts.public.names == names)
     elif parts.method.keeps_classifier:
         fits = model_folder.leaves_classifier(inner) and parts.recipe.loss.rows(2) == 2

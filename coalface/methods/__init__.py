@@ -22,6 +22,7 @@ _OWN = {
     "positive-only": "coalface.methods.fedface:PositiveOnly",
     "random-init": "coalface.methods.fedface:RandomInit",
     "fedfr-joint": "coalface.methods.fedfr_joint:FedFRJoint",
+    "adafedfr": "coalface.methods.adafedfr:AdaFedFR",
     "finetune": "coalface.methods.finetune:Finetune",
     "kd": "coalface.methods.finetune:KD",
     "fedface-multi": "coalface.methods.fedface_multi:FedFaceMulti",

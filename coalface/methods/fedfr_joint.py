@@ -49,7 +49,8 @@ class Global:
     backbone: Tensors
     """Θ_g."""
     classifier: Tensor = content("template")
-    """(K_g, d) Φ_g, class embeddings of the public identities; (0, d) where no public image is used."""
+    """(K_g, d) Φ_g, class embeddings of the public identities, in `adafedfr` at their mean features; (0, d) where the
+    client uses none."""
 
 
 @message

@@ -50,7 +50,9 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subjec
 
     @functools.cache
     def subject(name: str) -> Subject:
-        sends = frozenset({"Own.model"} if name in ("fedfr-joint", "finetune", "kd") else ())  # its own last reply
+        sends = frozenset(
+            {"Own.model"} if name in ("fedfr-joint", "adafedfr", "finetune", "kd") else ()
+        )  # its own last reply
         return Subject(METHODS[name], tmp_path_factory.mktemp(name), worlds.OWN.get(name, {}), sends)
 
     return subject

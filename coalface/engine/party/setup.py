@@ -45,6 +45,8 @@ class FederatedData:
     """The role of each party; `trainer` where it is not named."""
     public: FaceSet | None = None
     """Images that the server and every party hold."""
+    server_public: FaceSet | None = None
+    """Images that the server alone holds."""
     augment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Parties whose images are augmented in a way of their own: `coalface.data.augment.Augment`."""
     pairs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -59,6 +61,11 @@ class FederatedData:
     def __post_init__(self) -> None:
         for name in self.data:
             check_name(name)  # parties have folders
+
+    @property
+    def at_server(self) -> FaceSet | None:
+        """The public images that the server holds, be they the parties' as well or not."""
+        return self.public if self.server_public is None else self.server_public
 
     def members(self) -> dict[str, Member]:
         """What each party says of itself when it joins."""

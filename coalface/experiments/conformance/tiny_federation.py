@@ -95,6 +95,8 @@ class Tiny:
     """A teacher embeds the images: each at a direction of its identity's."""
     public: int = 0
     """Identities whose images the server and every party hold."""
+    public_at_server: bool = False
+    """Of these, the server alone holds the images."""
 
     def validating(self) -> dict[str, tuple[FaceSet, PairList]]:
         """Each validator's images and pairs."""
@@ -145,7 +147,7 @@ class Tiny:
         """The images of as many identities that no party holds where each has one."""
         return faces(2 * self.parties, self.each).only(list(range(1, 2 * self.parties, 2)))
 
-    def everybodys(self) -> FaceSet | None:
+    def public_faces(self) -> FaceSet | None:
         """The public images, of identities that no party holds."""
         first = 2 * self.parties + 4 * self.validators
         return faces(first + self.public, self.each).only(range(first, first + self.public)) if self.public else None
@@ -162,7 +164,8 @@ class Tiny:
             trainers | {name: faces for name, (faces, _) in validators.items()},
             backbone,
             Compute(augment=Augment(flip=self.flip), dtype=dtype),
-            public=self.everybodys(),
+            public=None if self.public_at_server else self.public_faces(),
+            server_public=self.public_faces() if self.public_at_server else None,
             roles=dict(self.roles) | dict.fromkeys(validators, "validator") | ({} if self.pooled else kinds),
             pairs={name: pairs for name, (_, pairs) in validators.items()},
             taught={name: np.eye(8, dtype=np.float32)[images.labels] for name, images in trainers.items()}
@@ -237,7 +240,7 @@ def run(
             carrier,
             folder,
             backbone=build().backbone,
-            public=world.public,
+            public=world.at_server,
             privacy=privacy,
             secret=secret,
             secure=secure,
@@ -307,5 +310,6 @@ def tiny(cls: type[Method], **settings: Any) -> tuple[Method, Tiny]:
         uses_target_labels=cls.pools == "images and labels",
         taught=cls.taught,
         public=3 if cls.scenario == "private-public" else 0,
+        public_at_server=cls.public_at_server,
     )
     return method, build

@@ -87,7 +87,7 @@ class Parts:
 
     @cached_property
     def public(self) -> FaceSet | None:
-        """The images that the server and every party hold, where the method shares some."""
+        """The public images that the server holds, and every party where the method shares them; None for most."""
         return splits.public_faces(self.recipe, self.split, self.packing)
 
     @cached_property
@@ -185,9 +185,11 @@ class Parts:
         )
         elsewhere = {name: self.split.train.only([]) for name in [*sorted(self.own_parties), *validators]}
         calibrates = domains.NAMED_SOURCE in parties and recipe.domains and recipe.domains.calibrate
+        at_server = self.method.public_at_server
         return FederatedData(
             data=elsewhere | parties | {name: faces for name, (faces, _) in self.validators.items()},
-            public=self.public,
+            public=None if at_server else self.public,
+            server_public=self.public if at_server and not self.played else None,
             augment=own_augments,
             pairs={name: pairs for name, (_, pairs) in self.validators.items()},
             calibration_data={domains.NAMED_SOURCE: self.split.calibration} if calibrates else {},
