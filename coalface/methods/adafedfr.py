@@ -38,7 +38,8 @@ class Contrast:
     """Within a round a client trains the means as class embeddings; False: they stay what they were sent as."""
 
     def __post_init__(self) -> None:
-        if self.weight < 0 or self.nearest < 1 or not self.temperature > 0 or not -2 <= (self.margin or 0) <= 2:
+        within = self.weight >= 0 and self.nearest >= 1 and self.temperature > 0 and -2 <= (self.margin or 0) <= 2
+        if not within:  # NaN is within nothing
             raise ValueError(
                 "contrast: weight is 0 or more, nearest 1 or more, margin a cosine and temperature above 0; got "
                 f"{self.weight}, {self.nearest}, {self.margin} and {self.temperature}"

@@ -76,7 +76,7 @@ DOMAINS = loader.merged(tinydomains.TREE, {"name": "domains", "data": {"scenario
 """A source and one target."""
 
 ONE_IDENTITY = ("fedface", "fedaws", "fedfv", "feduv", "positive-only", "random-init")
-PERSONAL = ("fedfr-joint", "finetune", "kd", "fedface-multi")
+PERSONAL = ("fedfr-joint", "adafedfr", "finetune", "kd", "fedface-multi")
 ACROSS_SILOS = (
     *("fedavg", "fedavg-fv", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm", "pfm-fv"),
     *("solo", "centralized"),

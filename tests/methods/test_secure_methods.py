@@ -17,7 +17,7 @@ from coalface.methods.fedavg import FedAvg, State
 from coalface.training.local_work import LocalTraining
 
 HIDDEN = {
-    **dict.fromkeys(("fedavg", "fedprox", "mime", "mimelite", "slowmo", "pfm", "feduv", "solo"), "yes"),
+    **dict.fromkeys(("fedavg", "fedprox", "mime", "mimelite", "slowmo", "pfm", "feduv", "solo", "adafedfr"), "yes"),
     **dict.fromkeys(("fedfr-joint", "finetune", "kd"), "yes, but not rows of classifier that one party alone changes"),
 }
 """Method -> what `coalface methods` says of it; all others are refused."""

@@ -68,7 +68,7 @@ def counting(build: Callable[[], FederatedData], passes: list[int]) -> Callable[
 
 def of_public(passes: list[int]) -> int:
     """How often the public images were embedded: nothing else comes in batches of that size."""
-    public = BUILD.everybodys()
+    public = BUILD.public_faces()
     assert public is not None
     return passes.count(len(public))
 
