@@ -188,6 +188,8 @@ class Party:
     the server; a validator the `PairList` of
     its images; a source client, with `domains`, a `FaceSet` of identities that nobody trains on, if the recipe keeps
     some."""
+    unlabelled: Any = None
+    """Images of its own whose identities it does not know, a `FaceSet`; None where it has none."""
     class_embeddings: torch.Tensor | None = None
     """(k, d) those of its identities that the recipe's `pretrain` left; None where it left none."""
     shards: Any = None
@@ -411,6 +413,11 @@ class Method(HasSteps, ABC):
     @property
     def needs_silos(self) -> bool:
         """Whether the images that it pools are marked with the silos that they would be dealt to."""
+        return False
+
+    @property
+    def uses_unlabelled(self) -> bool:
+        """Whether it trains on images whose identity its party does not know; else they are left out."""
         return False
 
     @property

@@ -23,6 +23,8 @@ _OWN = {
     "random-init": "coalface.methods.fedface:RandomInit",
     "fedfr-joint": "coalface.methods.fedfr_joint:FedFRJoint",
     "adafedfr": "coalface.methods.adafedfr:AdaFedFR",
+    "ss-fedfr": "coalface.methods.cl_fedfr:SSFedFR",
+    "cl-fedfr": "coalface.methods.cl_fedfr:CLFedFR",
     "finetune": "coalface.methods.finetune:Finetune",
     "kd": "coalface.methods.finetune:KD",
     "fedface-multi": "coalface.methods.fedface_multi:FedFaceMulti",

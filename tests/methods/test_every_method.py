@@ -25,6 +25,7 @@ from coalface.experiments.conformance.subject import Subject
 from coalface.experiments.conformance.tiny_federation import LOSS, WORK, Tiny
 from coalface.methods import METHODS
 from coalface.methods.fedavg import FedAvg, Global, State
+from coalface.methods.fedfr_joint import FedFRJoint
 from coalface.training.local_training import Learner, learn
 
 SLOW = (pytest.mark.slow, pytest.mark.ci)
@@ -50,9 +51,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subjec
 
     @functools.cache
     def subject(name: str) -> Subject:
-        sends = frozenset(
-            {"Own.model"} if name in ("fedfr-joint", "adafedfr", "finetune", "kd") else ()
-        )  # its own last reply
+        sends = frozenset({"Own.model"} if issubclass(METHODS[name], FedFRJoint) else ())  # its own last reply
         return Subject(METHODS[name], tmp_path_factory.mktemp(name), worlds.OWN.get(name, {}), sends)
 
     return subject

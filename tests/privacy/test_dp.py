@@ -107,7 +107,7 @@ def test_all_of_the_parties_are_no_draw() -> None:
 EVEN = {"weights": "equal", "local": LocalTraining(steps_per_round=2, batch_size=4)}
 ACCEPTED: dict[str, dict[str, Any]] = {
     "fedavg": {}, "fedprox": {}, "slowmo": {}, "pfm": {}, "mime": {}, "mimelite": {}, "scaffold": EVEN, "feduv": {},
-    "fedfr-joint": {}, "adafedfr": {}, "finetune": {}, "kd": {},
+    "fedfr-joint": {}, "adafedfr": {}, "ss-fedfr": {}, "cl-fedfr": {}, "finetune": {}, "kd": {},
 }  # fmt: skip
 """Methods that send means alone, and what they need for it."""
 

@@ -49,6 +49,8 @@ class FederatedData:
     """Images that the server alone holds."""
     augment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Parties whose images are augmented in a way of their own: `coalface.data.augment.Augment`."""
+    unlabelled: Mapping[str, FaceSet] = dataclasses.field(default_factory=dict)
+    """Party -> images of its own whose identities it does not know, and `data` has not."""
     pairs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The pairs of each validator, of the images that it holds: `coalface.data.pairs.PairList`."""
     calibration_data: Mapping[str, FaceSet] = dataclasses.field(default_factory=dict)
@@ -126,6 +128,7 @@ class Setup:
                 initial=initial,
                 compute=computes.get(request.party, world.compute),
                 extra_data=extra_data[request.party],
+                unlabelled=world.unlabelled.get(request.party),
                 class_embeddings=world.class_embeddings.get(request.party),
             )
 

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from coalface.core import codec
 from coalface.core.local_results import OWN_MODEL
-from coalface.core.method import Method, Models, Tensors
+from coalface.core.method import Method, Models, Tensors, generator
 from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
+from coalface.data.held_back import hide_identities
 from coalface.data.pairs import PairList, balanced_pairs
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.engine.client_batch import Apart, ClientBatch
@@ -95,6 +96,8 @@ class Tiny:
     """A teacher embeds the images: each at a direction of its identity's."""
     public: int = 0
     """Identities whose images the server and every party hold."""
+    unlabelled: float = 0.0
+    """The share of each identity's images whose identity their party does not know."""
     public_at_server: bool = False
     """Of these, the server alone holds the images."""
 
@@ -158,7 +161,10 @@ class Tiny:
             net = Net(norm=self.norm)
         backbone = Backbone(net.double() if self.double else net, self.policy)
         dtype = torch.float64 if self.double else torch.float32
-        validators, trainers = self.validating(), self.data()
+        validators, trainers, unknown = self.validating(), self.data(), dict[str, FaceSet]()
+        for name in trainers if self.unlabelled else ():
+            rng_of = functools.partial(generator, 0, "unlabelled", name)
+            trainers[name], unknown[name] = hide_identities(trainers[name], self.unlabelled, rng_of)
         kinds = {n: f"trainer/{'source' if n == 'silo-0' else 'target'}" for n in trainers} if self.domains else {}
         return FederatedData(
             trainers | {name: faces for name, (faces, _) in validators.items()},
@@ -166,6 +172,7 @@ class Tiny:
             Compute(augment=Augment(flip=self.flip), dtype=dtype),
             public=None if self.public_at_server else self.public_faces(),
             server_public=self.public_faces() if self.public_at_server else None,
+            unlabelled=unknown,
             roles=dict(self.roles) | dict.fromkeys(validators, "validator") | ({} if self.pooled else kinds),
             pairs={name: pairs for name, (_, pairs) in validators.items()},
             taught={name: np.eye(8, dtype=np.float32)[images.labels] for name, images in trainers.items()}
@@ -310,6 +317,7 @@ def tiny(cls: type[Method], **settings: Any) -> tuple[Method, Tiny]:
         uses_target_labels=cls.pools == "images and labels",
         taught=cls.taught,
         public=3 if cls.scenario == "private-public" else 0,
+        unlabelled=0.5 if method.uses_unlabelled else 0.0,
         public_at_server=cls.public_at_server,
     )
     return method, build
