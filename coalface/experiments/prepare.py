@@ -118,6 +118,9 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         notes.append(wrong)
     if recipe.test is not None and parts.split.test is None:
         notes.append("data.test: the test images are the parties' own, so nobody is verified on them")
+    if (recipe.unlabelled > 0) != method.uses_unlabelled:
+        lacks = f"{recipe.method} trains on none of them" if recipe.unlabelled else "0, so no image can get a label"
+        notes.append(f"data.unlabelled: {lacks}")
     if recipe.dp is not None:
         notes.append(privacy_budget.sentence(recipe, planned))
     if recipe.privacy.templates is not None:
