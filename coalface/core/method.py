@@ -184,10 +184,9 @@ class Party:
     layout)."""
     extra_data: Any = None
     """What the scenario gives it beside its own images: with `private-public` the
-    `coalface.training.public_images.PublicImages` that all parties of a process share, unless the method keeps them at
-    the server; a validator the `PairList` of
-    its images; a source client, with `domains`, a `FaceSet` of identities that nobody trains on, if the recipe keeps
-    some."""
+    `coalface.training.joint.public_images.PublicImages` that all parties of a process share, unless the method keeps
+    them at the server; a validator the `PairList` of its images; a source client, with `domains`, a `FaceSet` of
+    identities that nobody trains on, if the recipe keeps some."""
     unlabelled: Any = None
     """Images of its own whose identities it does not know, a `FaceSet`; None where it has none."""
     class_embeddings: torch.Tensor | None = None
@@ -235,7 +234,7 @@ class Federation(ABC):
     """What a method may ask of the engine that runs it."""
 
     extra_data: Any
-    """With `private-public` the server's `coalface.training.public_images.PublicImages`; else None."""
+    """With `private-public` the server's `coalface.training.joint.public_images.PublicImages`; else None."""
     initial: Tensors
     """The backbone's first weights, made from the run's seed."""
     parameters: frozenset[str]

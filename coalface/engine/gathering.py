@@ -35,7 +35,7 @@ from coalface.privacy.secure import SecureSettings
 from coalface.privacy.templates import TOGETHER
 from coalface.training.compute import Compute
 from coalface.training.features import loaded_features
-from coalface.training.public_images import PublicImages
+from coalface.training.joint.public_images import PublicImages
 
 BELIEVED = 4.0
 """How many times the median number of images a party is believed to have where it is asked how far it may go."""

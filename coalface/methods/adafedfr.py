@@ -18,13 +18,13 @@ from coalface.methods.fedavg import Update
 from coalface.methods.fedfr_joint import FedFRJoint, Global, Own, State
 from coalface.training.classifier import Criterion
 from coalface.training.features import mean_head
-from coalface.training.hard_means import HardMeans, JointMeansLoss
+from coalface.training.joint.hard_means import HardMeans, JointMeansLoss
 from coalface.training.losses.margins import CosFace
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """The constants of L_ada (`coalface.training.hard_means`)."""
+    """The constants of L_ada (`coalface.training.joint.hard_means`)."""
 
     weight: float = 1.0
     """α; 0: without it."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from coalface.methods.fedfr_joint import FedFRJoint
-from coalface.training.own_images import Curriculum
+from coalface.training.joint.own_images import Curriculum
 
 
 @dataclass(frozen=True, kw_only=True)

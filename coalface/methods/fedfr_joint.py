@@ -32,14 +32,14 @@ from coalface.core.method import (
 from coalface.data.faceset import FaceSet
 from coalface.training.classifier import Criterion, classifier_for
 from coalface.training.features import loaded_features, unit_features
-from coalface.training.fedfr import JointLoss, frozen, untrained
+from coalface.training.joint.fedfr import JointLoss, frozen, untrained
+from coalface.training.joint.own_images import Curriculum, confident_labels, with_labelled
+from coalface.training.joint.public_images import PublicImages, hard_negatives, public_features
 from coalface.training.local_training import Beside, Trained, fresh_head, train, whole_backbone
 from coalface.training.local_work import Cursor, EpochPlan, LocalTraining
 from coalface.training.losses.base import check_pure
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.losses.sphereface2 import SphereFace2
-from coalface.training.own_images import Curriculum, confident_labels, with_labelled
-from coalface.training.public_images import PublicImages, hard_negatives, public_features
 
 
 @message

@@ -16,7 +16,7 @@ from torch import Tensor
 from coalface.core.method import Federation, Party, Stage, Tensors, message, step
 from coalface.methods.fedfr_joint import Binary, FedFRJoint, Global, Own, State
 from coalface.training.classifier import Criterion
-from coalface.training.fedfr import Distilled
+from coalface.training.joint.fedfr import Distilled
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import MarginSoftmax
 

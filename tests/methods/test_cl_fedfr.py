@@ -27,8 +27,8 @@ from coalface.methods import METHODS
 from coalface.methods.adafedfr import AdaFedFR
 from coalface.methods.cl_fedfr import CLFedFR, SSFedFR
 from coalface.methods.fedfr_joint import FedFRJoint, Own, Update
+from coalface.training.joint.own_images import Curriculum, sharpness
 from coalface.training.local_work import LocalTraining
-from coalface.training.own_images import Curriculum, sharpness
 
 BUILD = replace(EXACT, unlabelled=0.5)
 SURE = 0.3

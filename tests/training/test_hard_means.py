@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from coalface.training.fedfr import JointLoss
-from coalface.training.hard_means import HardMeans, JointMeansLoss
+from coalface.training.joint.fedfr import JointLoss
+from coalface.training.joint.hard_means import HardMeans, JointMeansLoss
 from coalface.training.losses.margins import CosFace
 
 

@@ -11,8 +11,8 @@ import torch
 
 from coalface.data.faceset import FaceSet
 from coalface.experiments.conformance.tiny_federation import Tiny
-from coalface.training import own_images
-from coalface.training.own_images import Curriculum, confident_labels, easier_half, sharpness, with_labelled
+from coalface.training.joint import own_images
+from coalface.training.joint.own_images import Curriculum, confident_labels, easier_half, sharpness, with_labelled
 
 
 def unit(n: int, seed: int) -> torch.Tensor:

@@ -23,7 +23,7 @@ from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.noise import seeded_secret
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.templates import TemplateNoise, TemplateRelease
-from coalface.training.public_images import PublicImages
+from coalface.training.joint.public_images import PublicImages
 
 if TYPE_CHECKING:
     from coalface.engine.party.sums import PartySums

@@ -29,7 +29,7 @@ from coalface.privacy.accountant import Drawn, Mechanism
 from coalface.privacy.dp import COUNTS_REPLIES, POSTED, QUORUM, UNSHARED, Draws, PartyPrivacy, check_tensors
 from coalface.privacy.dp import check_call as check_private
 from coalface.privacy.secure import SecureSettings
-from coalface.training.public_images import PublicImages
+from coalface.training.joint.public_images import PublicImages
 
 IMAGES = 1_000
 TYPICAL: dict[Any, int | float | str] = {int: IMAGES, float: 1 / 3, bool: False, str: ""}

@@ -50,7 +50,7 @@ class JointMeansLoss:
     """
 
     joint: Criterion
-    """A `coalface.training.fedfr.JointLoss` of no public rows."""
+    """A `coalface.training.joint.fedfr.JointLoss` of no public rows."""
     hard: HardMeans
     weight: float
     """α."""
