@@ -23,7 +23,7 @@ from typing import Any
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader, schema
-from coalface.training import public_images
+from coalface.training.joint import public_images
 
 NUMBERS = itertools.count()
 MEMORY = {"each alone": lambda tensors: str(next(NUMBERS)), "once": public_images.digest}

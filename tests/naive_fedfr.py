@@ -21,7 +21,7 @@ from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run
 from coalface.methods.fedfr_joint import FedFRJoint, Own
-from coalface.training.fedfr import untrained
+from coalface.training.joint.fedfr import untrained
 from coalface.training.local_training import fresh_head
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import CosFace

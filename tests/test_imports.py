@@ -16,7 +16,7 @@ import coalface
 
 ROOT = Path(coalface.__file__).parent
 DATA = "data data.readers data.synthetic data.tools"
-TRAINING = "training training.clustering training.distributed training.domain_adaptation training.losses"
+TRAINING = "training training.clustering training.distributed training.domain_adaptation training.joint training.losses"
 ENGINE = "engine engine.party engine.robust engine.sums"
 BELOW = f"core {DATA} models models.pretrained {TRAINING} privacy privacy.secure_sums evaluation.metrics"
 _WITHIN = "api attacks setup callbacks conformance export gallery plan recipe report sweep"
@@ -40,6 +40,7 @@ RULES = {
         "training": "core data evaluation.metrics models training.distributed training.losses",
         "training.clustering": "core evaluation.metrics",
         "training.domain_adaptation": "core training training.losses",
+        "training.joint": "core data.faceset models.embedding training training.losses",
         "methods": f"core {TRAINING} data.faceset evaluation.metrics models.pretrained.input",
         "engine": f"core {DATA} {TRAINING} privacy privacy.secure_sums engine.party engine.robust engine.sums",
         "engine.robust": "core engine engine.sums",

@@ -184,9 +184,11 @@ class Party:
     layout)."""
     extra_data: Any = None
     """What the scenario gives it beside its own images: with `private-public` the
-    `coalface.training.public_images.PublicImages` that all parties of a process share; a validator the `PairList` of
-    its images; a source client, with `domains`, a `FaceSet` of identities that nobody trains on, if the recipe keeps
-    some."""
+    `coalface.training.joint.public_images.PublicImages` that all parties of a process share, unless the method keeps
+    them at the server; a validator the `PairList` of its images; a source client, with `domains`, a `FaceSet` of
+    identities that nobody trains on, if the recipe keeps some."""
+    unlabelled: Any = None
+    """Images of its own whose identities it does not know, a `FaceSet`; None where it has none."""
     class_embeddings: torch.Tensor | None = None
     """(k, d) those of its identities that the recipe's `pretrain` left; None where it left none."""
     shards: Any = None
@@ -232,7 +234,7 @@ class Federation(ABC):
     """What a method may ask of the engine that runs it."""
 
     extra_data: Any
-    """With `private-public` the server's `coalface.training.public_images.PublicImages`; else None."""
+    """With `private-public` the server's `coalface.training.joint.public_images.PublicImages`; else None."""
     initial: Tensors
     """The backbone's first weights, made from the run's seed."""
     parameters: frozenset[str]
@@ -321,6 +323,14 @@ class Federation(ABC):
             )
         return tuple(names[i] for i in sorted(self.rng.choice(len(names), size=n, replace=False)))
 
+    @abstractmethod
+    def embed(self, faces: Any, backbone: Tensors) -> torch.Tensor:
+        """(n, d) unit features, made at the server, of the images of a `FaceSet`, by a model that was sent or averaged.
+
+        Under another BatchNorm policy than `average` with the BatchNorm that the run began with. Raises ValueError
+        where a feature is zero or not finite.
+        """
+
     def zeros(self) -> Tensors:
         """A zero for each number of the backbone that is trained, such as a momentum before the first round."""
         return {name: torch.zeros_like(w) for name, w in self.initial.items() if name in self.parameters}
@@ -364,6 +374,8 @@ class Method(HasSteps, ABC):
     pools: ClassVar[Pools] = ""
     """What of all parties one party holds: then the method is a bound to compare with, not a federation. The labels of
     the targets are among it or not."""
+    public_at_server: ClassVar[bool] = False
+    """With `private-public`, whether the public images stay at the server; else every party holds them too."""
     learns: ClassVar[bool] = True
     """False for a baseline whose model must not come to recognise people."""
     counts_replies: ClassVar[bool] = False
@@ -400,6 +412,11 @@ class Method(HasSteps, ABC):
     @property
     def needs_silos(self) -> bool:
         """Whether the images that it pools are marked with the silos that they would be dealt to."""
+        return False
+
+    @property
+    def uses_unlabelled(self) -> bool:
+        """Whether it trains on images whose identity its party does not know; else they are left out."""
         return False
 
     @property

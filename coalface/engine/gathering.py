@@ -14,7 +14,8 @@ from torch import Tensor
 
 from coalface.core import codec
 from coalface.core.errors import RecipeError
-from coalface.core.method import Abandoned, Answer, Backbone, Federation, Mean, Method, plays
+from coalface.core.method import Abandoned, Answer, Backbone, Federation, Mean, Method, Tensors, plays
+from coalface.data.faceset import FaceSet
 from coalface.engine.client_batch import CLIENT_BATCHES, Apart, ClientBatch, ClientBatchLedger
 from coalface.engine.party.request import Request, StepFailed, Unanswered
 from coalface.engine.receipts import FILE, Receipts
@@ -32,7 +33,9 @@ from coalface.privacy import secure as secure_settings
 from coalface.privacy.dp import BATCHED, COUNTERSIGNED, QUORUM, SAID, PartyPrivacy, check_tensors
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.templates import TOGETHER
-from coalface.training.public_images import PublicImages
+from coalface.training.compute import Compute
+from coalface.training.features import loaded_features
+from coalface.training.joint.public_images import PublicImages
 
 BELIEVED = 4.0
 """How many times the median number of images a party is believed to have where it is asked how far it may go."""
@@ -67,7 +70,7 @@ class Gathering(Federation):
             round_policy = dataclasses.replace(round_policy, max_update_norm=0.0, max_share=None)
         self.method, self.round_policy, self.numerics, self.secure = method, round_policy, numerics, secure
         self.transport, self.folder = transport, folder
-        self.initial, self.policy = backbone.shared(), backbone.policy
+        self.initial, self.policy, self._backbone = backbone.shared(), backbone.policy, backbone
         self.extra_data = None if public is None else PublicImages(public, classifier)
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.embedding_size = backbone.embedding_size
@@ -106,6 +109,14 @@ class Gathering(Federation):
 
     def images(self, party: str) -> int:
         return self.transport.members[party].images if self.secure is None else self.secure.most_images
+
+    def embed(self, faces: FaceSet, backbone: Tensors) -> Tensor:
+        how, weights = self.numerics, next(iter(backbone.values()))
+        compute = Compute(
+            device=how.device, autocast=how.autocast, channels_last=how.channels_last, dtype=weights.dtype
+        )
+        self._backbone.load(backbone)
+        return loaded_features("the server", self._backbone, compute, faces).cpu()
 
     def _admit(self, call: Call, aggregate: Sequence[Mean]) -> None:
         """Have the templates counted that a call will bring."""
@@ -313,7 +324,8 @@ class Gathering(Federation):
 
     def _most(self, party: str) -> int:
         """The most images that a party can say it has trained on."""
-        return self.images(party) + (len(self.extra_data.faces) if self.extra_data is not None else 0)
+        shared = self.extra_data is not None and not self.method.public_at_server
+        return self.images(party) + (len(self.extra_data.faces) if shared else 0)
 
     def _heaviest(self, images: Sequence[int]) -> float:
         """The most that a number of images may weigh, by the `_most` of the parties, not what they send.

@@ -149,7 +149,7 @@ def make_server(run: PreparedRun, out: Path, transport: Transport, callback: Cal
         transport,
         out,
         backbone=run.data.backbone,
-        public=run.data.public,
+        public=run.data.at_server,
         classifier=run.classifier,
         privacy=privacy,
         secret=secret,

@@ -118,6 +118,9 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         notes.append(wrong)
     if recipe.test is not None and parts.split.test is None:
         notes.append("data.test: the test images are the parties' own, so nobody is verified on them")
+    if (recipe.unlabelled > 0) != method.uses_unlabelled:
+        lacks = f"{recipe.method} trains on none of them" if recipe.unlabelled else "0, so no image can get a label"
+        notes.append(f"data.unlabelled: {lacks}")
     if recipe.dp is not None:
         notes.append(privacy_budget.sentence(recipe, planned))
     if recipe.privacy.templates is not None:
@@ -198,7 +201,7 @@ def _pretrained(
     loaded = read_tensors(model.parent, model.name, read_about(model.parent))
     tensors = {name: loaded[name] for name in parts.backbone.shared()}
     classifier, names = None, before.split.train.names
-    if parts.public is not None:
+    if parts.public is not None and not parts.method.public_at_server:  # where class embeddings of theirs are trained
         classifier = _classifier(parts.recipe, inner, place, alike=parts.public.names == names)
     elif parts.method.keeps_classifier:
         fits = model_folder.leaves_classifier(inner) and parts.recipe.loss.rows(2) == 2

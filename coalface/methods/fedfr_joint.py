@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.core.local_results import OWN_MODEL, PERSONAL_MODEL, PUBLIC_IMAGES_USED
@@ -32,14 +31,15 @@ from coalface.core.method import (
 )
 from coalface.data.faceset import FaceSet
 from coalface.training.classifier import Criterion, classifier_for
-from coalface.training.features import unit_features
-from coalface.training.fedfr import JointLoss, frozen, untrained
+from coalface.training.features import loaded_features, unit_features
+from coalface.training.joint.fedfr import JointLoss, frozen, untrained
+from coalface.training.joint.own_images import Curriculum, confident_labels, with_labelled
+from coalface.training.joint.public_images import PublicImages, hard_negatives, public_features
 from coalface.training.local_training import Beside, Trained, fresh_head, train, whole_backbone
-from coalface.training.local_work import Cursor, LocalTraining
+from coalface.training.local_work import Cursor, EpochPlan, LocalTraining
 from coalface.training.losses.base import check_pure
 from coalface.training.losses.margins import CosFace, CosineLoss
 from coalface.training.losses.sphereface2 import SphereFace2
-from coalface.training.public_images import PublicImages, hard_negatives, public_features
 
 
 @message
@@ -49,7 +49,8 @@ class Global:
     backbone: Tensors
     """Θ_g."""
     classifier: Tensor = content("template")
-    """(K_g, d) Φ_g, class embeddings of the public identities; (0, d) where no public image is used."""
+    """(K_g, d) Φ_g, class embeddings of the public identities, in `adafedfr` at their mean features; (0, d) where the
+    client uses none."""
 
 
 @message
@@ -174,10 +175,20 @@ class FedFRJoint(Method):
     """Epochs of a round after which η is a tenth, as `epochs`; (): never."""
     drop_last: bool | None = None
     """Leave out the last batch of an epoch where it is not full."""
+    pseudo_labels: float | None = None
+    """Before each local epoch, an image of unknown identity joins with that of its largest cosine to [Φ ; W] where this
+    is above so much, and the client's own; with `local.steps_per_round` before each round. None: none ever joins."""
+    curriculum: Curriculum = Curriculum()
+    """The easier half of a client's images first, then all; the rounds of `order: none` have all."""
 
     def __post_init__(self) -> None:
-        for name, low, high in (("threshold", -1, 1), ("contrastive", 0, 1e6), ("branch_weight", 0, 1e6)):
-            if not low <= getattr(self, name) <= high:
+        for name, low, high in (
+            ("threshold", -1, 1),
+            ("contrastive", 0, 1e6),
+            ("branch_weight", 0, 1e6),
+            ("pseudo_labels", -1, 1),
+        ):
+            if getattr(self, name) is not None and not low <= getattr(self, name) <= high:
                 raise ValueError(f"{name} is {getattr(self, name)}; give a number from {low:g} to {high:g}")
         if not self.temperature > 0:
             raise ValueError(f"temperature is {self.temperature}; give a number above 0, such as 0.5")
@@ -219,6 +230,15 @@ class FedFRJoint(Method):
         value = getattr(self, name)
         return PRESETS[self.preset][name] if value is None else value
 
+    @property
+    def plan(self) -> EpochPlan:
+        """The local epochs of each round."""
+        return EpochPlan(self.local, self.detail("epochs"), self.detail("decay_after"), self.detail("drop_last"))
+
+    @property
+    def uses_unlabelled(self) -> bool:
+        return self.pseudo_labels is not None
+
     def init(self, fed: Federation) -> State:
         """Θ_g and Φ_g of the pre-training; without one Φ_g is drawn."""
         public: PublicImages | None = fed.extra_data
@@ -247,34 +267,43 @@ class FedFRJoint(Method):
         return Update(backbone=party.backbone.shared(), classifier=phi, images=weight, loss=trained.loss), after
 
     def work(self, party: Party, own: Own | None, common: Global) -> tuple[Trained, int, Own]:
-        """A round of local training: (what was trained, images of an epoch, what the client keeps)."""
+        """A round of local training: (what was trained, known images of an epoch, what the client keeps)."""
         if party.shards is not None:
             raise ValueError(
                 "several losses over one batch are not split over processes: leave engine.processes_per_party out"
             )
         before = own or self.first_state(party, common)
         public = self.public_faces(party, common, before.kept)
-        data = public.beside(party.data) if public is not None else party.data
+        known = self.own_faces(party, party.data, common, before.kept)
+        unknown = party.unlabelled and self.own_faces(party, party.unlabelled, common, before.kept)
         head = torch.cat([common.classifier.to(before.classes), before.classes])  # [Φ ; W]
         public_classes = len(common.classifier)  # K_g
         references = {name: model | before.kept for name, model in self.references(common, before).items()}
         party.backbone.load(common.backbone, before.kept)
         trained, cursor = self.train_epochs(
-            replace(party, data=data),
+            replace(party, data=known, unlabelled=unknown),
+            public,
             head,
             before,
             self.criterion(public_classes, head),
             frozen(party, references) if references else None,
         )
+        used = 0 if public is None else len(public)
         after = Own(
             classes=trained.head[public_classes:].clone(),
             branch=trained.extra,
             model=party.backbone.shared(),
             kept=party.backbone.kept(),
             cursor=cursor,
-            used=(*before.used, len(data) - len(party.data)),
+            used=(*before.used, used),
         )
-        return trained, len(data), after
+        return trained, len(known) + used, after
+
+    def own_faces(self, party: Party, faces: FaceSet, common: Global, kept: Tensors) -> FaceSet:
+        """Those of some of the client's own images that it may train on in this round."""
+        if not self.curriculum.applies(party):
+            return faces
+        return self.curriculum.easier(party, faces, common.backbone, kept)
 
     def criterion(self, public_classes: int, head: Tensor) -> Criterion:
         """The loss (7) of a round that begins with the (K_g + K_l, d) class embeddings `head`, K_g of them Φ's."""
@@ -326,46 +355,40 @@ class FedFRJoint(Method):
         return Own(classes=classes, branch=branch, model=model, kept=kept, cursor=Cursor())
 
     def train_epochs(
-        self, party: Party, head: Tensor, before: Own, loss: Criterion, beside: Beside | None
+        self,
+        party: Party,
+        public: FaceSet | None,
+        head: Tensor,
+        before: Own,
+        loss: Criterion,
+        beside: Beside | None,
     ) -> tuple[Trained, Cursor]:
-        """The local epochs of a round, in two parts where η falls within it."""
-        epochs, decay_after = self.detail("epochs"), self.detail("decay_after")
-        place, work = min(party.round, len(epochs)) - 1, self.work_of(party.round)
-        parts = [(work, 1.0)]
-        if decay_after and (first := decay_after[place]) < work.epochs:
-            parts = [(replace(work, epochs=first), 1.0), (replace(work, epochs=work.epochs - first), 0.1)]
+        """The local epochs of a round, in the parts between which η falls or images join."""
+        plan, joins = self.plan, self.pseudo_labels is not None and bool(party.unlabelled)
         cursor, trained = before.cursor, Trained(head, before.branch, 0.0, {}, {})
         total, images = 0.0, 0
-        for part, factor in parts:
-            batches, cursor = self.batches(party, part, cursor)
+        for part, factor in plan.parts(party.round, by_epoch=joins):
+            own = self.with_joined(party, trained.head, len(head) - len(before.classes)) if joins else party.data
+            learner = replace(party, data=own if public is None else public.beside(own))
+            batches, cursor = plan.batches(part, learner, cursor)
             sgd = part.sgd(party)
             sgd = replace(sgd, lr=factor * sgd.lr)
             velocity = trained.velocity
-            classifier = classifier_for(party, trained.head, loss, sgd, extra=trained.extra, velocity=velocity)
-            trained = train(party, classifier, batches, sgd, velocity=velocity, beside=beside)
+            classifier = classifier_for(learner, trained.head, loss, sgd, extra=trained.extra, velocity=velocity)
+            trained = train(learner, classifier, batches, sgd, velocity=velocity, beside=beside)
             count = sum(map(len, batches))
             total, images = total + trained.loss * count, images + count
         return replace(trained, loss=total / max(1, images)), cursor
 
-    def work_of(self, round_: int) -> LocalTraining:
-        """A round's, with the epochs that it has."""
-        epochs = self.detail("epochs")
-        return replace(self.local, epochs=epochs[min(round_, len(epochs)) - 1]) if epochs else self.local
+    def with_joined(self, party: Party, head: Tensor, public_classes: int) -> FaceSet:
+        """The client's images of known identity, and those of the others that get one from [Φ ; W] as it is now."""
+        assert self.pseudo_labels is not None
+        features = loaded_features(party.name, party.backbone, party.compute, party.unlabelled)
+        labels = confident_labels(features, head.to(features), public_classes, self.pseudo_labels)
+        return with_labelled(party.data, party.unlabelled, labels)
 
     def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int]:
-        work = self.work_of(round_)
-        if self.detail("drop_last") and work.steps_per_round is None and (full := images // work.batch_size):
-            return work.epochs * full, work.epochs * full * work.batch_size
-        return work.work(party, images)
-
-    def batches(self, party: Party, work: LocalTraining, cursor: Cursor) -> tuple[list[NDArray[np.int64]], Cursor]:
-        """The batches of some epochs, with `drop_last` full ones alone, and where the next epoch goes on."""
-        batches, cursor = work.batches(party, cursor)
-        if self.detail("drop_last") and work.steps_per_round is None:
-            # An image that alone was left over has joined the batch before it, and is left out too.
-            full = [batch[: work.batch_size] for batch in batches if len(batch) >= work.batch_size]
-            batches = full or batches  # a client with fewer images than a batch trains on what it has
-        return batches, cursor
+        return self.plan.count(round_, party, images)
 
     @step(role="trainer", local=PERSONAL_MODEL)
     def personal(self, party: Party, own: Own | None) -> Tensors:

@@ -16,7 +16,7 @@ from torch import Tensor
 from coalface.core.method import Federation, Party, Stage, Tensors, message, step
 from coalface.methods.fedfr_joint import Binary, FedFRJoint, Global, Own, State
 from coalface.training.classifier import Criterion
-from coalface.training.fedfr import Distilled
+from coalface.training.joint.fedfr import Distilled
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import MarginSoftmax
 
@@ -76,7 +76,7 @@ class Finetune(FedFRJoint):
 
     def tuning_settings(self) -> dict[str, Any]:
         """Those of the first stage, without the contrastive term."""
-        unchanged = ("loss", "public", "threshold", "previous", "drop_last")
+        unchanged = ("loss", "public", "threshold", "previous", "drop_last", "pseudo_labels")
         local: LocalTraining = replace(self.local, epochs=self.tuning_epochs, steps_per_round=None, total_steps=None)
         changed = {"local": local, "contrastive": 0.0, "branch": "none", "epochs": (), "decay_after": ()}
         return {name: getattr(self, name) for name in unchanged} | {"preset": self.preset} | changed

@@ -14,7 +14,7 @@ from torch import Tensor
 from coalface.core.local_results import OWN_MODEL
 from coalface.core.method import Backbone, Party, Tensors, private, step
 from coalface.methods.fedavg import FedAvg, Global, Update
-from coalface.training.fedfr import drift, frozen
+from coalface.training.joint.fedfr import drift, frozen
 from coalface.training.local_training import Learner, learn, whole_backbone
 from coalface.training.losses.base import check_pure
 

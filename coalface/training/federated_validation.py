@@ -234,6 +234,9 @@ class Validated(Federation):
     def stream(self, *names: str | int) -> np.random.Generator:
         return self.fed.stream(*names)
 
+    def embed(self, faces: Any, backbone: Tensors) -> Tensor:
+        return self.fed.embed(faces, backbone)
+
     def log(self, **metrics: float) -> None:
         self.fed.log(**metrics)
 

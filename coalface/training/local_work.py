@@ -190,6 +190,47 @@ class LocalTraining(TypedSettings):
         return by_epochs(len(party.data), self.batch_size, self.epochs, cursor, order)
 
 
+@dataclass(frozen=True)
+class EpochPlan:
+    """Whole epochs whose number differs from round to round, and η within a round."""
+
+    work: LocalTraining
+    epochs: tuple[int, ...] = ()
+    """Of round 1, 2, …, the last for all rounds after; (): those of `work`."""
+    decay_after: tuple[int, ...] = ()
+    """Epochs of a round after which η is a tenth, as `epochs`; (): never."""
+    drop_last: bool = False
+    """Leave out the last batch of an epoch where it is not full."""
+
+    def of_round(self, round_: int) -> LocalTraining:
+        """A round's work, with the epochs that it has."""
+        return replace(self.work, epochs=self.epochs[min(round_, len(self.epochs)) - 1]) if self.epochs else self.work
+
+    def parts(self, round_: int, *, by_epoch: bool) -> list[tuple[LocalTraining, float]]:
+        """A round's work in the parts between which something changes, and by what η is multiplied in each."""
+        work, decay_after = self.of_round(round_), self.decay_after
+        parts = [(work, 1.0)]
+        if decay_after and (first := decay_after[min(round_, len(decay_after)) - 1]) < work.epochs:
+            parts = [(replace(work, epochs=first), 1.0), (replace(work, epochs=work.epochs - first), 0.1)]
+        return [(replace(part, epochs=1), lr) for part, lr in parts for _ in range(part.epochs)] if by_epoch else parts
+
+    def batches(self, work: LocalTraining, party: Party, cursor: Cursor) -> tuple[list[NDArray[np.int64]], Cursor]:
+        """The batches of a part, and where the next epoch goes on."""
+        batches, cursor = work.batches(party, cursor)
+        if self.drop_last and work.steps_per_round is None:
+            # An image that alone was left over has joined the batch before it, and is left out too.
+            full = [batch[: work.batch_size] for batch in batches if len(batch) >= work.batch_size]
+            batches = full or batches  # a party with fewer images than a batch trains on what it has
+        return batches, cursor
+
+    def count(self, round_: int, party: str, images: int) -> tuple[int, int]:
+        """The local steps of a round at a party with so many images, and how many images these see."""
+        work = self.of_round(round_)
+        if self.drop_last and work.steps_per_round is None and (full := images // work.batch_size):
+            return work.epochs * full, work.epochs * full * work.batch_size
+        return work.work(party, images)
+
+
 @runtime_checkable
 class WorksByRound(Protocol):
     """A method whose trainers do not all do `local` in every round."""

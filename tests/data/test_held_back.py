@@ -4,7 +4,7 @@ import numpy as np
 
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
-from coalface.data.held_back import by_party, hold_back
+from coalface.data.held_back import by_party, hide_identities, hold_back
 
 COUNTS = (5, 2, 0, 3, 9)
 
@@ -51,3 +51,19 @@ def test_each_party_gets_those_of_its_identities_in_its_numbers() -> None:
         assert faces_of_party.names == parties[name].names
     assert by_name["one"].counts().tolist() == [2, 0] and by_name["two"].counts().tolist() == [2, 2]
     assert sorted(by_name["two"].rows.tolist()) == sorted(test.only([0, 3]).rows.tolist())
+
+
+def test_so_large_a_share_of_each_identity_is_told_without_it_and_its_place_tells_nothing() -> None:
+    """⌊0.5 · n⌋ of 5, 2, 0, 3 and 9 images are 2, 1, 0, 1 and 4."""
+    whole = faces()
+    known, others = hide_identities(whole, 0.5, stream)
+    assert known.counts().tolist() == [3, 1, 0, 2, 5] and known.names == whole.names
+    assert sorted([*known.rows, *others.rows]) == sorted(whole.rows) and len(others) == 8
+    assert others.names == () and set(others.labels.tolist()) == {-1} and others.files is None
+    assert known.rows.tolist() == [row for row in whole.rows.tolist() if row in set(known.rows.tolist())]
+    assert others.rows.tolist() != sorted(others.rows.tolist())
+    owner = dict(zip(whole.rows.tolist(), whole.labels.tolist(), strict=True))
+    assert [owner[row] for row in known.rows.tolist()] == known.labels.tolist()
+    alone = hide_identities(faces("ea"), 0.5, stream)[1]  # the draw of an identity does not depend on the others
+    assert {row for row in others.rows.tolist() if owner[row] in (0, 4)} == set(alone.rows.tolist())
+    assert len(hide_identities(whole, 0.0, stream)[1]) == 0

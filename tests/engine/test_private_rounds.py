@@ -142,7 +142,7 @@ def test_a_draw_of_nobody_is_resumed_with_the_same_noise(tmp_path: Path) -> None
     assert 0 in {line["asked"] for line in metrics(tmp_path / "unbroken")}
 
 
-@pytest.mark.parametrize("name", ["fedavg", "slowmo", "fedyogi", "pfm", "mime", "mimelite", "feduv", "fedfr-joint"])
+@pytest.mark.parametrize("name", "fedavg slowmo fedyogi pfm mime mimelite feduv fedfr-joint adafedfr".split())
 def test_methods_go_on_where_nobody_is_drawn(tmp_path: Path, name: str) -> None:
     method, build = worlds.recipe(name, rounds=4, sample=1)
     ran = run(method, tmp_path, build, privacy=PartyPrivacy(**POISSON, delta=1e-2), seed=1)

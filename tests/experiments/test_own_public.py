@@ -107,6 +107,36 @@ def test_other_methods_begin_from_them_and_hold_none(parties: Path) -> None:
     assert node.public is None and len(node.data["silo-00"]) == 12
 
 
+@pytest.mark.slow
+@pytest.mark.ci
+def test_images_that_stay_at_the_server_are_at_no_party_and_the_bytes_are_those_of_a_local_run(
+    parties: Path, tmp_path: Path
+) -> None:
+    path, over_network, alone = written(tmp_path, method="adafedfr"), tmp_path / "there", tmp_path / "here"
+    over_flower(path, parties, tmp_path / "homes", over_network)
+    local = party_file.fill(
+        loader.load(path, ["engine.on_error=exclude", "engine.save_replies=true"]),
+        party_file.read_all(parties / "own.yaml"),
+    )
+    experiment.run(local, alone, Silent(), report=False)
+    homes = {party: tmp_path / "homes" / party / "own" for party in TRAINERS}
+    assert digests(over_network, homes) == digests(alone, dict.fromkeys(TRAINERS, alone))
+
+
+def test_a_node_opens_no_public_images_where_they_stay_at_the_server(parties: Path, tmp_path: Path) -> None:
+    """They need not even lie there."""
+    nowhere = {"kind": "folder", "path": str(tmp_path / "nowhere")}
+    parsed, file = recipe(method="adafedfr", data={"public": nowhere}), parties / "silo-00" / "party.yaml"
+    node = party_data.party_data(parsed, "silo-00", file)
+    assert node.public is None and node.at_server is None and len(node.data["silo-00"]) == 12
+    assert not partychecking.check(file, parsed).faults
+    shared = recipe(data={"public": nowhere})
+    with pytest.raises(RecipeError, match="data.public"):
+        party_data.party_data(shared, "silo-00", file)
+    server = Parts(recipe(method="adafedfr"), played=()).data
+    assert server.public is None and server.at_server is not None and len(server.at_server) == 20
+
+
 def test_a_node_with_other_public_images_is_left_alone_and_the_servers_log_says_why(
     parties: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

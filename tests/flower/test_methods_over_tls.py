@@ -76,7 +76,7 @@ DOMAINS = loader.merged(tinydomains.TREE, {"name": "domains", "data": {"scenario
 """A source and one target."""
 
 ONE_IDENTITY = ("fedface", "fedaws", "fedfv", "feduv", "positive-only", "random-init")
-PERSONAL = ("fedfr-joint", "finetune", "kd", "fedface-multi")
+PERSONAL = ("fedfr-joint", "adafedfr", "ss-fedfr", "cl-fedfr", "finetune", "kd", "fedface-multi")
 ACROSS_SILOS = (
     *("fedavg", "fedavg-fv", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm", "pfm-fv"),
     *("fednova", "feddyn", "moon", "fedadam", "fedyogi", "fedadagrad"),
@@ -86,6 +86,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(ACROSS_SILOS, SILOS),
     **dict.fromkeys(ONE_IDENTITY, CLIENTS),
     **dict.fromkeys(PERSONAL, JOINT),
+    "ss-fedfr": loader.merged(JOINT, {"data": {"unlabelled": 0.34}, "methods": {"ss-fedfr": {"pseudo_labels": 0.0}}}),
     **dict.fromkeys(tinydomains.METHODS, DOMAINS),
 }
 """Method -> the recipe that it is run by."""

@@ -25,6 +25,7 @@ from coalface.experiments.conformance.subject import Subject
 from coalface.experiments.conformance.tiny_federation import LOSS, WORK, Tiny
 from coalface.methods import METHODS
 from coalface.methods.fedavg import FedAvg, Global, State
+from coalface.methods.fedfr_joint import FedFRJoint
 from coalface.training.local_training import Learner, learn
 
 SLOW = (pytest.mark.slow, pytest.mark.ci)
@@ -33,7 +34,7 @@ THREE = ("scaffold", "fedface", "pfm-fv")
 DEFAULT = {"worker processes": THREE, "nonsense": THREE, "lost replies": THREE, "kill and resume": THREE[:1]}
 """Check -> the methods that are held to it by default, where these are not one of a kind; the others are slow."""
 
-SENDS = dict.fromkeys(("fedfr-joint", "finetune", "kd"), frozenset({"Own.model"})) | {
+SENDS = {name: frozenset({"Own.model"}) for name, cls in METHODS.items() if issubclass(cls, FedFRJoint)} | {
     "fedrep": frozenset({"Own.backbone"}),
     "moon": frozenset({"Contrasted.model"}),
 }

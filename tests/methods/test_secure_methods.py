@@ -19,10 +19,14 @@ from coalface.training.local_work import LocalTraining
 
 HIDDEN = {
     **dict.fromkeys(
-        "fedavg fedprox mime mimelite moon slowmo fedadam fedyogi fedadagrad pfm feduv solo ditto fedrep fedbabu".split(),
+        "fedavg fedprox mime mimelite moon slowmo fedadam fedyogi fedadagrad pfm feduv solo ditto fedrep fedbabu "
+        "adafedfr".split(),
         "yes",
     ),
-    **dict.fromkeys(("fedfr-joint", "finetune", "kd"), "yes, but not rows of classifier that one party alone changes"),
+    **dict.fromkeys(
+        ("fedfr-joint", "ss-fedfr", "cl-fedfr", "finetune", "kd"),
+        "yes, but not rows of classifier that one party alone changes",
+    ),
 }
 """Method -> what `coalface methods` says of it; all others are refused."""
 

@@ -107,8 +107,9 @@ def test_all_of_the_parties_are_no_draw() -> None:
 EVEN = {"weights": "equal", "local": LocalTraining(steps_per_round=2, batch_size=4)}
 ACCEPTED: dict[str, dict[str, Any]] = {
     "fedavg": {}, "fedprox": {}, "slowmo": {}, "pfm": {}, "mime": {}, "mimelite": {}, "scaffold": EVEN, "feduv": {},
-    "fedfr-joint": {}, "finetune": {}, "kd": {}, "moon": {}, "feddyn": {"weights": "equal"},
-    "fedadam": {}, "fedyogi": {}, "fedadagrad": {}, "ditto": {}, "fedrep": {}, "fedbabu": {},
+    "fedfr-joint": {}, "adafedfr": {}, "ss-fedfr": {}, "cl-fedfr": {}, "finetune": {}, "kd": {}, "moon": {},
+    "feddyn": {"weights": "equal"}, "fedadam": {}, "fedyogi": {}, "fedadagrad": {},
+    "ditto": {}, "fedrep": {}, "fedbabu": {},
 }  # fmt: skip
 """Methods that send means alone, and what they need for it."""
 
@@ -116,7 +117,7 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 def noised(name: str, **settings: Any) -> tuple[tuple[Mechanism, ...], ...]:
     method, build = worlds.recipe(name, **settings)
     world = build()
-    return on_paper.plan(method, world.by_role(), world.backbone, world.public, privacy=PartyPrivacy()).noised
+    return on_paper.plan(method, world.by_role(), world.backbone, world.at_server, privacy=PartyPrivacy()).noised
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -16,7 +16,7 @@ from coalface.core.method import generator
 from coalface.experiments.conformance.tiny_federation import Tiny
 from coalface.models import build
 from coalface.models.groups import Backbone
-from coalface.training.fedfr import Distilled, JointLoss, drift, frozen, untrained
+from coalface.training.joint.fedfr import Distilled, JointLoss, drift, frozen, untrained
 from coalface.training.losses.margins import CosFace
 from coalface.training.losses.sphereface2 import SphereFace2
 

@@ -18,8 +18,8 @@ from coalface.core.method import Party
 from coalface.engine.party.setup import FederatedData
 from coalface.experiments.conformance.tiny_federation import LOSS, WORK, Tiny, run
 from coalface.methods.fedfr_joint import FedFRJoint
-from coalface.training import public_images
-from coalface.training.public_images import PublicImages, digest, hard_negatives, public_features
+from coalface.training.joint import public_images
+from coalface.training.joint.public_images import PublicImages, digest, hard_negatives, public_features
 
 BUILD = Tiny(public=3)
 
@@ -68,7 +68,7 @@ def counting(build: Callable[[], FederatedData], passes: list[int]) -> Callable[
 
 def of_public(passes: list[int]) -> int:
     """How often the public images were embedded: nothing else comes in batches of that size."""
-    public = BUILD.everybodys()
+    public = BUILD.public_faces()
     assert public is not None
     return passes.count(len(public))
 

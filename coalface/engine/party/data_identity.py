@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from coalface.core.method import Party
-from coalface.training.public_images import PublicImages
+from coalface.training.joint.public_images import PublicImages
 
 
 def data_identity(party: Party) -> bytes:

@@ -23,7 +23,7 @@ from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.noise import seeded_secret
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.templates import TemplateNoise, TemplateRelease
-from coalface.training.public_images import PublicImages
+from coalface.training.joint.public_images import PublicImages
 
 if TYPE_CHECKING:
     from coalface.engine.party.sums import PartySums
@@ -45,8 +45,12 @@ class FederatedData:
     """The role of each party; `trainer` where it is not named."""
     public: FaceSet | None = None
     """Images that the server and every party hold."""
+    server_public: FaceSet | None = None
+    """Images that the server alone holds."""
     augment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Parties whose images are augmented in a way of their own: `coalface.data.augment.Augment`."""
+    unlabelled: Mapping[str, FaceSet] = dataclasses.field(default_factory=dict)
+    """Party -> images of its own whose identities it does not know, and `data` has not."""
     pairs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The pairs of each validator, of the images that it holds: `coalface.data.pairs.PairList`."""
     calibration_data: Mapping[str, FaceSet] = dataclasses.field(default_factory=dict)
@@ -59,6 +63,11 @@ class FederatedData:
     def __post_init__(self) -> None:
         for name in self.data:
             check_name(name)  # parties have folders
+
+    @property
+    def at_server(self) -> FaceSet | None:
+        """The public images that the server holds, be they the parties' as well or not."""
+        return self.public if self.server_public is None else self.server_public
 
     def members(self) -> dict[str, Member]:
         """What each party says of itself when it joins."""
@@ -119,6 +128,7 @@ class Setup:
                 initial=initial,
                 compute=computes.get(request.party, world.compute),
                 extra_data=extra_data[request.party],
+                unlabelled=world.unlabelled.get(request.party),
                 class_embeddings=world.class_embeddings.get(request.party),
             )
 

@@ -59,7 +59,7 @@ def check_plan(subject: Subject) -> None:
     method, build = subject.build()
     method.check_frozen()
     world = build()
-    on_paper.plan(method, world.by_role(), world.backbone, world.public)
+    on_paper.plan(method, world.by_role(), world.backbone, world.at_server)
     subject.unbroken  # noqa: B018 - what it raises is the answer
 
 

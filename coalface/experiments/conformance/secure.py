@@ -31,7 +31,7 @@ def check_secure_sums(subject: Subject) -> None:
     world = build()
     for privacy in (None, CLIPPED):
         try:
-            on_paper.plan(method, world.by_role(), world.backbone, world.public, privacy=privacy, secure=SETTINGS)
+            on_paper.plan(method, world.by_role(), world.backbone, world.at_server, privacy=privacy, secure=SETTINGS)
         except RecipeError as error:
             if error.where not in (WHERE, DP if privacy else WHERE) or not error.text:
                 raise Failure(

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from coalface.core import codec
 from coalface.core.local_results import OWN_MODEL
-from coalface.core.method import Method, Models, Tensors
+from coalface.core.method import Method, Models, Tensors, generator
 from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
+from coalface.data.held_back import hide_identities
 from coalface.data.pairs import PairList, balanced_pairs
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.engine.client_batch import Apart, ClientBatch
@@ -95,6 +96,10 @@ class Tiny:
     """A teacher embeds the images: each at a direction of its identity's."""
     public: int = 0
     """Identities whose images the server and every party hold."""
+    unlabelled: float = 0.0
+    """The share of each identity's images whose identity their party does not know."""
+    public_at_server: bool = False
+    """Of these, the server alone holds the images."""
 
     def validating(self) -> dict[str, tuple[FaceSet, PairList]]:
         """Each validator's images and pairs."""
@@ -145,7 +150,7 @@ class Tiny:
         """The images of as many identities that no party holds where each has one."""
         return faces(2 * self.parties, self.each).only(list(range(1, 2 * self.parties, 2)))
 
-    def everybodys(self) -> FaceSet | None:
+    def public_faces(self) -> FaceSet | None:
         """The public images, of identities that no party holds."""
         first = 2 * self.parties + 4 * self.validators
         return faces(first + self.public, self.each).only(range(first, first + self.public)) if self.public else None
@@ -156,13 +161,18 @@ class Tiny:
             net = Net(norm=self.norm)
         backbone = Backbone(net.double() if self.double else net, self.policy)
         dtype = torch.float64 if self.double else torch.float32
-        validators, trainers = self.validating(), self.data()
+        validators, trainers, unknown = self.validating(), self.data(), dict[str, FaceSet]()
+        for name in trainers if self.unlabelled else ():
+            rng_of = functools.partial(generator, 0, "unlabelled", name)
+            trainers[name], unknown[name] = hide_identities(trainers[name], self.unlabelled, rng_of)
         kinds = {n: f"trainer/{'source' if n == 'silo-0' else 'target'}" for n in trainers} if self.domains else {}
         return FederatedData(
             trainers | {name: faces for name, (faces, _) in validators.items()},
             backbone,
             Compute(augment=Augment(flip=self.flip), dtype=dtype),
-            public=self.everybodys(),
+            public=None if self.public_at_server else self.public_faces(),
+            server_public=self.public_faces() if self.public_at_server else None,
+            unlabelled=unknown,
             roles=dict(self.roles) | dict.fromkeys(validators, "validator") | ({} if self.pooled else kinds),
             pairs={name: pairs for name, (_, pairs) in validators.items()},
             taught={name: np.eye(8, dtype=np.float32)[images.labels] for name, images in trainers.items()}
@@ -237,7 +247,7 @@ def run(
             carrier,
             folder,
             backbone=build().backbone,
-            public=world.public,
+            public=world.at_server,
             privacy=privacy,
             secret=secret,
             secure=secure,
@@ -307,5 +317,7 @@ def tiny(cls: type[Method], **settings: Any) -> tuple[Method, Tiny]:
         uses_target_labels=cls.pools == "images and labels",
         taught=cls.taught,
         public=3 if cls.scenario == "private-public" else 0,
+        unlabelled=0.5 if method.uses_unlabelled else 0.0,
+        public_at_server=cls.public_at_server,
     )
     return method, build

@@ -29,7 +29,7 @@ from coalface.privacy.accountant import Drawn, Mechanism
 from coalface.privacy.dp import COUNTS_REPLIES, POSTED, QUORUM, UNSHARED, Draws, PartyPrivacy, check_tensors
 from coalface.privacy.dp import check_call as check_private
 from coalface.privacy.secure import SecureSettings
-from coalface.training.public_images import PublicImages
+from coalface.training.joint.public_images import PublicImages
 
 IMAGES = 1_000
 TYPICAL: dict[Any, int | float | str] = {int: IMAGES, float: 1 / 3, bool: False, str: ""}
@@ -137,6 +137,9 @@ class _Paper(Federation):
         if backbone is None or backbone is getattr(before, "backbone", None):
             return None
         return "" if any(backbone is mean for mean in self._averaged) else OWN_STEP
+
+    def embed(self, faces: Any, backbone: Tensors) -> Tensor:
+        return torch.zeros(len(faces), self.embedding_size)
 
     def begin_round(self) -> None:
         """Forget the draws of the round before, and what was asked for of them."""

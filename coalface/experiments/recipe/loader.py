@@ -184,8 +184,8 @@ def _data_before(recipe: Recipe, data: Mapping[str, Any], pretrain: Mapping[str,
     assigned = "partition" in tree and not isinstance(recipe.partition, FromFile)  # a file also says who is held out
     if method is not None and method.pools and not recipe.party_augment and assigned:
         tree["partition"] = {"seed": tree["partition"]["seed"]}  # nothing is assigned
-    if recipe.private is not None:  # nobody's test images are among the public ones, whoever holds the others
-        tree |= {"side": "public", "test": None, "private": {**tree["private"], "assigned": None}}
+    if recipe.private is not None:  # of public people nothing is kept to test or unknown, whoever holds the others
+        tree |= {"side": "public", "test": None, "unlabelled": 0.0, "private": {**tree["private"], "assigned": None}}
     return tree
 
 

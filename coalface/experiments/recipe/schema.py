@@ -216,6 +216,11 @@ class Recipe(Section):
         return self.data.test if isinstance(self.data, Tested) else None
 
     @property
+    def unlabelled(self) -> float:
+        """The share of the parties' images whose identity they do not know."""
+        return self.data.unlabelled if isinstance(self.data, Tested) else 0.0
+
+    @property
     def dp(self) -> PartyPrivacy | None:
         """Differential privacy by party, if the recipe asks for it."""
         return self.privacy.dp

@@ -238,9 +238,10 @@ def _check_own(recipe: Recipe, data: Own) -> None:
         lacks = "one party would hold everybody's images; use solo" if method.pools else "use data.scenario=domains"
         raise RecipeError(f"{recipe.method} does not run over parties with their own images: {lacks}", where="method")
     if method.scenario == "private-public" and data.public is None:
+        holders = "the server holds" if method.public_at_server else "the server and all parties also hold"
         raise RecipeError(
-            f"in {recipe.method} the server and all parties also hold images of public people; say where these "
-            "lie below each data root, as `public: {kind: rec, path: ms1m}`",
+            f"in {recipe.method} {holders} images of public people; say where these lie below each data root, as "
+            "`public: {kind: rec, path: ms1m}`",
             where="data.public",
         )
     for name, pairs in recipe.evaluation.pairs.items():

@@ -10,12 +10,14 @@ import numpy as np
 from coalface.core.errors import CoalfaceError, RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
+from coalface.data.held_back import hide_identities
 from coalface.data.partition import by_domain, part_of
 from coalface.experiments.recipe.partitions import Equal
 from coalface.experiments.recipe.scenarios import OfFaces, Own
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Synthetic
 from coalface.experiments.setup import domains
+from coalface.experiments.setup.pair_lists import SPLIT_SEED
 from coalface.experiments.setup.splits import deal_seed, partition_file
 from coalface.methods import METHODS
 
@@ -52,6 +54,20 @@ def without_target_labels(recipe: Recipe, parties: dict[str, FaceSet]) -> dict[s
     if METHODS[recipe.method].pools == "images and labels" or recipe.domains is None:
         return parties
     return {name: domains.unlabelled(party, recipe.domains.source_domain) for name, party in parties.items()}
+
+
+def without_some_labels(
+    recipe: Recipe, parties: Mapping[str, FaceSet]
+) -> tuple[dict[str, FaceSet], dict[str, FaceSet]]:
+    """(the parties' images of known identity, their others), as `data.unlabelled` has it."""
+    known, unknown = dict(parties), dict[str, FaceSet]()
+    for name, faces in parties.items() if recipe.unlabelled else ():
+
+        def rng_of(identity: str, party: str = name) -> np.random.Generator:
+            return generator(SPLIT_SEED, "unlabelled", *([identity] if identity else ["order", party]))
+
+        known[name], unknown[name] = hide_identities(faces, recipe.unlabelled, rng_of)
+    return known, unknown
 
 
 def marked_by_silo(faces: FaceSet, silos: Mapping[str, FaceSet]) -> FaceSet:

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,7 +88,7 @@ class Parts:
 
     @cached_property
     def public(self) -> FaceSet | None:
-        """The images that the server and every party hold, where the method shares some."""
+        """The public images that the server holds, and every party where the method shares them; None for most."""
         return splits.public_faces(self.recipe, self.split, self.packing)
 
     @cached_property
@@ -113,10 +114,23 @@ class Parts:
             return partition.without_target_labels(self.recipe, self.truth)
         train = self.split.train
         if self.method.pools:
+            if self.recipe.unlabelled:
+                unknown = np.concatenate([faces.rows for faces in self._by_label[1].values()])
+                train = train.select(np.flatnonzero(np.isin(train.rows, unknown, invert=True)))
             by_silo = self.recipe.party_augment or self.method.needs_silos
             return {POOLED: partition.marked_by_silo(train, self.silos) if by_silo else train}
         partition.check_one_identity(self.recipe, self.silos)
-        return self.silos
+        return self._by_label[0]
+
+    @cached_property
+    def _by_label(self) -> tuple[dict[str, FaceSet], dict[str, FaceSet]]:
+        """The clients' images whose identity they know, and their others."""
+        return partition.without_some_labels(self.recipe, self.clients)
+
+    @property
+    def unlabelled(self) -> dict[str, FaceSet]:
+        """Party -> its images of unknown identity, where the method trains on them."""
+        return self._by_label[1] if self.method.uses_unlabelled else {}
 
     @property
     def own_parties(self) -> tuple[str, ...]:
@@ -185,10 +199,13 @@ class Parts:
         )
         elsewhere = {name: self.split.train.only([]) for name in [*sorted(self.own_parties), *validators]}
         calibrates = domains.NAMED_SOURCE in parties and recipe.domains and recipe.domains.calibrate
+        at_server = self.method.public_at_server
         return FederatedData(
             data=elsewhere | parties | {name: faces for name, (faces, _) in self.validators.items()},
-            public=self.public,
+            public=None if at_server else self.public,
+            server_public=self.public if at_server and not self.played else None,
             augment=own_augments,
+            unlabelled=self.unlabelled,
             pairs={name: pairs for name, (_, pairs) in self.validators.items()},
             calibration_data={domains.NAMED_SOURCE: self.split.calibration} if calibrates else {},
             taught=self.taught,

@@ -133,7 +133,7 @@ def _held_back(faces: FaceSet, images: int) -> tuple[FaceSet, FaceSet]:
 
 
 def public_faces(recipe: Recipe, own: Split, packing: Packing | None = None) -> FaceSet | None:
-    """The images that the server and every party hold, of the identities that are nobody's; None for most methods.
+    """The images of identities that are nobody's, for the server and what parties hold them; None for most methods.
 
     They are those, in the same order, that a pre-training on the public identities trains on. Raises RecipeError where
     the method needs some and the recipe does not say which.
@@ -144,7 +144,7 @@ def public_faces(recipe: Recipe, own: Split, packing: Packing | None = None) -> 
         return _of_nobody(recipe, recipe.own, own, _public_alone(recipe, recipe.own, packing))
     if recipe.private is None:
         raise RecipeError(
-            f"in {recipe.method} all parties hold public images beside their own; write `scenario: private-public`, "
+            f"{recipe.method} needs public images beside those of the parties; write `scenario: private-public`, "
             "and how many identities are private, as `private: {identities: 150}`",
             where="data.scenario",
         )
