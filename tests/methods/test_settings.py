@@ -33,6 +33,7 @@ REFUSED: list[tuple[str | Callable[..., Any], dict[str, Any], str]] = [
     ("fedaws", {"top_k": 0}, "top_k"),
     ("fedface-multi", {"head_init": "random"}, "head_init"),
     ("fedface-multi", {"loss": SubCenterArcFace()}, "SubCenterArcFace"),
+    ("fedgc", {"loss": SubCenterArcFace()}, "SubCenterArcFace"),
     ("fedfr-joint", {"threshold": 1.5}, "threshold"),
     ("fedfr-joint", {"branch_weight": math.nan}, "branch_weight"),
     ("fedfr-joint", {"temperature": 0.0}, "temperature"),
