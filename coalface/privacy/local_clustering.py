@@ -109,8 +109,12 @@ class LocalClustering(TypedSettings):
         return math.sqrt(2) * self.noise_multiplier * math.sin(self.angle)
 
     def epsilon(self, releases: int) -> float:
-        """ε at δ of so many releases, one after the other, each of which may depend on those before it."""
-        return concentrated_epsilon(releases / (2 * self.noise_multiplier**2), self.delta)
+        """ε at δ of so many releases, one after the other, each of which may depend on those before it.
+
+        Where there is next to no noise it is ρ + 2 √(ρ ln(1/δ)) (Bun & Steinke 2016), which is finite still.
+        """
+        rho = releases / (2 * self.noise_multiplier**2)
+        return min(concentrated_epsilon(rho, self.delta), rho + 2 * math.sqrt(-rho * math.log(self.delta)))
 
     def allows(self, releases: int) -> bool:
         """Whether so many releases stay within the target."""

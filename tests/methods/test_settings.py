@@ -34,6 +34,8 @@ REFUSED: list[tuple[str | Callable[..., Any], dict[str, Any], str]] = [
     ("fedface-multi", {"head_init": "random"}, "head_init"),
     ("fedface-multi", {"loss": SubCenterArcFace()}, "SubCenterArcFace"),
     ("fedgc", {"loss": SubCenterArcFace()}, "SubCenterArcFace"),
+    ("privacyface", {"loss": SphereFace2()}, "SphereFace2"),
+    ("privacyface", {"every": 0}, "every"),
     ("fedfr-joint", {"threshold": 1.5}, "threshold"),
     ("fedfr-joint", {"branch_weight": math.nan}, "branch_weight"),
     ("fedfr-joint", {"temperature": 0.0}, "temperature"),
