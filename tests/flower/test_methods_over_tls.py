@@ -79,7 +79,7 @@ ONE_IDENTITY = ("fedface", "fedaws", "fedfv", "feduv", "positive-only", "random-
 PERSONAL = ("fedfr-joint", "finetune", "kd", "fedface-multi")
 ACROSS_SILOS = (
     *("fedavg", "fedavg-fv", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm", "pfm-fv"),
-    *("fedgc", "solo", "centralized"),
+    *("fedgc", "privacyface", "solo", "centralized"),
 )
 RECIPES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(ACROSS_SILOS, SILOS),
