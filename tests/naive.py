@@ -50,6 +50,7 @@ class Silo:
         self.net: nn.Module = build().backbone.module.train()
         self.head = fresh_head(self._party)
         self.head_velocity = torch.zeros_like(self.head)
+        self.loss: CosineLoss = LOSS
 
     def batches(self) -> list[tuple[Tensor, Tensor]]:
         """The pixels and labels of every step of the next round."""
@@ -69,7 +70,7 @@ class Silo:
         self.net.load_state_dict({**self.net.state_dict(), **at})
         self.net.zero_grad()
         head = head.clone().requires_grad_()
-        LOSS(self.net(pixels), head, labels).backward()
+        self.loss(self.net(pixels), head, labels).backward()
         assert head.grad is not None
         gradients = {name: p.grad.clone() for name, p in self.net.named_parameters() if p.grad is not None}
         running = {n: b.clone() for n, b in self.net.named_buffers() if b.is_floating_point()}

@@ -41,7 +41,7 @@ RULES = {
         "training.clustering": "core evaluation.metrics",
         "training.domain_adaptation": "core training training.losses",
         "training.joint": "core data.faceset models.embedding training training.losses",
-        "methods": f"core {TRAINING} data.faceset evaluation.metrics models.pretrained.input",
+        "methods": f"core {TRAINING} data.faceset evaluation.metrics models.pretrained.input privacy.local_clustering",
         "engine": f"core {DATA} {TRAINING} privacy privacy.secure_sums engine.party engine.robust engine.sums",
         "engine.robust": "core engine engine.sums",
         "engine.sums": "core privacy privacy.secure_sums engine engine.party",

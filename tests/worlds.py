@@ -12,6 +12,7 @@ from typing import Any
 from coalface.core.method import Method
 from coalface.experiments.conformance.tiny_federation import Tiny, run, tiny
 from coalface.methods import METHODS
+from coalface.privacy.local_clustering import LocalClustering
 from coalface.training.local_work import LocalTraining
 
 STILL = LocalTraining(epochs=2, batch_size=4, lr=0.005)
@@ -19,6 +20,7 @@ STILL = LocalTraining(epochs=2, batch_size=4, lr=0.005)
 OWN: dict[str, dict[str, Any]] = {
     "fedfv": {"sample": 4, "equivalents": 5},
     "feduv": {"sample": None, "length": 127},
+    "privacyface": {"clustering": LocalClustering(angle=1.5, members=1.0, directions=9, noise_multiplier=0.1)},
     "mime": {"local": STILL},
     "mimelite": {"local": STILL},
 }

@@ -27,9 +27,10 @@ Tensors = dict[str, Tensor]
 """Tensors by name, for example the parameters of a backbone."""
 
 Kind = Literal["message", "private", "state"]
-Content = Literal["template", "code", "weight", "aggregate", "score", "count"]
+Content = Literal["template", "sanitised", "code", "weight", "aggregate", "score", "count"]
 """What a field of a message holds, the most personal first: `template`, an embedding, a class embedding or a mean
-feature of a person, or several fused; `code`, a codeword or a text; `weight`, of a network, or its gradient or
+feature of a person, or several fused; `sanitised`, made of those of several people with noise, of which the method says
+what (ε, δ) holds; `code`, a codeword or a text; `weight`, of a network, or its gradient or
 momentum; `aggregate`, weights that were averaged over parties; `score`, of images or models; `count`."""
 CONTENTS: tuple[Content, ...] = typing.get_args(Content)
 _USUAL: dict[Any, Content] = {Tensors: "weight", int: "count", bool: "count", float: "score"}

@@ -261,6 +261,13 @@ class HasSteps(TypedSettings):
                 return typing.cast(Callable[..., Any], getattr(owner, declaration.function.__name__))
         return None
 
+    def protection(self, reply: Any) -> str:
+        """What a ledger says of the `sanitised` fields of a reply: the mechanism, and its ε and δ so far."""
+        raise DeclarationError(
+            f"{type(self).__name__}: {type(reply).__name__} has a field declared `sanitised`; nothing says by what. "
+            "Give the method `def protection(self, reply) -> str`, with the mechanism, ε and δ."
+        )
+
     @classmethod
     def check_frozen(cls) -> None:
         """Raise DeclarationError unless the class is a frozen dataclass, which can be known once it is decorated."""

@@ -37,6 +37,8 @@ _OWN = {
     "finetune": "coalface.methods.finetune:Finetune",
     "kd": "coalface.methods.finetune:KD",
     "fedface-multi": "coalface.methods.fedface_multi:FedFaceMulti",
+    "fedgc": "coalface.methods.fedgc:FedGC",
+    "privacyface": "coalface.methods.privacyface:PrivacyFace",
     "fedfr-uda": "coalface.methods.fedfr_uda:FedFRUDA",
     "source-only": "coalface.methods.domain_bounds:SourceOnly",
     "target-only": "coalface.methods.domain_bounds:TargetOnly",

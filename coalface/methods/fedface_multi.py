@@ -63,9 +63,7 @@ class FedFaceMulti(FedFace):
             )
 
     def accepts(self, sent: Tensor, before: Tensor) -> bool:
-        alike = sent.ndim == 2 and sent.shape[1] == before.shape[1] and sent.dtype == before.dtype
-        counts = alike and len(sent) > 0 and (len(sent) == len(before) or not before.any())
-        return counts and bool(sent.any(1).all())
+        return fits(sent, before)
 
     @step(role="trainer")
     def train(self, party: Party, common: Global, each: Centre) -> Update:
@@ -85,6 +83,13 @@ class FedFaceMulti(FedFace):
 
     def unbatchable_reason(self, backbone: Backbone) -> str:
         return "clients of several identities have a softmax of their own each"
+
+
+def fits(sent: Tensor, before: Tensor) -> bool:
+    """Whether class embeddings have a direction each, and the shape of those before them: zeros stand for none yet."""
+    alike = sent.ndim == 2 and sent.shape[1] == before.shape[1] and sent.dtype == before.dtype
+    counts = alike and len(sent) > 0 and (len(sent) == len(before) or not before.any())
+    return counts and bool(sent.any(1).all())
 
 
 def _means(party: Party, backbone: Tensors, zeros: Tensor) -> Tensor:

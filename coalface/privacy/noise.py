@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import importlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +89,31 @@ def normals(secret: bytes, name: str, count: int) -> NDArray[np.float64]:
     drawn = np.empty((pairs, 2))
     for first in range(0, pairs, _BLOCK):  # what is computed at a time stays in a cache
         size = min(_BLOCK, pairs - first)
-        bits = np.frombuffer(stream.bytes(16 * size), dtype="<u8").reshape(size, 2)
-        uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
+        uniform = _uniforms(stream, 2 * size).reshape(size, 2)
         radius, angle = np.sqrt(-2 * np.log(uniform[:, 0])), 2 * np.pi * uniform[:, 1]
         drawn[first : first + size, 0] = radius * np.cos(angle)
         drawn[first : first + size, 1] = radius * np.sin(angle)
     return drawn.reshape(-1)[:count]
+
+
+@dataclass(frozen=True)
+class SecretNoise:
+    """Draws from a secret, for a purpose that `name` tells from others; see `normals`."""
+
+    secret: bytes
+    name: str
+
+    def normals(self, name: str, count: int) -> NDArray[np.float64]:
+        """(count,) standard normal numbers."""
+        return normals(self.secret, f"{self.name}/{name}", count)
+
+    def gumbels(self, name: str, count: int) -> NDArray[np.float64]:
+        """(count,) standard Gumbel numbers, −ln(−ln u)."""
+        stream = KeyStream(self.secret, "gumbels", f"{self.name}/{name}")
+        return np.asarray(-np.log(-np.log(_uniforms(stream, count))))
+
+
+def _uniforms(stream: KeyStream, count: int) -> NDArray[np.float64]:
+    """(count,) numbers from 53 bits each, above 0 and below 1."""
+    bits = np.frombuffer(stream.bytes(8 * count), dtype="<u8")
+    return np.asarray(((bits >> np.uint64(11)) + 0.5) * 2.0**-53)

@@ -80,7 +80,7 @@ PERSONAL = ("fedfr-joint", "adafedfr", "ss-fedfr", "cl-fedfr", "finetune", "kd",
 ACROSS_SILOS = (
     *("fedavg", "fedavg-fv", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm", "pfm-fv"),
     *("fednova", "feddyn", "moon", "fedadam", "fedyogi", "fedadagrad"),
-    *("solo", "centralized"),
+    *("fedgc", "privacyface", "solo", "centralized"),
 )
 RECIPES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(ACROSS_SILOS, SILOS),

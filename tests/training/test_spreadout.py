@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from largest_tensor import Largest
 
 from coalface.training.losses import spreadout
 from coalface.training.losses.spreadout import cosine_histogram, gradient, mean_cosine, spread_out
@@ -167,21 +167,6 @@ def test_where_small_steps_collapse():
         after = mean_cosine(spread_out(weights, step=0.01, steps=200))
         assert after > 0.99 if tight else after < start - 0.1
         assert mean_cosine(spread_out(weights, step=0.01, steps=200, tangent=True)) < 0.1
-
-
-class Largest(TorchDispatchMode):
-    """Notes the largest dense tensor that any operation gives."""
-
-    def __init__(self):
-        super().__init__()
-        self.entries = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided:
-                self.entries = max(self.entries, tensor.numel())
-        return result
 
 
 @pytest.mark.parametrize("start", [clustered(600, 4), torch.ones(600, 4)])

@@ -26,6 +26,8 @@ from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCom
 from coalface.engine.party.data_identity import data_identity, difference
 from coalface.engine.party.request import Request, StepFailed, Withheld
 from coalface.privacy import ledger
+from coalface.privacy.sanitised import protections as sanitised_protections
+from coalface.privacy.sanitised import releases, sanitised
 from coalface.privacy.templates import TemplateRelease
 from coalface.training.distributed.shards import ShardLost, Shards
 
@@ -82,6 +84,8 @@ class ExecutorContext:
     """Where replies leave in secure sums alone."""
     templates: TemplateRelease | None = None
     """What puts noise on the templates of a reply."""
+    secret: bytes = b""
+    """What a method's own noise is drawn from: see `Party.secret`."""
 
 
 class PartyExecutor:
@@ -127,7 +131,8 @@ class PartyExecutor:
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (reply := saved.read(REPLY)) is not None:
                     return codec.Encoded(reply), lambda: None
-            repeated = self._train(request, self.commits.base(request.base, commits))[0]
+            listed = json.loads(saved.lines()[0])["line"]
+            repeated = self._train(request, self.commits.base(request.base, commits), listed)[0]
             self._check_repeated(request, repeated, saved)
             return self._leaving(request, repeated)[0], lambda: None
         self._check_targets(request)
@@ -162,13 +167,13 @@ class PartyExecutor:
 
         return encoded, commit
 
-    def _train(self, request: Request, base: Commit) -> tuple[Any, Any, dict[str, str]]:
+    def _train(self, request: Request, base: Commit, listed: int | None = None) -> tuple[Any, Any, dict[str, str]]:
         """As `_run`, with the error in place of the reply where numbers ran out of range and noise hides who replied.
 
         Whether a party answers then must not depend on its images, and such a reply counts as zero.
         """
         try:
-            return self._run(request, base)
+            return self._run(request, base, listed)
         except StepFailed as error:
             sums, cause = self.context.sums, error.__cause__
             alone = self.context.group(self.name) is None  # the others have kept nothing that could be named
@@ -243,13 +248,14 @@ class PartyExecutor:
                 raise Withheld(f"{request.where}: {error}") from error
 
     def _check_repeated(self, request: Request, reply: codec.Encoded, saved: Commit) -> None:
-        """Raise Withheld where templates would leave again, with other noise than the ledger has of the request."""
+        """Raise Withheld where something would leave again with other noise than the ledger has of the request."""
         left = [json.loads(line)["sha256"] for line in saved.lines()]
         declared = self.context.method.steps[request.step][1].reply
-        if self.context.templates is not None and self.context.templates.protects(declared) and left != [*reply.sums]:
+        noised = self.context.templates is not None and self.context.templates.protects(declared)
+        if (noised or sanitised(declared)) and left != [*reply.sums]:
             raise Withheld(
-                f"{request.where}: trained again, its reply is another than the one that has left, so its templates "
-                "would have other noise and tell more. Set engine.save_replies=true, so that replies are kept"
+                f"{request.where}: trained again, its reply is another than the one that has left, so what is noised "
+                "in it would have other noise and tell more. Set engine.save_replies=true, so that replies are kept"
             )
 
     def share(self, request: Request) -> tuple[tuple[str, ...], Callable[[bool], str]]:
@@ -303,8 +309,11 @@ class PartyExecutor:
         except Exception as error:
             raise StepFailed(f"{request.where}: {error}") from error
 
-    def _run(self, request: Request, base: Commit) -> tuple[Any, Any, dict[str, str]]:
-        """(the encoded reply, what the party keeps, how tensors of the reply are protected by name)."""
+    def _run(self, request: Request, base: Commit, listed: int | None = None) -> tuple[Any, Any, dict[str, str]]:
+        """(the encoded reply, what the party keeps, how tensors of the reply are protected by name).
+
+        Of a reply that is made again, `listed` says where in the ledger its first line stands.
+        """
         where, method = request.where, self.context.method
         if request.step not in method.steps:
             raise StepFailed(f"{where}: {type(method).__name__} has no such step; run one version on both sides.")
@@ -316,6 +325,9 @@ class PartyExecutor:
         party = self.context.party(request)
         if group is not None:
             party = replace(party, shards=group.shards)
+        if sanitised(declaration.reply):
+            left = releases(self.ledger, request.step, declaration.reply, listed)
+            party = replace(party, secret=self.context.secret, releases=left)
         if not plays(party.role, declaration.role):
             raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
         _check_data(request, base, party)
@@ -331,10 +343,10 @@ class PartyExecutor:
                 raise TypeError(
                     f"it returned {returned}, which is not what it declares; only what is declared may leave"
                 )
-            protections: dict[str, str] = {}
+            protections = sanitised_protections(owner, reply)
             if (templates := self.context.templates) is not None:
                 reply = templates.protect(reply, f"{request.party}/{request.id}")
-                protections = templates.protections(reply)
+                protections |= templates.protections(reply)
             sent = [m for name in ("each", "common") if (m := arguments.get(name)) is not None]
             change = compression.narrowing(codec.forms(declaration.reply, sent), self.context.update_dtype)
             encoded = codec.encode(reply, hashed=True, change=change)

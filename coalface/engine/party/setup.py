@@ -140,6 +140,7 @@ class Setup:
             processes_per_party=self.numerics.processes_per_party,
             update_dtype=self.numerics.update_dtype,
             sums=self._sums(),
+            secret=seeded_secret(self.seed),
             templates=None if self.templates is None else TemplateRelease(self.templates, seeded_secret(self.seed)),
         )
 

@@ -13,6 +13,7 @@ from coalface.core.method import Method
 from coalface.experiments.conformance.differences import ANOTHER_ORDER, first_difference
 from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run, tiny
 from coalface.experiments.conformance.traffic import Heard, listened
+from coalface.privacy.sanitised import sanitised
 
 UNTRACKED = (
     "Something is remembered or drawn outside what Coalface passes on. Keep what a party remembers in its private "
@@ -50,12 +51,15 @@ class Subject:
     def variant(self) -> tuple[Method, Tiny]:
         """The method with BatchNorm and, where it can, partly asked.
 
-        BatchNorm is kept at the parties, but not where validators need it, nor where clients keep nothing.
+        BatchNorm is kept at the parties, but not where validators need it, nor where clients keep nothing, or sanitise
+        what they make of one person's images.
         """
         sample = {"sample": 2} if "sample" in self.fields and "sample" not in self.settings else {}
         method, build = self.build(**sample)
         stateless = self.cls.scenario == "devices" or not any(d.keeps for d in self.cls.own_steps.values())
-        return method, replace(build, norm=True, policy="average" if build.validators or stateless else "local")
+        sanitises = any(sanitised(declared.reply) for declared in self.cls.own_steps.values())
+        averages = build.validators or stateless or sanitises
+        return method, replace(build, norm=True, policy="average" if averages else "local")
 
     @functools.cached_property
     def fields(self) -> frozenset[str]:

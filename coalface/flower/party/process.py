@@ -33,6 +33,7 @@ from coalface.flower.party import daemon, rekey
 from coalface.flower.party.client import home
 from coalface.flower.provision import certificates
 from coalface.privacy.noise import keep_secret
+from coalface.privacy.sanitised import sanitised
 from coalface.privacy.secure import SecureSettings
 from coalface.privacy.secure_sums import signatures
 from coalface.privacy.secure_sums.keys import derive
@@ -79,9 +80,11 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     setup.prepare()
     public = None if data.public is None else data.public.who
     context = replace(setup.context(data), flush=True, vault=vault)
-    if (templates := loaded.privacy.templates) is not None:  # of a secret that the seed does not tell
-        secret = keep_secret(folder, begun=(folder / "ledger" / f"{name}.jsonl").exists())
-        context = replace(context, templates=TemplateRelease(templates, secret))
+    templates = loaded.privacy.templates
+    if templates is not None or any(sanitised(declared.reply) for _, declared in parts.method.steps.values()):
+        secret = keep_secret(folder, begun=(folder / "ledger" / f"{name}.jsonl").exists())  # which no seed tells
+        noised = None if templates is None else TemplateRelease(templates, secret)
+        context = replace(context, templates=noised, secret=secret)
     member = data.members()[name]
     if context.sums is not None:
         context, member = replace(context, sums=_sums(context.sums, folder, node_config)), member.untold

@@ -65,7 +65,7 @@ def gradient(
     _check(margin, reduce, top_k, block)
     slopes = _gradient(unit_rows(weights), 1 - margin, reduce, top_k, tangent, block)
     if tangent:
-        for part in _slices(len(weights), block):
+        for part in slices(len(weights), block):
             slopes[part] /= lengths(*wide(weights[part]))
     return slopes
 
@@ -104,7 +104,7 @@ def spread_out(
         moved = slopes if moved is None or not momentum else moved.mul_(momentum).add_(slopes)
         del slopes
         rows.add_(moved, alpha=-step)
-        for part in _slices(len(rows), block):  # in place: a whole one beside it would be a matrix more
+        for part in slices(len(rows), block):  # in place: a whole one beside it would be a matrix more
             rows[part] = unit_rows(rows[part], part.start)
     return rows.to(weights.dtype)
 
@@ -146,7 +146,7 @@ def mean_cosine(weights: Tensor) -> float:
     count = len(weights)
     total = torch.zeros(weights.shape[1], dtype=torch.float64, device=weights.device)
     squares = 0.0
-    for part in _slices(count, BLOCK):
+    for part in slices(count, BLOCK):
         rows = unit_rows(weights[part].double(), part.start)
         total += rows.sum(0)
         squares += rows.square().sum().item()
@@ -173,7 +173,7 @@ def cosine_histogram(weights: Tensor, bins: int = 200, block: int = BLOCK) -> Co
         raise ValueError(f"a histogram needs a bin and a block of one at least; got bins {bins}, block {block}")
     rows = unit_rows(weights)
     pairs = torch.zeros(bins, dtype=torch.int64, device=rows.device)
-    for block_i, block_j, cosines in _blocks(rows, block):
+    for block_i, block_j, cosines in cosine_blocks(rows, block):
         if block_i == block_j:
             above = torch.ones_like(cosines, dtype=torch.bool).triu_(1)
             cosines = cosines[above]
@@ -221,20 +221,20 @@ def _terms(count: int, reduce: str, top_k: int | None) -> int:
     return count * (count - 1 if top_k is None else min(top_k, count - 1))
 
 
-def _slices(count: int, block: int) -> Iterator[slice]:
+def slices(count: int, block: int) -> Iterator[slice]:
     for start in range(0, count, block):
         yield slice(start, min(start + block, count))
 
 
-def _blocks(rows: Tensor, block: int) -> Iterator[tuple[slice, slice, Tensor]]:
+def cosine_blocks(rows: Tensor, block: int) -> Iterator[tuple[slice, slice, Tensor]]:
     """Pairs of blocks I ≤ J and their (|I|, |J|) inner products, in memory that the next pair overwrites.
 
     A block of rows meets all others in ascending order: as J those before it, then as I itself and those after it.
     """
     widest = min(block, len(rows))
     memory = rows.new_empty(widest * widest)
-    for block_i in _slices(len(rows), block):
-        for block_j in _slices(len(rows), block):
+    for block_i in slices(len(rows), block):
+        for block_j in slices(len(rows), block):
             if block_j.start >= block_i.start:
                 left, right = rows[block_i], rows[block_j]
                 out = memory[: len(left) * len(right)].view(len(left), len(right))
@@ -250,7 +250,7 @@ def _gradient(rows: Tensor, floor: float, reduce: Reduce, top_k: int | None, tan
         _add_all(rows, floor, block, slopes)
     slopes.div_(_terms(len(rows), reduce, top_k))
     if tangent:
-        for part in _slices(len(rows), block):
+        for part in slices(len(rows), block):
             along = (slopes[part] * rows[part]).sum(1, keepdim=True)
             slopes[part].addcmul_(along, rows[part], value=-1)
     return slopes
@@ -258,7 +258,7 @@ def _gradient(rows: Tensor, floor: float, reduce: Reduce, top_k: int | None, tan
 
 def _add_all(rows: Tensor, floor: float, block: int, slopes: Tensor) -> None:
     """Add the gradient of the sum over all pairs, of each two blocks 4 H U_J to I, and 4 Hᵀ U_I to J."""
-    for block_i, block_j, cosines in _blocks(rows, block):
+    for block_i, block_j, cosines in cosine_blocks(rows, block):
         hinge = cosines.sub_(floor).clamp_min_(0)
         if block_i == block_j:
             hinge.fill_diagonal_(0)
@@ -275,7 +275,7 @@ def _add_all(rows: Tensor, floor: float, block: int, slopes: Tensor) -> None:
 def _add_nearest(rows: Tensor, floor: float, top_k: int, block: int, slopes: Tensor) -> None:
     """Add the gradient of the sum over the k nearest of each row."""
     cosine, place = _nearest(rows, floor, top_k, block)
-    for part in _slices(len(rows), block):
+    for part in slices(len(rows), block):
         hinge = cosine[part].sub_(floor)  # 0 where fewer than k are nearer than the margin
         at = hinge.nonzero().T
         if at.shape[1]:
@@ -293,7 +293,7 @@ def _nearest(rows: Tensor, floor: float, top_k: int, block: int) -> tuple[Tensor
     """
     cosine = rows.new_full((len(rows), top_k), floor)
     place = torch.full((len(rows), top_k), -1, dtype=torch.int64, device=rows.device)
-    for block_i, block_j, cosines in _blocks(rows, block):
+    for block_i, block_j, cosines in cosine_blocks(rows, block):
         if block_i == block_j:
             cosines.fill_diagonal_(-math.inf)
         _keep_nearest(cosine[block_i], place[block_i], cosines, block_j.start)

@@ -1,0 +1,195 @@
+"""PrivacyFace: clients share where groups of their people lie, with noise, and keep their own people away from others'.
+
+After "Improving Federated Learning Face Recognition via Privacy-Agnostic Clusters", ICLR 2022. Ours where the text at
+hand says nothing: the clustering's mechanisms and every constant of it (`coalface.privacy.local_clustering`), that the
+centres are mean features by the backbone that is sent, and when they are released.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from coalface.core.method import (
+    Backbone,
+    Federation,
+    Mean,
+    Models,
+    Party,
+    Tensors,
+    content,
+    free,
+    message,
+    state,
+    step,
+)
+from coalface.methods import fedavg
+from coalface.methods.fedavg import FedAvg
+from coalface.privacy.local_clustering import LocalClustering, release
+from coalface.training.features import mean_head
+from coalface.training.local_training import Learner, learn
+from coalface.training.losses.base import CosineLoss, MarginSoftmax, unit
+from coalface.training.losses.consensus import ConsensusAware
+from coalface.training.public_images import PublicImages
+
+
+@message
+class Global(fedavg.Global):
+    """Down, the same for all."""
+
+    centres: Tensor = content("sanitised")
+    """(R, d) the sanitised centres that all clients have released last, at length one."""
+
+
+@message
+class Place:
+    """Down, to each its own: which rows of `centres` it has released."""
+
+    first: int
+    count: int
+
+
+@message
+class Update:
+    """Up."""
+
+    backbone: Tensors
+    """θ_i."""
+    centres: Tensor | None = free("sanitised")
+    """(q, d) sanitised centres of groups of the client's people; None in a round without a release."""
+    epsilon: float
+    """ε of all the client's releases so far, for one identity."""
+    images: int
+    """n_i."""
+    loss: float
+
+
+@state
+class State(fedavg.State):
+    """At the server: θ, and the sanitised centres."""
+
+    centres: Tensors
+    """Client -> (q, d) those of its last release."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyFace(FedAvg):
+    """θ = Σ n_i θ_i / n, of clients that train against the sanitised centres of all others.
+
+    ε is of what the sanitised centres tell of one identity's images beside the backbones, which have no noise.
+    """
+
+    title: ClassVar[str] = "clients keep away from others' clusters, which leave with noise (after PrivacyFace)"
+    paper: ClassVar[str] = "after Meng et al. 2022"
+    setting: ClassVar[str] = "cross-silo"
+
+    clustering: LocalClustering = LocalClustering()
+    every: int = 1
+    """Rounds from one release to the next, the first in round 1: each costs ε."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.loss, MarginSoftmax):
+            raise ValueError(
+                f"loss: {type(self.loss).__name__} is no margin on a softmax that others' clusters could join: "
+                "use a loss such as cosface"
+            )
+        if self.every < 1:
+            raise ValueError(f"every is {self.every}; give 1 or more rounds")
+
+    def init(self, fed: Federation) -> State:
+        if fed.policy != "average":
+            raise ValueError(
+                f"with model.batchnorm={fed.policy} the features of one person would depend on all people of a client, "
+                "and ε would hold for none of them: set model.batchnorm=average"
+            )
+        return State(backbone=fed.initial, centres={})
+
+    def round(self, fed: Federation, state: State) -> State:  # type: ignore[override]
+        none = torch.zeros(0, fed.embedding_size, dtype=next(iter(fed.initial.values())).dtype)
+        counts = {client: len(rows) for client, rows in sorted(state.centres.items())}
+        first = dict(zip(counts, itertools.accumulate(counts.values(), initial=0), strict=False))
+        answer = fed.ask(
+            self.train,
+            common=Global(
+                backbone=state.backbone, centres=torch.cat([none, *(state.centres[client] for client in counts)])
+            ),
+            each={
+                client: Place(first=first.get(client, 0), count=counts.get(client, 0))
+                for client in fed.sample("trainer", self.sample)
+            },
+            aggregate=[Mean("backbone", by="images")],
+        )
+        sent = {client: rows for client, rows in answer.each["centres"].items() if rows is not None}
+        centres = state.centres | {client: rows for client, rows in sent.items() if self.accepts(rows, none)}
+        fed.log(
+            loss=answer.mean("loss", by="images"),
+            clusters=sum(map(len, centres.values())),
+            centre_epsilon=max(answer.each["epsilon"].values(), default=0.0),
+        )
+        return State(backbone=answer.aggregated["backbone"], centres=centres)
+
+    def accepts(self, rows: Tensor, none: Tensor) -> bool:
+        """Whether what a client released takes the place of its last release: up to Q directions, or none."""
+        fits = rows.ndim == 2 and rows.shape[1] == none.shape[1] and rows.dtype == none.dtype
+        return fits and len(rows) <= self.clustering.clusters and bool(rows.any(1).all())
+
+    @step(role="trainer")
+    def train(self, party: Party, own: Learner | None, common: Global, each: Place) -> tuple[Update, Learner]:
+        released = None
+        if (party.round - 1) % self.every == 0:
+            released = release(party, *self._clustered(party, common), self.clustering)
+        mine = slice(each.first, each.first + each.count)
+        others = torch.cat([common.centres[: mine.start], common.centres[mine.stop :]])
+        loss, learner = learn(
+            party,
+            common.backbone,
+            own,
+            self.local,
+            self.consensus(others),
+            momentum=self.momentum,
+            head_momentum=self.head_momentum,
+            pull=self.pull(party, common.backbone),
+        )
+        return Update(
+            backbone=party.backbone.shared(),
+            centres=released,
+            epsilon=self.clustering.epsilon(party.releases + (released is not None)),
+            images=len(party.data),
+            loss=loss,
+        ), learner
+
+    def consensus(self, others: Tensor) -> CosineLoss:
+        """The loss against (q, d) sanitised centres of others; without any it is the loss alone."""
+        assert isinstance(self.loss, MarginSoftmax)
+        return ConsensusAware(self.loss, unit(others), self.clustering.angle) if len(others) else self.loss
+
+    def _clustered(self, party: Party, common: Global) -> tuple[Tensor, Tensor]:
+        """The centre of each identity, made of its own images alone, and directions that depend on no image here.
+
+        They are what was released before, mean features of public people, and some that are drawn.
+        """
+        known = [common.centres.double()]
+        if isinstance(party.extra_data, PublicImages):
+            faces = party.extra_data.faces
+            features = party.extra_data.features(party, common.backbone)
+            labels = torch.from_numpy(faces.labels).to(features.device)
+            known.append(mean_head(features, labels, len(faces.names)).double().cpu())
+        rng = party.stream(party.stage, "directions", party.round)
+        drawn = rng.standard_normal((self.clustering.directions, party.backbone.embedding_size))
+        party.backbone.load(common.backbone)
+        features = unit(party.compute.embed_all(party.backbone, party.data))
+        labels = torch.from_numpy(party.data.labels).to(features.device)
+        return mean_head(features, labels, len(party.data.names)).cpu(), torch.cat([*known, torch.from_numpy(drawn)])
+
+    def protection(self, reply: Update) -> str:
+        return self.clustering.protection(reply.epsilon)
+
+    def unbatchable_reason(self, backbone: Backbone) -> str:
+        return "each client has the clusters of others in its loss"
+
+    def models(self, fed: Federation, state: State) -> Models:  # type: ignore[override]
+        return Models(shared=state.backbone)
