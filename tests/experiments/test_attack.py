@@ -21,6 +21,7 @@ from coalface.engine.party.request import StepFailed
 from coalface.engine.transport import Reply
 from coalface.experiments.attacks import measure
 from coalface.experiments.attacks.base import Attack, Exchange, Outcome
+from coalface.experiments.attacks.linkage import Linkage
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.run import begin_or_resume
 
@@ -101,6 +102,15 @@ def test_the_command_keeps_its_cells_and_goes_on(tmp_path: Path) -> None:
     table = (out / measure.TABLE).read_text()
     assert "| others | client | parts assigned by other photographs, % |" in table
     assert table.strip() in printed
+
+
+@pytest.mark.parametrize("method", ["fedfv", "fedface"])
+def test_linkage_looks_at_every_round_of_a_short_run(method: str) -> None:
+    """The stage's beginning has an ordinal too, which is no round."""
+    changes = DEVICES | {"method": method, "methods": {method: {"sample": 2}}}
+    attack, models = replay(tiny(rounds=3, **changes), Linkage, Silent(), begin_or_resume)
+    by_template = next(outcome for outcome in attack.outcomes(models) if outcome.target == "centre")
+    assert by_template.trials == 3 * 2
 
 
 def test_a_run_is_attacked_with_its_own_recipe_and_a_changed_model_is_told(tmp_path: Path) -> None:

@@ -88,6 +88,19 @@ class Exchange:
         return {name: after[name] - before[name] for name in after if after[name].is_floating_point()}
 
 
+class RoundCounter:
+    """Numbers the rounds in which a backbone is sent, from 1: requests' ordinals count beginnings of stages too."""
+
+    def __init__(self) -> None:
+        self.number, self._ordinal = 0, -1
+
+    def count(self, request: Request) -> int:
+        """The round of a request, with which others of the same round came or will come."""
+        if request.ordinal != self._ordinal:
+            self.number, self._ordinal = self.number + 1, request.ordinal
+        return self.number
+
+
 class Attack(ABC):
     """An attack on one replay of a run. One is made for each; `run.data` has the truth, for counting alone."""
 

@@ -20,7 +20,15 @@ from torch import Tensor
 from coalface.core.declarations import contents
 from coalface.core.method import Models, Tensors, generator
 from coalface.data.held_back import by_party
-from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, Outcome, mean_features
+from coalface.experiments.attacks.base import (
+    Attack,
+    Attacker,
+    Exchange,
+    NotAttackable,
+    Outcome,
+    RoundCounter,
+    mean_features,
+)
 from coalface.experiments.attacks.fused_embeddings import parts_drawn, restore, share_assigned, share_restored
 from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedfv import FedFV
@@ -46,7 +54,7 @@ class Linkage(Attack):
         self._photographs = {name: faces for name, faces in (others or held).items() if len(faces)}
         self._which = "by other photographs" if others else "by the photographs trained on"
         rounds = sum(stage.rounds for stage in run.method.stages())
-        self._looked_at = {1 + place for place in evenly(rounds, MOST_ROUNDS)}
+        self._rounds, self._looked_at = RoundCounter(), {1 + place for place in evenly(rounds, MOST_ROUNDS)}
         self._features: tuple[int, dict[str, Tensor]] = 0, {}
         self._hits: dict[tuple[str, Attacker, str], list[float]] = {}
         self._chances: dict[tuple[str, Attacker, str], float] = {}
@@ -63,21 +71,21 @@ class Linkage(Attack):
             number = exchange.sent[1]
             book = Codebook(method.code, number.users)
             self._enrolled[request.party] = book.codeword(number.user, rng), book.user_bits
-        if request.ordinal not in self._looked_at:
-            return
         backbone: Tensors | None = getattr(exchange.sent[0], "backbone", None)
-        if isinstance(method, FedFV) and backbone is not None and self._equivalents[0] != request.round:
-            self._conclude_round()
-            self._equivalents = request.round, exchange.sent[0].others, []
-            self._features_by(request.ordinal, backbone)
-        self._equivalents[2].append(request.party)
+        if backbone is None or self._rounds.count(request) not in self._looked_at:
+            return
+        if isinstance(method, FedFV):
+            if self._equivalents[0] != request.round:
+                self._conclude_round()
+                self._equivalents = request.round, exchange.sent[0].others, []
+                self._features_by(backbone)
+            self._equivalents[2].append(request.party)
         if exchange.reply is None:
             return
         if isinstance(method, FedUV) and request.party in self._enrolled and request.step == "train":
             change = exchange.reply.projection - exchange.sent[0].projection
             self._note("codeword", "server", "bits found", code_told(change, *self._enrolled[request.party]), 0.5)
-        if backbone is not None:
-            self._identify(exchange, backbone)
+        self._identify(exchange, backbone)
 
     def outcomes(self, models: Models) -> list[Outcome]:
         self._conclude_round()
@@ -96,7 +104,7 @@ class Linkage(Attack):
 
     def _identify(self, exchange: Exchange, backbone: Mapping[str, Tensor]) -> None:
         """Look for the party among all photographs, by what it has sent."""
-        party, ordinal = exchange.request.party, exchange.request.ordinal
+        party = exchange.request.party
         declared = exchange.declared.reply
         assert declared is not None
         features_told = {
@@ -109,16 +117,16 @@ class Linkage(Attack):
             features_told["backbone"] = mean_feature_told(update, backbone)
         if not features_told or party not in self._photographs:
             return
-        features = self._features_by(ordinal, backbone)
+        features = self._features_by(backbone)
         names, rows = list(features), torch.stack(list(features.values()))
         for name, feature in features_told.items():
             first = names[int((rows @ feature.double()).argmax())]
             self._note(name, "server", f"people found {self._which}", float(first == party), 1 / len(names))
 
-    def _features_by(self, ordinal: int, backbone: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Party -> the mean feature of its photographs by a round's backbone, computed once a round."""
-        if self._features[0] != ordinal:
-            self._features = ordinal, mean_features(self.run, backbone, self._photographs)
+    def _features_by(self, backbone: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Party -> the mean feature of its photographs by the round's backbone, computed once a round."""
+        if self._features[0] != self._rounds.number:
+            self._features = self._rounds.number, mean_features(self.run, backbone, self._photographs)
         return self._features[1]
 
     def _conclude_round(self) -> None:

@@ -20,7 +20,7 @@ from coalface.core.method import Models, Tensors
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
-from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable
+from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, RoundCounter
 from coalface.experiments.prepare import PreparedRun
 from coalface.models.embedding import eval_mode
 from coalface.models.groups import Backbone, BatchNormPolicy
@@ -170,8 +170,7 @@ class UpdateAttack(Attack):
         if len(self.owner) < len(owned):
             raise NotAttackable("people are at several parties, so that nobody can count whose images were found")
         self._looked_at = {1, sum(stage.rounds for stage in run.method.stages())}
-        self._number, self._ordinal = 0, -1
-        """Of the round under way, and how it is called in requests, which count beginnings of stages too."""
+        self._rounds = RoundCounter()
         self._open: tuple[Any, list[Exchange], list[tuple[FaceSet, Tensor]]] | None = None
         """The last message to all, and what answered it: exchanges, and the batches behind them."""
         self._studied = 0
@@ -185,15 +184,13 @@ class UpdateAttack(Attack):
         """Attack one change."""
 
     def watch(self, exchange: Exchange) -> None:
-        common, ordinal = exchange.sent[0], exchange.request.ordinal
+        common, before = exchange.sent[0], self._rounds.number
         if getattr(common, "backbone", None) is None:
             return
         batches = self._take(exchange.request.party)
-        if ordinal != self._ordinal:
-            self._number, self._ordinal = self._number + 1, ordinal
-            if self._open is not None:
-                self._close(common)
-        if self._number not in self._looked_at or not batches:
+        if self._rounds.count(exchange.request) != before and self._open is not None:
+            self._close(common)
+        if self._rounds.number not in self._looked_at or not batches:
             return
         if self._open is None:
             self._open, self._studied = (common, [], []), 0
