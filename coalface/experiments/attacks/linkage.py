@@ -2,7 +2,7 @@
 
 - *Templates that are sent up* carry their sender's name; by photographs of people the server finds out who it is.
 - *Updates of a party of one identity*, though no template is sent: the last layer's change is Σ g hᵀ, whose rows by the
-  bias's change Σ g are a mean feature.
+  bias's change Σ g are a mean feature; a BatchNorm at the end has the mean feature in its running mean.
 - *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people looks for the k that each was
   fused of; one without any restores the class embeddings from those of many rounds. Fusing is in L. Liu et al.,
   "FedFV" (2022), Eq. 5 and Section 4.4.
@@ -30,6 +30,7 @@ from coalface.experiments.attacks.base import (
     mean_features,
 )
 from coalface.experiments.attacks.fused_embeddings import parts_drawn, restore, share_assigned, share_restored
+from coalface.experiments.attacks.updates import MOMENTUM, ends_in_linear
 from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedfv import FedFV
 from coalface.methods.feduv import FedUV
@@ -112,9 +113,8 @@ class Linkage(Attack):
             for name, content in contents(declared).items()
             if content == "template" and isinstance(row := getattr(exchange.reply, name), Tensor) and len(row) == 1
         }
-        update = exchange.update
-        if update is not None and len(self.run.data.data[party].names) == 1:
-            features_told["backbone"] = mean_feature_told(update, backbone)
+        if (feature := feature_by_update(exchange)) is not None:
+            features_told["backbone"] = feature
         if not features_told or party not in self._photographs:
             return
         features = self._features_by(backbone)
@@ -151,18 +151,34 @@ class Linkage(Attack):
         self._note("others", "client", figure, share_restored(directions, true), share_restored(rows, true))
 
 
-def mean_feature_told(update: Mapping[str, Tensor], backbone: Mapping[str, Tensor]) -> Tensor:
-    """(d,) the embedding that the change of a backbone's last linear layer tells, through the layer as it was sent.
+def feature_by_update(exchange: Exchange) -> Tensor | None:
+    """(d,) what a reply's backbone tells of a party of one identity; None of other replies, parties and networks."""
+    data, update = exchange.run.data.data[exchange.request.party], exchange.update
+    if update is None or len(data.names) != 1:
+        return None
+    steps, _ = exchange.run.recipe.local.work(exchange.request.party, len(data))
+    return mean_feature_told(update, exchange.sent[0].backbone, steps)
 
-    ΔW ∝ Σ g hᵀ and Δb ∝ Σ g, so h is about Σ_o Δb_o ΔW_o / Σ_o Δb_o². Raises NotAttackable where the network does not
-    end in a linear layer with a bias.
+
+def mean_feature_told(update: Tensors, backbone: Tensors, steps: int) -> Tensor | None:
+    """(d,) the mean embedding, by the backbone as it was sent, that its change in so many steps tells.
+
+    Of a last linear layer ΔW ∝ Σ g hᵀ and Δb ∝ Σ g, so h is about Σ_o Δb_o ΔW_o / Σ_o Δb_o². Of a last BatchNorm it is
+    γ (s − r) / √v + β, s being the mean of what it was given (`batch_statistics_told`). Its gradient tells nothing: of
+    a batch that is one person's images it takes off the mean, which is what tells the person. None of other networks.
     """
-    weights = [name for name in update if name.endswith(".weight") and update[name].dim() == 2]
-    if not weights or (bias := f"{weights[-1][: -len('weight')]}bias") not in update:
-        raise NotAttackable("the backbone does not end in a linear layer with a bias")
-    weight, change = weights[-1], update[bias].double()
-    h = change @ update[weight].double() / change.square().sum().clamp_min(1e-30)
-    return backbone[weight].double() @ h + backbone[bias].double()
+    layer = list(backbone)[-1].rpartition(".")[0]
+    before, change = (
+        {name.removeprefix(f"{layer}."): t.double() for name, t in tensors.items() if name.startswith(f"{layer}.")}
+        for tensors in (backbone, update)
+    )
+    if before.keys() >= {"running_mean", "running_var", "weight", "bias"}:
+        moved = change["running_mean"] / (1 - (1 - MOMENTUM) ** steps)
+        return moved / before["running_var"].sqrt() * before["weight"] + before["bias"]
+    if not ends_in_linear(backbone):
+        return None
+    h = change["bias"] @ change["weight"] / change["bias"].square().sum().clamp_min(1e-30)
+    return before["weight"] @ h + before["bias"]
 
 
 def evenly(count: int, most: int) -> list[int]:

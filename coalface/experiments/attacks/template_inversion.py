@@ -8,13 +8,12 @@ person *type II*.
 
 - *The server* has each template that a party sends; where the party was sent one as well, the change of it, which is
   about the mean feature that was trained against; and of an update of one person's images the mean feature that
-  `linkage.mean_feature_told` finds. Of several rounds it takes the mean, which takes noise away.
+  `linkage.feature_by_update` finds. Of several rounds it takes the mean, which takes noise away.
 - *A client* has FedFV's equivalent class embeddings: as they are, and the class embeddings restored from many rounds.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAtt
 from coalface.experiments.attacks.decoder import Decoder
 from coalface.experiments.attacks.fused_embeddings import SAME, parts_drawn, restore
 from coalface.experiments.attacks.judge import open_judge, threshold_at
-from coalface.experiments.attacks.linkage import MOST_ROUNDS, evenly, mean_feature_told
+from coalface.experiments.attacks.linkage import MOST_ROUNDS, evenly, feature_by_update
 from coalface.experiments.prepare import PreparedRun
 from coalface.experiments.recipe.sections import Synthetic
 from coalface.experiments.setup import splits
@@ -108,9 +107,8 @@ class TemplateInversion(Attack):
                     change = row - F.normalize(before[number].double(), dim=0)
                     if change.norm() > ROUNDING:
                         self._tell(f"{field}, its change", party, number, change)
-        if exchange.update is not None and len(names) == 1:
-            with contextlib.suppress(NotAttackable):
-                self._tell("backbone", party, 0, mean_feature_told(exchange.update, common.backbone))
+        if (feature := feature_by_update(exchange)) is not None:
+            self._tell("backbone", party, 0, feature)
 
     def _tell(self, what: str, party: str, number: int, direction: Tensor, to: Attacker = "server") -> None:
         people = self._told.setdefault((what, to), {})
