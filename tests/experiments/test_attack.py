@@ -109,8 +109,18 @@ def test_linkage_looks_at_every_round_of_a_short_run(method: str) -> None:
     """The stage's beginning has an ordinal too, which is no round."""
     changes = DEVICES | {"method": method, "methods": {method: {"sample": 2}}}
     attack, models = replay(tiny(rounds=3, **changes), Linkage, Silent(), begin_or_resume)
-    by_template = next(outcome for outcome in attack.outcomes(models) if outcome.target == "centre")
-    assert by_template.trials == 3 * 2
+    outcomes = {outcome.figure: outcome for outcome in attack.outcomes(models) if outcome.target != "backbone"}
+    assert outcomes["people found by other photographs, %"].trials == 3 * 2
+    if method == "fedfv":
+        assert outcomes["class embeddings restored by one client, %"].trials == 5
+        assert outcomes["class embeddings restored from all rounds, %"].trials == 1
+
+
+def test_linkage_reads_codewords_that_clients_keep_over_rounds() -> None:
+    changes = DEVICES | {"method": "feduv", "methods": {"feduv": {"sample": 3, "length": 127}}}
+    attack, models = replay(tiny(rounds=4, **changes), Linkage, Silent(), begin_or_resume)
+    bits = next(outcome for outcome in attack.outcomes(models) if outcome.target == "codeword")
+    assert bits.trials == 4 * 3 and bits.value > 99
 
 
 def test_a_run_is_attacked_with_its_own_recipe_and_a_changed_model_is_told(tmp_path: Path) -> None:

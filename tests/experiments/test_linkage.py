@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coalface.core.method import generator
-from coalface.experiments.attacks.fused_embeddings import parts_of, restore, share_assigned, share_restored
+from coalface.experiments.attacks.fused_embeddings import Fused, parts_of, restore, share_assigned, share_restored
 from coalface.experiments.attacks.linkage import code_told, mean_feature_told
 from coalface.training.bch_codes import BCH, Codebook
 from coalface.training.fedfv import draw_subsets, equivalent_embeddings
@@ -48,6 +48,16 @@ def test_class_embeddings_come_back_from_many_rows_and_not_from_few(fused: int) 
     assert share_restored(restore(rows, 40, fused, np.random.default_rng(0)), w) == 1
     assert share_restored(restore(rows[:12], 40, fused, np.random.default_rng(0)), w) == 0
     assert share_restored(rows, w) == 0  # what a row tells as it is
+
+
+def test_a_client_has_the_rows_of_the_rounds_in_which_it_was_asked_and_no_others() -> None:
+    sent, rows = Fused(), {number: directions(4, 8, f"round {number}") for number in range(1, 31)}
+    for number, party in [(1, "a"), (1, "b"), (2, "b"), (3, "c"), (30, "a")]:
+        sent.note(number, rows[number], party)
+    assert torch.equal(sent.sent_to(["a"]), torch.cat([rows[1], rows[30]]))
+    assert torch.equal(sent.sent_to(["c", "b"]), torch.cat([rows[1], rows[2], rows[3]]))
+    assert len(sent.sent_to(["never asked"])) == 0
+    assert share_restored(restore(sent.sent_to(["never asked"]), 9, 2, np.random.default_rng(0)), directions(3, 8)) == 0
 
 
 def test_a_change_of_the_last_layer_tells_the_embedding_of_a_single_image() -> None:

@@ -4,13 +4,15 @@
 - *Updates of a party of one identity*, though no template is sent: the last layer's change is Σ g hᵀ, whose rows by the
   bias's change Σ g are a mean feature; a BatchNorm at the end has the mean feature in its running mean.
 - *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people looks for the k that each was
-  fused of; one without any restores the class embeddings from those of many rounds. Fusing is in L. Liu et al.,
-  "FedFV" (2022), Eq. 5 and Section 4.4.
+  fused of; without any the class embeddings are restored from those of many rounds, by one client, of the rounds in
+  which it is asked, by clients who put together what they were sent, and by whoever has those of all rounds. Fusing is
+  in L. Liu et al., "FedFV" (2022), Eq. 5 and Section 4.4.
 - *Codewords* (FedUV): a client's own change of W′ is v aᵀ, or nearly; its signs are v.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
@@ -29,15 +31,25 @@ from coalface.experiments.attacks.base import (
     RoundCounter,
     mean_features,
 )
-from coalface.experiments.attacks.fused_embeddings import parts_drawn, restore, share_assigned, share_restored
+from coalface.experiments.attacks.fused_embeddings import (
+    MOST_ROUNDS,
+    Fused,
+    evenly,
+    parts_drawn,
+    restore,
+    share_assigned,
+    share_restored,
+)
 from coalface.experiments.attacks.updates import MOMENTUM, ends_in_linear
 from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedfv import FedFV
 from coalface.methods.feduv import FedUV
 from coalface.training.bch_codes import Codebook
 
-MOST_ROUNDS = 20
-"""Rounds that are looked at, evenly over the run: the photographs are embedded anew for each."""
+TOGETHER = 10
+"""Clients who put together what they were sent."""
+ALONE = 5
+"""Of these, those who are counted one by one as well."""
 
 
 class Linkage(Attack):
@@ -57,30 +69,30 @@ class Linkage(Attack):
         rounds = sum(stage.rounds for stage in run.method.stages())
         self._rounds, self._looked_at = RoundCounter(), {1 + place for place in evenly(rounds, MOST_ROUNDS)}
         self._features: tuple[int, dict[str, Tensor]] = 0, {}
-        self._hits: dict[tuple[str, Attacker, str], list[float]] = {}
-        self._chances: dict[tuple[str, Attacker, str], float] = {}
-        self._equivalents: tuple[int, Tensor, list[str]] = 0, torch.empty(0), []
-        """Of the round that is looked at: its number, W̃, and who was asked."""
-        self._seen: list[Tensor] = []
-        """W̃ of the rounds that were looked at."""
+        self._hits: dict[tuple[str, Attacker, str], list[tuple[float, float]]] = defaultdict(list)
+        """(what is found, what chance would find) of each look."""
+        self._fused, self._open = Fused(), 0
+        """`_open` is the round that is looked at, and not over."""
         self._enrolled: dict[str, tuple[Tensor, int]] = {}
 
     def watch(self, exchange: Exchange) -> None:
         request, method = exchange.request, self.run.method
-        if isinstance(method, FedUV) and request.step == "enrol":
+        if isinstance(method, FedUV) and request.step == "enrol" and request.party not in self._enrolled:
             rng = generator(self.seed, "party", request.party, request.stage, request.round, request.call)
             number = exchange.sent[1]
             book = Codebook(method.code, number.users)
             self._enrolled[request.party] = book.codeword(number.user, rng), book.user_bits
         backbone: Tensors | None = getattr(exchange.sent[0], "backbone", None)
-        if backbone is None or self._rounds.count(request) not in self._looked_at:
+        if backbone is None:
             return
         if isinstance(method, FedFV):
-            if self._equivalents[0] != request.round:
-                self._conclude_round()
-                self._equivalents = request.round, exchange.sent[0].others, []
-                self._features_by(backbone)
-            self._equivalents[2].append(request.party)
+            self._fused.note(request.round, exchange.sent[0].others, request.party)
+        if self._rounds.count(request) not in self._looked_at:
+            return
+        if isinstance(method, FedFV) and self._open != request.round:
+            self._conclude_round()
+            self._open = request.round
+            self._features_by(backbone)
         if exchange.reply is None:
             return
         if isinstance(method, FedUV) and request.party in self._enrolled and request.step == "train":
@@ -90,18 +102,18 @@ class Linkage(Attack):
 
     def outcomes(self, models: Models) -> list[Outcome]:
         self._conclude_round()
-        if self._seen and models.class_embeddings is not None:
+        if self._fused.rows and models.class_embeddings is not None:
             self._restore(torch.cat(list(models.class_embeddings.values())).double())
         if not self._hits:
             raise NotAttackable("neither a template, nor a code, nor the update of one person's images leaves a party")
-        return [
-            Outcome(*about[:2], f"{about[2]}, %", 100 * float(np.mean(hits)), 100 * self._chances[about], len(hits))
-            for about, hits in self._hits.items()
-        ]
+        outcomes = []
+        for (field, attacker, figure), hits in self._hits.items():
+            value, chance = (100 * np.mean(hits, axis=0)).tolist()
+            outcomes.append(Outcome(field, attacker, f"{figure}, %", value, chance, len(hits)))
+        return outcomes
 
     def _note(self, field: str, attacker: Attacker, figure: str, hit: float, chance: float) -> None:
-        self._hits.setdefault((field, attacker, figure), []).append(hit)
-        self._chances[field, attacker, figure] = chance
+        self._hits[field, attacker, figure].append((hit, chance))
 
     def _identify(self, exchange: Exchange, backbone: Mapping[str, Tensor]) -> None:
         """Look for the party among all photographs, by what it has sent."""
@@ -131,24 +143,28 @@ class Linkage(Attack):
 
     def _conclude_round(self) -> None:
         """Assign the equivalent class embeddings of the round that was looked at last to people."""
-        method, (round_, equivalents, asked) = self.run.method, self._equivalents
+        method, round_ = self.run.method, self._open
         if not isinstance(method, FedFV) or not round_:
             return
-        others = [name for name in self._parties if name not in asked]
+        equivalents = self._fused.rows[round_].double()
+        others = [name for name in self._parties if name not in self._fused.asked[round_]]
         fused = parts_drawn(self.seed, round_, len(others), len(equivalents), method.fused)
         features = torch.stack([self._features[1][name] for name in others])
-        share = share_assigned(equivalents.double(), features, fused)
+        share = share_assigned(equivalents, features, fused)
         self._note("others", "client", f"parts assigned {self._which}", share, method.fused / len(others))
-        self._seen.append(equivalents.double())
-        self._equivalents = 0, torch.empty(0), []
+        self._open = 0
 
     def _restore(self, true: Tensor) -> None:
-        """Without a photograph: of all equivalent class embeddings of the rounds that were looked at."""
-        rows, rng = torch.cat(self._seen), generator(self.seed, "attack", "restore")
-        assert isinstance(self.run.method, FedFV)
-        directions = restore(rows, len(self._parties), self.run.method.fused, rng)
-        figure = f"class embeddings restored from {len(rows):,}"
-        self._note("others", "client", figure, share_restored(directions, true), share_restored(rows, true))
+        """Without a photograph, of what was sent: to each of some clients, to all of these, and to everybody."""
+        method, rng = self.run.method, generator(self.seed, "attack", "restore")
+        assert isinstance(method, FedFV)
+        clients = [self._parties[place] for place in rng.permutation(len(self._parties))[:TOGETHER]]
+        sent = [("by one client", self._fused.sent_to([client])) for client in clients[:ALONE]]
+        sent.append((f"by {len(clients)} clients together", self._fused.sent_to(clients)))
+        sent.append(("from all rounds", self._fused.of_rounds(sorted(self._fused.rows))))
+        for how, rows in sent:
+            restored = share_restored(restore(rows, len(self._parties), method.fused, rng), true)
+            self._note("others", "client", f"class embeddings restored {how}", restored, share_restored(rows, true))
 
 
 def feature_by_update(exchange: Exchange) -> Tensor | None:
@@ -179,11 +195,6 @@ def mean_feature_told(update: Tensors, backbone: Tensors, steps: int) -> Tensor 
         return None
     h = change["bias"] @ change["weight"] / change["bias"].square().sum().clamp_min(1e-30)
     return before["weight"] @ h + before["bias"]
-
-
-def evenly(count: int, most: int) -> list[int]:
-    """The places of `most` out of `count`, evenly from the first to the last; all where there are no more."""
-    return [round(place) for place in np.linspace(0, count - 1, min(count, most))]
 
 
 def code_told(change: Tensor, codeword: Tensor, known: int) -> float:
