@@ -19,6 +19,7 @@ from coalface.experiments.attacks.membership import (
     layer_inputs,
     likelier,
     most_tpr,
+    nearest_cosines,
     rates,
     span_shares,
 )
@@ -88,6 +89,21 @@ def test_the_image_of_a_step_is_known_by_the_update_and_an_update_of_nothing_tel
     assert seen[UPDATE, "an image by the last layer's span: AUC, %"].value == 100
     assert "a party by anything: TPR at FPR 1 % at most, %" not in {figure for _, figure in seen}
     assert seen["the model", "a person by tightness: AUC, %"].chance == 50
+
+
+def test_the_nearest_class_embedding_is_that_of_a_plain_loop() -> None:
+    net, images, rows = nn.Flatten(), torch.randn(4, 1, 2, 3), torch.randn(3, 6)
+    naive = [max(torch.cosine_similarity(image.flatten(), row, dim=0).item() for row in rows) for image in images]
+    assert nearest_cosines(net, rows, images).tolist() == pytest.approx(naive, abs=1e-6)
+
+
+def test_class_embeddings_that_are_sent_tell_who_was_trained_on_until_they_are_noised() -> None:
+    """They begin as the mean features of the images themselves. Other methods send none."""
+    changes = {"rounds": 1, "method": "fedface", "data": {"test": {"images": 2}, "scenario": "devices"}}
+    figure = "a person by the loss against class embeddings: AUC, %"
+    noise = {"privacy": {"templates": {"noise_multiplier": 50.0}}}
+    assert attacked(**changes)[UPDATE, figure].value > 65 > attacked(**changes, **noise)[UPDATE, figure].value
+    assert not any("class embeddings" in figure for _, figure in attacked(**ONE_IMAGE))
 
 
 def test_a_run_with_noise_has_the_bound_of_its_epsilon() -> None:

@@ -5,6 +5,8 @@ images, and people that nobody trains on (`data.hold_out`) for people. The attac
 
 - *an outsider*, the final model: how near two photographs of a person are to each other, and how near an image is to
   another photograph of the person that was not trained on;
+- *the server*, a party's class embeddings and backbone: how near an image is to any of them, as the losses of methods
+  that send them fall with that cosine;
 - *the server*, one party's update, and whoever is sent the next backbone, the round's mean: how much of what the last
   layer reads of a candidate image lies in the span of that layer's change;
 - *the server*, the change of BatchNorm's running statistics alone: how much likelier an image's activations are by the
@@ -25,6 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from coalface.core.method import Models, Tensors, generator
 from coalface.data.faceset import FaceSet
@@ -75,6 +78,11 @@ class Membership(UpdateAttack):
         if ends_in_linear(gradient):
             shares = [span_shares(module, gradient, images, change.images) for images in candidates]
             self._note_kinds(change, "the last layer's span", shares)
+        if change.class_embeddings is not None:
+            self.network.load(change.after)
+            cosines = [nearest_cosines(module, change.class_embeddings, images) for images in candidates]
+            self._note_kinds(change, "the loss against class embeddings", cosines)
+            self.network.load(change.before)
         if told:
             scores = [likelier(module, change.before, told, images) for images in candidates]
             self._note_kinds(change, "BatchNorm statistics", scores)
@@ -150,6 +158,11 @@ def by_person(features: Tensor, faces: FaceSet) -> dict[str, Tensor]:
     """Name -> the rows of that person's images."""
     labels = torch.from_numpy(faces.labels)
     return {name: features[labels == place] for place, name in enumerate(faces.names)}
+
+
+def nearest_cosines(module: nn.Module, class_embeddings: Tensor, images: Tensor) -> Tensor:
+    """(n,) the cosine of each image's embedding to the class embedding (k, d) that it is nearest to."""
+    return (unit_embeddings(module, images) @ normalize(class_embeddings.double(), dim=1).T).max(1).values
 
 
 def span_shares(module: nn.Module, gradient: Tensors, images: Tensor, count: int) -> Tensor:

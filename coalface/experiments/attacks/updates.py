@@ -24,6 +24,7 @@ from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAtt
 from coalface.experiments.prepare import PreparedRun
 from coalface.models.embedding import eval_mode
 from coalface.models.groups import Backbone, BatchNormPolicy
+from coalface.privacy.templates import templates
 from coalface.training.compute import Compute
 
 UPDATE, MEAN = "a party's update", "the round's mean"
@@ -58,6 +59,8 @@ class Change:
     after: Tensors
     rows: tuple[Tensor, Tensor] | None
     """(k, d) class embeddings of public identities before and after, where a method sends them."""
+    class_embeddings: Tensor | None
+    """(people, d) of the party's own people, where it sends them."""
     lr: float
     """η of the round."""
     weight_decay: float
@@ -242,6 +245,7 @@ class UpdateAttack(Attack):
             before=common.backbone,
             after=after.backbone,
             rows=None if rows[0] is None or rows[1] is None or not len(rows[0]) else (rows[0], rows[1]),
+            class_embeddings=own_class_embeddings(exchanges[0]) if len(exchanges) == 1 else None,
             lr=local.lr_at(request.round, request.rounds),
             weight_decay=local.weight_decay,
             parties=parties,
@@ -253,6 +257,16 @@ class UpdateAttack(Attack):
             trained_on=torch.stack(images).float(),
             photographs=torch.stack(photographs),
         )
+
+
+def own_class_embeddings(exchange: Exchange) -> Tensor | None:
+    """(people, d) what a reply holds of templates of the party's own people; None where it holds none."""
+    people = len(exchange.run.data.data[exchange.request.party].names)
+    for name in templates(exchange.declared.reply):
+        rows = getattr(exchange.reply, name, None)
+        if isinstance(rows, Tensor) and len(rows) == people and not hasattr(exchange.sent[0], name):
+            return rows  # what all are sent as well is of public people
+    return None
 
 
 def people_of(run: PreparedRun) -> FaceSet:
