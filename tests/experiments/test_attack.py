@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,17 @@ import torch
 from commands import outputs
 from safetensors.torch import load_file
 from tinyruns import Silent, tiny
+from typer.testing import CliRunner
 
-from coalface.core.errors import RecipeError
+from coalface.cli import main
+from coalface.core.checks import UnknownKey
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import Models
 from coalface.engine.party.request import StepFailed
 from coalface.engine.transport import Reply
 from coalface.experiments.attacks import measure
 from coalface.experiments.attacks.base import Attack, Exchange, Outcome
+from coalface.experiments.attacks.cells import Cell, append_cell, read_cells
 from coalface.experiments.attacks.linkage import Linkage
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.run import begin_or_resume
@@ -121,6 +126,72 @@ def test_linkage_reads_codewords_that_clients_keep_over_rounds() -> None:
     attack, models = replay(tiny(rounds=4, **changes), Linkage, Silent(), begin_or_resume)
     bits = next(outcome for outcome in attack.outcomes(models) if outcome.target == "codeword")
     assert bits.trials == 4 * 3 and bits.value > 99
+
+
+def test_a_cell_that_a_kill_cut_off_is_computed_again_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    path, cell = tmp_path / "cells.jsonl", Cell("a", "b", "linkage", "{}", "none", 0)
+    append_cell(path, cell)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:20])
+    assert list(read_cells(path)) == [cell] and path.read_bytes() == whole
+    for damaged in (b"[]", b"{}", b'{"title": 1}', b"nothing", whole.strip().replace(b"{}", b"[]")):
+        path.write_bytes(whole + damaged + b"\n" + whole)
+        with pytest.raises(DataError, match="line 2"):
+            list(read_cells(path))
+
+
+def test_cells_of_an_earlier_version_of_an_attack_are_computed_anew(tmp_path: Path) -> None:
+    recipe = tinyruns.write(tmp_path / "recipe.yaml", **DEVICES)
+    command, path = ["attack", recipe, "--out", tmp_path / "a", "--quiet"], tmp_path / "a" / measure.CELLS
+    table, _ = outputs(*command)
+    (line,) = path.read_text().splitlines()
+    path.write_text(json.dumps(json.loads(line) | {"version": 0, "outcomes": []}) + "\n")
+    assert outputs(*command)[0] == table and len(path.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        ("poisoning", "share=abc"),
+        ("poisoning", "factor=big"),
+        ("update-inversion", "iterations=-1"),
+        ("membership", "parties=0"),
+        ("membership", "party=1"),
+        ("update-inversion", "judge=nowhere.onnx"),
+        ("template-inversion", "judge=nowhere.onnx"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_by_its_name(kind: str, option: str, tmp_path: Path) -> None:
+    recipe = tinyruns.write(tmp_path / "recipe.yaml", data={"test": {"images": 1}})
+    command = ["attack", str(recipe), "--kind", kind, "--option", option, "--out", str(tmp_path / "a"), "--quiet"]
+    error = CliRunner().invoke(main.app, command).exception
+    assert isinstance(error, RecipeError) and error.where.startswith("--option")
+
+
+def test_a_defence_that_is_no_recipe_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    recipe, out = tinyruns.write(tmp_path / "recipe.yaml", **DEVICES), tmp_path / "a"
+    command = ["attack", str(recipe), "--defence", "privacy.secur=true", "--out", str(out), "--quiet"]
+    assert isinstance(CliRunner().invoke(main.app, command).exception, UnknownKey) and not out.exists()
+
+
+def test_a_table_without_a_figure_ends_with_status_1_and_says_why(tmp_path: Path) -> None:
+    recipe = tinyruns.write(tmp_path / "recipe.yaml")
+    command = ["attack", str(recipe), "--kind", "membership", "--out", str(tmp_path / "a"), "--quiet"]
+    ended = CliRunner().invoke(main.app, command)
+    assert ended.exit_code == 1 and "data.test.images" in ended.stdout
+
+
+def test_the_help_names_every_kind_and_every_option() -> None:
+    said = " ".join(CliRunner().invoke(main.app, ["attack", "--help"]).stdout.split())
+    for kind in measure.KINDS:
+        options = inspect.signature(measure.attack_of(kind)).parameters.keys() - {"run", "seed"}
+        assert kind in said and all(option in said for option in options)
+
+
+def test_a_run_that_is_not_finished_is_said_to_lack_the_model_that_is_attacked(tmp_path: Path) -> None:
+    out = tinyruns.run(tmp_path / "run", **DEVICES)
+    shutil.rmtree(out / "model")
+    assert "not finished" in outputs("attack", out, "--quiet")[1]
 
 
 def test_a_run_is_attacked_with_its_own_recipe_and_a_changed_model_is_told(tmp_path: Path) -> None:

@@ -105,6 +105,8 @@ class Attack(ABC):
     """An attack on one replay of a run. One is made for each; `run.data` has the truth, for counting alone."""
 
     kind: ClassVar[str]
+    version: ClassVar[int] = 1
+    """Raised where the same recipe comes to other figures: cells of an earlier version are computed anew."""
 
     def __init__(self, run: PreparedRun, seed: int) -> None:
         self.run, self.seed = run, seed

@@ -57,7 +57,7 @@ class Linkage(Attack):
     on where the recipe keeps some (`data.test`), else of those.
     """
 
-    kind = "linkage"
+    kind, version = "linkage", 2
 
     def __init__(self, run: PreparedRun, seed: int) -> None:
         super().__init__(run, seed)

@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -55,7 +56,7 @@ class Membership(UpdateAttack):
 
     kind = "membership"
 
-    def __init__(self, run: PreparedRun, seed: int, *, parties: int = 4, candidates: int = 100) -> None:
+    def __init__(self, run: PreparedRun, seed: int, *, parties: PositiveInt = 4, candidates: PositiveInt = 100) -> None:
         """`candidates` are the most images of each kind that are looked for in each change."""
         super().__init__(run, seed, parties=parties)
         if run.test_images is None or run.held_out is None or not len(run.held_out):
