@@ -25,7 +25,7 @@ from coalface.engine.party.request import StepFailed
 from coalface.engine.transport import Reply
 from coalface.experiments.attacks import measure
 from coalface.experiments.attacks.base import Attack, Exchange, Outcome
-from coalface.experiments.attacks.cells import Cell, append_cell, read_cells
+from coalface.experiments.attacks.cells import Cell, append_cell, read_cells, table
 from coalface.experiments.attacks.linkage import Linkage
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.run import begin_or_resume
@@ -104,9 +104,9 @@ def test_the_command_keeps_its_cells_and_goes_on(tmp_path: Path) -> None:
         (3, "none"),
         (3, "privacy.templates.noise_multiplier=50"),
     ]
-    table = (out / measure.TABLE).read_text()
-    assert "| others | client | parts assigned by other photographs, % |" in table
-    assert table.strip() in printed
+    written = (out / measure.TABLE).read_text()
+    assert "| others | client | parts assigned by other photographs, % |" in written
+    assert written.strip() in printed
 
 
 @pytest.mark.parametrize("method", ["fedfv", "fedface"])
@@ -125,7 +125,40 @@ def test_linkage_reads_codewords_that_clients_keep_over_rounds() -> None:
     changes = DEVICES | {"method": "feduv", "methods": {"feduv": {"sample": 3, "length": 127}}}
     attack, models = replay(tiny(rounds=4, **changes), Linkage, Silent(), begin_or_resume)
     bits = next(outcome for outcome in attack.outcomes(models) if outcome.target == "codeword")
-    assert bits.trials == 4 * 3 and bits.value > 99
+    assert bits.trials == 4 * 3 and bits.value > 99 and bits.chance == 50
+
+
+def test_an_update_of_nothing_tells_no_codeword() -> None:
+    changes = DEVICES | {"method": "feduv", "methods": {"feduv": {"sample": 3, "length": 127}}}
+    attack, models = replay(tiny(rounds=2, local={"lr": 1e-30}, **changes), Linkage, Silent(), begin_or_resume)
+    assert next(outcome for outcome in attack.outcomes(models) if outcome.target == "codeword").value < 80
+
+
+@pytest.mark.parametrize("noise", [None, 50.0])
+def test_templates_find_their_people_by_the_photographs_they_were_made_of_and_none_with_much_noise(
+    noise: float | None,
+) -> None:
+    changes: dict[str, Any] = {"method": "fedface", "data": {"scenario": "devices"}}
+    privacy = {"privacy": {"templates": {"noise_multiplier": noise}}} if noise else {}
+    attack, models = replay(tiny(rounds=1, **changes, **privacy), Linkage, Silent(), begin_or_resume)
+    by_template = next(outcome for outcome in attack.outcomes(models) if outcome.target == "centre")
+    assert by_template.trials == 8 and by_template.chance == pytest.approx(100 / 8)
+    assert by_template.value < 50 if noise else by_template.value > 85
+
+
+def test_a_table_has_means_ranges_and_chance_and_why_a_cell_is_missing() -> None:
+    def cell(seed: int, value: float, chance: float = 10.0, defence: str = "none") -> Cell:
+        outcome = Outcome("centre", "server", "found, %", value, chance, 5)
+        return Cell("a", f"{defence}{seed}", "linkage", '{"k": 2}', defence, seed, (outcome,))
+
+    refused = Cell("a", "r", "linkage", '{"k": 2}', "secure", 0, refused="no templates leave")
+    cells = [cell(0, 40.0), cell(1, 60.0), refused, cell(0, 12.0, 20.0, "noise")]
+    assert list(table(cells)) == [
+        "| attack | run | on | by | figure | chance | none | secure | noise |",
+        "|---|---|---|---|---|---:|---:|---:|---:|",
+        "| linkage | a k=2 | centre | server | found, % | 10.0 | 50.0 (40.0 to 60.0) [10.0] | – [–] | 12.0 [20.0] |",
+        "\nlinkage, a, secure: no templates leave",
+    ]
 
 
 def test_a_cell_that_a_kill_cut_off_is_computed_again_and_a_damaged_one_is_named(tmp_path: Path) -> None:
@@ -143,10 +176,10 @@ def test_a_cell_that_a_kill_cut_off_is_computed_again_and_a_damaged_one_is_named
 def test_cells_of_an_earlier_version_of_an_attack_are_computed_anew(tmp_path: Path) -> None:
     recipe = tinyruns.write(tmp_path / "recipe.yaml", **DEVICES)
     command, path = ["attack", recipe, "--out", tmp_path / "a", "--quiet"], tmp_path / "a" / measure.CELLS
-    table, _ = outputs(*command)
+    printed, _ = outputs(*command)
     (line,) = path.read_text().splitlines()
     path.write_text(json.dumps(json.loads(line) | {"version": 0, "outcomes": []}) + "\n")
-    assert outputs(*command)[0] == table and len(path.read_text().splitlines()) == 2
+    assert outputs(*command)[0] == printed and len(path.read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize(
@@ -207,7 +240,8 @@ def test_a_run_is_attacked_with_its_own_recipe_and_a_changed_model_is_told(tmp_p
 def test_a_defence_that_the_method_cannot_have_is_said_in_the_table(tmp_path: Path) -> None:
     recipe = tinyruns.write(tmp_path / "recipe.yaml", **DEVICES)
     printed, _ = outputs("attack", recipe, "--out", tmp_path / "a", "--defence", "privacy.secure.dropouts=0", "--quiet")
-    assert "privacy.secure" in printed
+    why = printed.strip().splitlines()[-1]
+    assert why.startswith("linkage, ") and ", privacy.secure.dropouts=0: " in why
 
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "deep=3"])
