@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -42,9 +42,13 @@ class Cell:
     """SHA-256 of the judge's file, where the attack has one."""
 
     @property
-    def settings(self) -> list[str]:
-        """The options as the command has them."""
-        return [f"{key}={value}" for key, value in parse_json(self.options).items()]
+    def command(self) -> str:
+        """What computes it, without a defence and for the recipe's own seed."""
+        given = parse_json(self.options).items()
+        settings = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in given]
+        return " ".join(
+            [f"{self.title} --kind {self.kind}", *(f"--option {shlex.quote(setting)}" for setting in settings)]
+        )
 
     @property
     def key(self) -> tuple[str | int, ...]:
@@ -62,7 +66,7 @@ def read_cells(path: Path) -> Iterator[Cell]:
     for number, line in enumerate(data[:whole].splitlines(), 1):
         try:
             cell = _CELL.validate_python(parse_json(line, any_number=True))
-            _ = cell.settings
+            _ = cell.command
         except (ValueError, AttributeError, RecursionError) as error:
             why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             where = f"{path}, line {number}"
@@ -82,30 +86,28 @@ def table(cells: Sequence[Cell]) -> Iterator[str]:
     Where chance differs between cells (as that of a model without liars does), each figure has its own in brackets.
     """
     defences = list(dict.fromkeys(cell.defence for cell in cells))
-    figures: dict[tuple[Any, ...], dict[str, list[float]]] = {}
-    chances: dict[tuple[Any, ...], dict[str, list[float]]] = {}
+    rows: dict[tuple[str, ...], dict[str, list[Outcome]]] = {}
     for cell in cells:
         for outcome in cell.outcomes:
-            about = " ".join([cell.title, *cell.settings])
-            row = cell.kind, about, outcome.target, outcome.attacker, outcome.figure
-            figures.setdefault(row, {}).setdefault(cell.defence, []).append(outcome.value)
-            chances.setdefault(row, {}).setdefault(cell.defence, []).append(outcome.chance)
-    yield f"| attack | run | on | by | figure | chance | {' | '.join(defences)} |"
-    yield f"|---|---|---|---|---|---:|{'---:|' * len(defences)}"
-    for row, by_defence in figures.items():
-        of_row = {defence: _text(chances[row].get(defence, [])) for defence in defences}
-        values = [_text(by_defence.get(defence, [])) for defence in defences]
-        if len(set(of_row.values()) - {NOTHING}) > 1:  # a chance of its own beside each value
-            values = [f"{value} [{of_row[defence]}]" for defence, value in zip(defences, values, strict=True)]
-        yield f"| {' | '.join(row)} | {of_row[next(iter(by_defence))]} | {' | '.join(values)} |"
-    for refused in dict.fromkeys(
-        f"{cell.kind}, {cell.title}, {cell.defence}: {cell.refused}" for cell in cells if cell.refused
-    ):
+            row: tuple[str, ...] = (f"`{cell.command}`", outcome.target, outcome.attacker, outcome.figure)
+            rows.setdefault(row, {}).setdefault(cell.defence, []).append(outcome)
+    yield f"| `coalface attack …` | on | by | figure | trials | chance | {' | '.join(defences)} |"
+    yield f"|---|---|---|---|---:|---:|{'---:|' * len(defences)}"
+    for row, by_defence in rows.items():
+        chances = {defence: _text(sorted({o.chance for o in by_defence.get(defence, [])})) for defence in defences}
+        values = [_text([o.value for o in by_defence.get(defence, [])]) for defence in defences]
+        if len(set(chances.values()) - {NOTHING}) > 1:  # a chance of its own beside each value
+            values = [f"{value} [{chances[defence]}]" for defence, value in zip(defences, values, strict=True)]
+        first = next(iter(by_defence.values()))
+        about = str(first[0].trials), chances[next(iter(by_defence))]
+        yield f"| {' | '.join((*row, *about, *values))} |"
+    for refused in dict.fromkeys(f"`{cell.command}`, {cell.defence}: {cell.refused}" for cell in cells if cell.refused):
         yield f"\n{refused}"
 
 
 def _text(values: Sequence[float]) -> str:
-    if len(set(values)) < 2:
+    """The mean and the range of several seeds; a number alone is of one."""
+    if len(values) < 2:
         return f"{values[0]:.1f}" if values else NOTHING
     return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 

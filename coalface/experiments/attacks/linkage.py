@@ -3,10 +3,10 @@
 - *Templates that are sent up* carry their sender's name; by photographs of people the server finds out who it is.
 - *Updates of a party of one identity*, though no template is sent: the last layer's change is Σ g hᵀ, whose rows by the
   bias's change Σ g are a mean feature; a BatchNorm at the end has the mean feature in its running mean.
-- *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people looks for the k that each was
-  fused of; without any the class embeddings are restored from those of many rounds, by one client, of the rounds in
-  which it is asked, by clients who put together what they were sent, and by whoever has those of all rounds. Fusing is
-  in L. Liu et al., "FedFV" (2022), Eq. 5 and Section 4.4.
+- *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people, who knows whom else the round
+  asked, looks for the k that each was fused of. Without any the class embeddings are restored from those of many
+  rounds: by one client, of the rounds in which it is asked, by clients who put together what they were sent, and by
+  whoever has those of all rounds. Fusing is in L. Liu et al., "FedFV" (2022), Eq. 5 and Section 4.4.
 - *Codewords* (FedUV): a client's own change of W′ is v aᵀ, or nearly; its signs are v.
 """
 
@@ -97,7 +97,9 @@ class Linkage(Attack):
             return
         if isinstance(method, FedUV) and request.party in self._enrolled and request.step == "train":
             change = exchange.reply.projection - exchange.sent[0].projection
-            self._note("codeword", "server", "bits found", code_told(change, *self._enrolled[request.party]), 0.5)
+            codeword, known = self._enrolled[request.party]
+            chance = (1 + known / codeword.numel()) / 2  # the first bits are the client's number
+            self._note("codeword", "server", "bits found", code_told(change, codeword, known), chance)
         self._identify(exchange, backbone)
 
     def outcomes(self, models: Models) -> list[Outcome]:

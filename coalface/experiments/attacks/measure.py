@@ -26,7 +26,7 @@ from coalface.experiments import provenance
 from coalface.experiments.attacks.base import Attack, NotAttackable, Outcome
 from coalface.experiments.attacks.cells import Cell, append_cell, read_cells, table
 from coalface.experiments.attacks.judge import digest_of
-from coalface.experiments.attacks.replay import changes_images, changes_replies, replay
+from coalface.experiments.attacks.replay import replay
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.prepare import Make
 from coalface.experiments.recipe.schema import Recipe
@@ -123,9 +123,8 @@ def _computed(
     began, outcomes, refused = time.perf_counter(), tuple[Outcome, ...](), ""
     try:
         attack, models = replay(recipe, make_attack, callback, make)
-        only_watches = not (changes_images(attack) or changes_replies(attack))
         same_recipe = run is not None and recipe.digest() == provenance.recipe_of(run).digest()
-        if run is not None and only_watches and same_recipe and not _is_left_by(models, run):
+        if run is not None and attack.only_watches and same_recipe and not _is_left_by(models, run):
             callback.warn(
                 f"the replay leaves another model than {run} has: it was trained on another machine, or changed"
             )
