@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,15 +28,27 @@ def attack(
         ),
     ],
     changes: Changes = None,
-    kind: Annotated[str, typer.Option(help="The attack: linkage or poisoning.")] = "linkage",
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="The attack: linkage (whose is what leaves?), template-inversion and update-inversion (which faces "
+            "does it show?), membership (who was trained on?) or poisoning (what do liars do?)."
+        ),
+    ] = "linkage",
     defence: Annotated[
         list[str] | None,
         typer.Option(help="Changes to the recipe to measure beside it, such as 'privacy.secure=true'; repeatable."),
     ] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="A setting of the attack, such as judge=FILE.onnx; repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="A setting of the attack; repeatable. template-inversion: judge, input, far, sheet; update-inversion: "
+            "judge, input, iterations, parties; membership: parties, candidates; poisoning: how, share, factor."
+        ),
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="A seed to replay; repeatable. By default the run's.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(min=0, help="A seed to replay; repeatable. By default the run's.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder for cells and table; the run's own, or attacks/KIND.")
     ] = None,
@@ -72,6 +85,9 @@ def attack(
             seeds=seed or [load(()).seed],
             options=measure.read_options(option or ()),
         )
-    print_json([cell.outcomes for cell in cells]) if as_json else typer.echo(
-        (folder / measure.TABLE).read_text("utf-8")
-    )
+    if as_json:
+        print_json([asdict(cell)["outcomes"] for cell in cells])
+    else:
+        typer.echo((folder / measure.TABLE).read_text("utf-8"))
+    if not any(cell.outcomes for cell in cells):
+        raise typer.Exit(1)  # why there is no figure stands in the table

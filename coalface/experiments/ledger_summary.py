@@ -12,12 +12,10 @@ from coalface.core.errors import RecipeError
 from coalface.core.parsing import parse_yaml
 from coalface.core.text import natural
 from coalface.engine.client_batch import CLIENT_BATCHES
-from coalface.engine.sums.hidden import IMAGES, LOSS
 from coalface.experiments.plan import messages
 from coalface.experiments.report import runs
 from coalface.methods import METHODS
 from coalface.privacy import ledger
-from coalface.privacy.secure import NOISED
 
 Contents = Mapping[tuple[str, str], str]
 """(step, field) -> what it holds, a `coalface.core.declarations.Content`."""
@@ -214,8 +212,7 @@ def _content(line: Mapping[str, Any], step: str, field: str, contents: Contents)
     """What a piece holds; of a vector under masks, what of all parties its sum is."""
     if "sum" not in line:
         return contents.get((step, field), "")
-    numbers = [] if line["protection"] == NOISED else [IMAGES, LOSS]  # with noise the vector has none of them
-    summed = dict.fromkeys(contents.get((step, name), "") for name in [*str(line.get("of", "")).split(", "), *numbers])
+    summed = dict.fromkeys(contents.get((step, name), "") for name in str(line.get("of", "")).split(", "))
     return f"sum of {', '.join(filter(None, summed))}" if field == "vector" and any(summed) else ""
 
 

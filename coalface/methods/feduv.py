@@ -49,7 +49,7 @@ SIZES = {127: 64, 255: 63, 511: 67}
 
 @message
 class Number:
-    """Down, once."""
+    """Down, until all of a round's clients have a codeword."""
 
     user: int = content("code")
     """The number that begins the client's message to the code, so that no two codewords are the same."""
@@ -162,9 +162,10 @@ class FedUV(Method):
         everyone = fed.parties("trainer")
         chosen = fed.sample("trainer", self.sample) if self.sample is not None else everyone
         enrolled = dict(state.enrolled)
-        if new := [client for client in chosen if client not in enrolled]:
+        if not enrolled.keys() >= set(chosen):
+            # the others too, who keep theirs: a secure sum over the new ones would be over too few
             places = {client: place for place, client in enumerate(everyone)}
-            numbers = {client: Number(user=places[client], users=len(everyone)) for client in new}
+            numbers = {client: Number(user=places[client], users=len(everyone)) for client in chosen}
             enrolled |= dict.fromkeys(fed.ask(self.enrol, each=numbers).arrived, True)
         answer = fed.ask(
             self.train,
@@ -178,9 +179,11 @@ class FedUV(Method):
         )
 
     @step(role="trainer")
-    def enrol(self, party: Party, each: Number) -> tuple[Done, Code]:
-        codeword = Codebook(self.code, each.users).codeword(each.user, party.rng)
-        return Done(images=len(party.data)), Code(codeword=codeword[None], threshold=None)
+    def enrol(self, party: Party, own: Code | None, each: Number) -> tuple[Done, Code]:
+        if own is None:
+            codeword = Codebook(self.code, each.users).codeword(each.user, party.rng)
+            own = Code(codeword=codeword[None], threshold=None)
+        return Done(images=len(party.data)), own
 
     @step(role="trainer")
     def train(self, party: Party, own: Code | None, common: Global) -> Update:

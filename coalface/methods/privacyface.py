@@ -31,10 +31,10 @@ from coalface.methods import fedavg
 from coalface.methods.fedavg import FedAvg
 from coalface.privacy.local_clustering import LocalClustering, release
 from coalface.training.features import mean_head
+from coalface.training.joint.public_images import PublicImages
 from coalface.training.local_training import Learner, learn
 from coalface.training.losses.base import CosineLoss, MarginSoftmax, unit
 from coalface.training.losses.consensus import ConsensusAware
-from coalface.training.public_images import PublicImages
 
 
 @message

@@ -25,8 +25,8 @@ QUORUM = (
     "remove this, or set privacy.dp.sampling to cyclic"
 )
 COUNTS_REPLIES = (
-    "what the method keeps depends on how many parties answer, which tells how many were drawn; leave `sample` out, or "
-    "set sampling to cyclic"
+    "what the method keeps depends on how many parties answer, which tells how many were drawn; set the method's "
+    "`sample` to null, so that all are asked, or sampling to cyclic"
 )
 POSTED = (
     "the method posts work beside its rounds, whose replies come singly, so noise on means does not protect them; "

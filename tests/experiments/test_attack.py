@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,21 @@ import torch
 from commands import outputs
 from safetensors.torch import load_file
 from tinyruns import Silent, tiny
+from typer.testing import CliRunner
 
-from coalface.core.errors import RecipeError
+from coalface.cli import main
+from coalface.core.checks import UnknownKey
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import Models
 from coalface.engine.party.request import StepFailed
 from coalface.engine.transport import Reply
 from coalface.experiments.attacks import measure
 from coalface.experiments.attacks.base import Attack, Exchange, Outcome
+from coalface.experiments.attacks.cells import Cell, append_cell, read_cells, table
+from coalface.experiments.attacks.linkage import Linkage
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.run import begin_or_resume
+from coalface.training.bch_codes import BCH, Codebook
 
 DEVICES: dict[str, Any] = {
     "method": "fedfv",
@@ -98,9 +105,130 @@ def test_the_command_keeps_its_cells_and_goes_on(tmp_path: Path) -> None:
         (3, "none"),
         (3, "privacy.templates.noise_multiplier=50"),
     ]
-    table = (out / measure.TABLE).read_text()
-    assert "| others | client | parts assigned by other photographs, % |" in table
-    assert table.strip() in printed
+    written = (out / measure.TABLE).read_text()
+    assert "| others | client | parts assigned by other photographs, % |" in written
+    assert written.strip() in printed
+
+
+@pytest.mark.parametrize("method", ["fedfv", "fedface"])
+def test_linkage_looks_at_every_round_of_a_short_run(method: str) -> None:
+    """The stage's beginning has an ordinal too, which is no round."""
+    changes = DEVICES | {"method": method, "methods": {method: {"sample": 2}}}
+    attack, models = replay(tiny(rounds=3, **changes), Linkage, Silent(), begin_or_resume)
+    outcomes = {outcome.figure: outcome for outcome in attack.outcomes(models) if outcome.target != "backbone"}
+    assert outcomes["people found by other photographs, %"].trials == 3 * 2
+    if method == "fedfv":
+        assert outcomes["class embeddings restored by one client, %"].trials == 5
+        assert outcomes["class embeddings restored from all rounds, %"].trials == 1
+
+
+def test_linkage_reads_codewords_that_clients_keep_over_rounds() -> None:
+    changes = DEVICES | {"method": "feduv", "methods": {"feduv": {"sample": 3, "length": 127}}}
+    attack, models = replay(tiny(rounds=4, **changes), Linkage, Silent(), begin_or_resume)
+    bits = next(outcome for outcome in attack.outcomes(models) if outcome.target == "codeword")
+    known = Codebook(BCH(127, 64), 8).user_bits
+    assert bits.trials == 4 * 3 and bits.value > 99
+    assert bits.chance == pytest.approx(100 * (known + (127 - known) / 2) / 127)
+
+
+def test_an_update_of_nothing_tells_no_codeword() -> None:
+    changes = DEVICES | {"method": "feduv", "methods": {"feduv": {"sample": 3, "length": 127}}}
+    attack, models = replay(tiny(rounds=2, local={"lr": 1e-30}, **changes), Linkage, Silent(), begin_or_resume)
+    assert next(outcome for outcome in attack.outcomes(models) if outcome.target == "codeword").value < 80
+
+
+@pytest.mark.parametrize("noise", [None, 50.0])
+def test_templates_find_their_people_by_the_photographs_they_were_made_of_and_none_with_much_noise(
+    noise: float | None,
+) -> None:
+    changes: dict[str, Any] = {"method": "fedface", "data": {"scenario": "devices"}}
+    privacy = {"privacy": {"templates": {"noise_multiplier": noise}}} if noise else {}
+    attack, models = replay(tiny(rounds=1, **changes, **privacy), Linkage, Silent(), begin_or_resume)
+    by_template = next(outcome for outcome in attack.outcomes(models) if outcome.target == "centre")
+    assert by_template.trials == 8 and by_template.chance == pytest.approx(100 / 8)
+    assert by_template.value < 50 if noise else by_template.value > 85
+
+
+def test_a_table_has_means_ranges_and_chance_and_why_a_cell_is_missing() -> None:
+    def cell(seed: int, value: float, chance: float = 10.0, defence: str = "none") -> Cell:
+        outcome = Outcome("centre", "server", "found, %", value, chance, 5)
+        return Cell("a", f"{defence}{seed}", "linkage", '{"k": 2}', defence, seed, (outcome,))
+
+    refused = Cell("a", "r", "linkage", '{"k": 2}', "secure", 0, refused="no templates leave")
+    cells = [cell(0, 40.0), cell(1, 60.0), refused, cell(0, 12.0, 20.0, "noise")]
+    assert list(table(cells)) == [
+        "| `coalface attack …` | on | by | figure | trials | chance | none | secure | noise |",
+        "|---|---|---|---|---:|---:|---:|---:|---:|",
+        "| `a --kind linkage --option k=2` | centre | server | found, % | 5 | 10.0 | "
+        "50.0 (40.0 to 60.0) [10.0] | – [–] | 12.0 [20.0] |",
+        "\n`a --kind linkage --option k=2`, secure: no templates leave",
+    ]
+
+
+def test_a_cell_that_a_kill_cut_off_is_computed_again_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    path, cell = tmp_path / "cells.jsonl", Cell("a", "b", "linkage", "{}", "none", 0)
+    append_cell(path, cell)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:20])
+    assert list(read_cells(path)) == [cell] and path.read_bytes() == whole
+    for damaged in (b"[]", b"{}", b'{"title": 1}', b"nothing", whole.strip().replace(b"{}", b"[]")):
+        path.write_bytes(whole + damaged + b"\n" + whole)
+        with pytest.raises(DataError, match="line 2"):
+            list(read_cells(path))
+
+
+def test_cells_of_an_earlier_version_of_an_attack_are_computed_anew(tmp_path: Path) -> None:
+    recipe = tinyruns.write(tmp_path / "recipe.yaml", **DEVICES)
+    command, path = ["attack", recipe, "--out", tmp_path / "a", "--quiet"], tmp_path / "a" / measure.CELLS
+    printed, _ = outputs(*command)
+    (line,) = path.read_text().splitlines()
+    path.write_text(json.dumps(json.loads(line) | {"version": 0, "outcomes": []}) + "\n")
+    assert outputs(*command)[0] == printed and len(path.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        ("poisoning", "share=abc"),
+        ("poisoning", "factor=big"),
+        ("update-inversion", "iterations=-1"),
+        ("membership", "parties=0"),
+        ("membership", "party=1"),
+        ("update-inversion", "judge=nowhere.onnx"),
+        ("template-inversion", "judge=nowhere.onnx"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_by_its_name(kind: str, option: str, tmp_path: Path) -> None:
+    recipe = tinyruns.write(tmp_path / "recipe.yaml", data={"test": {"images": 1}})
+    command = ["attack", str(recipe), "--kind", kind, "--option", option, "--out", str(tmp_path / "a"), "--quiet"]
+    error = CliRunner().invoke(main.app, command).exception
+    assert isinstance(error, RecipeError) and error.where.startswith("--option")
+
+
+def test_a_defence_that_is_no_recipe_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    recipe, out = tinyruns.write(tmp_path / "recipe.yaml", **DEVICES), tmp_path / "a"
+    command = ["attack", str(recipe), "--defence", "privacy.secur=true", "--out", str(out), "--quiet"]
+    assert isinstance(CliRunner().invoke(main.app, command).exception, UnknownKey) and not out.exists()
+
+
+def test_a_table_without_a_figure_ends_with_status_1_and_says_why(tmp_path: Path) -> None:
+    recipe = tinyruns.write(tmp_path / "recipe.yaml")
+    command = ["attack", str(recipe), "--kind", "membership", "--out", str(tmp_path / "a"), "--quiet"]
+    ended = CliRunner().invoke(main.app, command)
+    assert ended.exit_code == 1 and "data.test.images" in ended.stdout
+
+
+def test_the_help_names_every_kind_and_every_option() -> None:
+    said = " ".join(CliRunner().invoke(main.app, ["attack", "--help"]).stdout.split())
+    for kind in measure.KINDS:
+        options = inspect.signature(measure.attack_of(kind)).parameters.keys() - {"run", "seed"}
+        assert kind in said and all(option in said for option in options)
+
+
+def test_a_run_that_is_not_finished_is_said_to_lack_the_model_that_is_attacked(tmp_path: Path) -> None:
+    out = tinyruns.run(tmp_path / "run", **DEVICES)
+    shutil.rmtree(out / "model")
+    assert "not finished" in outputs("attack", out, "--quiet")[1]
 
 
 def test_a_run_is_attacked_with_its_own_recipe_and_a_changed_model_is_told(tmp_path: Path) -> None:
@@ -116,7 +244,8 @@ def test_a_run_is_attacked_with_its_own_recipe_and_a_changed_model_is_told(tmp_p
 def test_a_defence_that_the_method_cannot_have_is_said_in_the_table(tmp_path: Path) -> None:
     recipe = tinyruns.write(tmp_path / "recipe.yaml", **DEVICES)
     printed, _ = outputs("attack", recipe, "--out", tmp_path / "a", "--defence", "privacy.secure.dropouts=0", "--quiet")
-    assert "privacy.secure" in printed
+    why = printed.strip().splitlines()[-1]
+    assert "--kind linkage`, privacy.secure.dropouts=0: " in why
 
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "deep=3"])

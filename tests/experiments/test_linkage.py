@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from coalface.core.method import generator
-from coalface.experiments.attacks.fused_embeddings import parts_of, restore, share_assigned, share_restored
+from coalface.experiments.attacks.fused_embeddings import Fused, parts_of, restore, share_assigned, share_restored
 from coalface.experiments.attacks.linkage import code_told, mean_feature_told
 from coalface.training.bch_codes import BCH, Codebook
 from coalface.training.fedfv import draw_subsets, equivalent_embeddings
@@ -50,12 +50,44 @@ def test_class_embeddings_come_back_from_many_rows_and_not_from_few(fused: int) 
     assert share_restored(rows, w) == 0  # what a row tells as it is
 
 
+def test_a_client_has_the_rows_of_the_rounds_in_which_it_was_asked_and_no_others() -> None:
+    sent, rows = Fused(), {number: directions(4, 8, f"round {number}") for number in range(1, 31)}
+    for number, party in [(1, "a"), (1, "b"), (2, "b"), (3, "c"), (30, "a")]:
+        sent.note(number, rows[number], party)
+    assert torch.equal(sent.sent_to(["a"]), torch.cat([rows[1], rows[30]]))
+    assert torch.equal(sent.sent_to(["c", "b"]), torch.cat([rows[1], rows[2], rows[3]]))
+    assert len(sent.sent_to(["never asked"])) == 0
+    assert share_restored(restore(sent.sent_to(["never asked"]), 9, 2, np.random.default_rng(0)), directions(3, 8)) == 0
+
+
 def test_a_change_of_the_last_layer_tells_the_embedding_of_a_single_image() -> None:
     backbone = {"fc.weight": directions(5, 7), "fc.bias": torch.arange(5.0).double()}
     h, g = directions(1, 7, "h")[0], torch.tensor([0.5, -1.0, 0.0, 2.0, 0.1]).double()
     update = {"conv.weight": torch.ones(1, 1, 1, 1), "fc.weight": torch.outer(g, h), "fc.bias": g}
-    told = mean_feature_told(update, backbone)
+    told = mean_feature_told(update, backbone, 1)
+    assert told is not None
     torch.testing.assert_close(told, backbone["fc.weight"] @ h + backbone["fc.bias"])
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_batchnorm_at_the_end_tells_the_mean_embedding_and_hides_it_from_the_gradient(steps: int) -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(6).double()
+    norm.load_state_dict(norm.state_dict() | {"weight": torch.rand(6) + 0.5, "bias": torch.randn(6)})
+    norm.running_mean.copy_(torch.randn(6)), norm.running_var.copy_(torch.rand(6) + 0.5)
+    net, images = nn.Sequential(nn.Conv2d(3, 6, 1).double(), norm), torch.randn(8, 3, 1, 1).double()
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items() if tensor.is_floating_point()}
+    expected = net.eval()(images).mean((0, 2, 3)).detach()
+    for _ in range(steps):
+        trained_on = net.train()(images).mean((0, 2, 3))
+    torch.testing.assert_close(trained_on, norm.bias)  # whoever is on the images
+    told = mean_feature_told({name: net.state_dict()[name] - t for name, t in before.items()}, before, steps)
+    assert told is not None
+    torch.testing.assert_close(told, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_network_that_ends_otherwise_tells_nothing() -> None:
+    assert mean_feature_told({}, {"norm.weight": torch.ones(4), "norm.bias": torch.ones(4)}, 1) is None
 
 
 def test_a_codeword_is_the_signs_of_a_change_of_rank_one_and_of_no_other() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -10,20 +11,22 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from tinyruns import Silent, tiny
-from torch import nn
+from torch import Tensor, nn
 
 from coalface.core.method import generator
+from coalface.experiments.attacks import membership
 from coalface.experiments.attacks.base import NotAttackable, Outcome
 from coalface.experiments.attacks.membership import (
     Membership,
     layer_inputs,
     likelier,
     most_tpr,
+    nearest_cosines,
     rates,
     span_shares,
 )
 from coalface.experiments.attacks.replay import replay
-from coalface.experiments.attacks.updates import UPDATE
+from coalface.experiments.attacks.updates import MEAN, UPDATE, people_of
 from coalface.experiments.run import begin_or_resume
 
 
@@ -76,7 +79,7 @@ def attacked(**changes: Any) -> dict[tuple[str, str], Outcome]:
     return {(outcome.target, outcome.figure): outcome for outcome in attack.outcomes(models)}
 
 
-ONE_IMAGE = {
+ONE_IMAGE: dict[str, Any] = {
     "rounds": 1,
     "local": {"steps_per_round": 1, "batch_size": 1, "momentum": 0.0},
     "data": {"test": {"images": 2}, "augment": {"flip": False}},
@@ -85,9 +88,74 @@ ONE_IMAGE = {
 
 def test_the_image_of_a_step_is_known_by_the_update_and_an_update_of_nothing_tells_nothing() -> None:
     seen = attacked(**ONE_IMAGE)
+    nothing = attacked(**ONE_IMAGE | {"local": {**ONE_IMAGE["local"], "lr": 1e-30}})
+    assert nothing[UPDATE, "an image by the last layer's span: AUC, %"].value < 80
     assert seen[UPDATE, "an image by the last layer's span: AUC, %"].value == 100
     assert "a party by anything: TPR at FPR 1 % at most, %" not in {figure for _, figure in seen}
     assert seen["the model", "a person by tightness: AUC, %"].chance == 50
+
+
+@pytest.mark.parametrize("members_first", [True, False])
+def test_scores_of_members_are_held_against_those_of_others(
+    members_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted: images trained on, other photographs and strangers score 3, 2 and 1, or the reverse."""
+    scores = itertools.cycle([3.0, 2.0, 1.0] if members_first else [1.0, 2.0, 3.0])
+    monkeypatch.setattr(
+        membership, "span_shares", lambda net, gradient, images, n: torch.full((len(images),), next(scores))
+    )
+    seen = attacked(rounds=1, data={"test": {"images": 2}})
+    for target, what in itertools.product((UPDATE, MEAN), ("an image", "a person")):
+        assert seen[target, f"{what} by the last layer's span: AUC, %"].value == 100 * members_first
+
+
+@pytest.mark.parametrize(("member", "pair", "stranger"), [(10, 20, 60), (40, 20, 10)])
+def test_tightness_is_of_photographs_that_nobody_trained_on(
+    member: int, pair: int, stranger: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted angles, in degrees: of images trained on and of second photographs to the first; the reverse next."""
+    attack, models = replay(tiny(rounds=1, data={"test": {"images": 2}}), Membership, Silent(), begin_or_resume)
+    by_angle = ((people_of(attack.run), member), (attack.run.test_images, pair), (attack.run.held_out, stranger))
+    sets = itertools.cycle(by_angle)
+
+    def planted(module: nn.Module, images: Tensor) -> Tensor:
+        faces, angle = next(sets)
+        assert faces is not None and len(images) == len(faces)
+        first = torch.from_numpy(np.r_[True, faces.labels[1:] != faces.labels[:-1]]) & (angle != member)
+        angles = torch.deg2rad(torch.where(first, 0.0, float(angle)).double())
+        return torch.stack([angles.cos(), angles.sin()], 1)
+
+    monkeypatch.setattr(membership, "span_shares", lambda net, gradient, images, n: torch.zeros(len(images)))
+    monkeypatch.setattr(membership, "unit_embeddings", planted)
+    seen = {o.figure: o.value for o in attack.outcomes(models) if o.target == "the model"}
+    assert seen["a person by tightness: AUC, %"] == 100 * (pair < stranger)
+    assert seen["an image by tightness: AUC, %"] == 100 * (member < pair)
+
+
+def test_batchnorm_statistics_are_scored_where_they_are_sent() -> None:
+    changes: dict[str, Any] = {"rounds": 1, "data": {"test": {"images": 2}}}
+    seen = attacked(**changes, model={"name": "mobilefacenet"})
+    assert {
+        (UPDATE, "an image by BatchNorm statistics: AUC, %"),
+        (MEAN, "a person by BatchNorm statistics: AUC, %"),
+    } <= seen.keys()
+    with pytest.raises(NotAttackable):  # nor has it a model for everybody, or a last linear layer
+        attacked(**changes, model={"name": "mobilefacenet", "batchnorm": "parameters-only"})
+
+
+def test_the_nearest_class_embedding_is_that_of_a_plain_loop() -> None:
+    net, images, rows = nn.Flatten(), torch.randn(4, 1, 2, 3), torch.randn(3, 6)
+    naive = [max(torch.cosine_similarity(image.flatten(), row, dim=0).item() for row in rows) for image in images]
+    assert nearest_cosines(net, rows, images).tolist() == pytest.approx(naive, abs=1e-6)
+
+
+def test_class_embeddings_that_are_sent_tell_who_was_trained_on_until_they_are_noised() -> None:
+    """They begin as the mean features of the images themselves. Other methods send none."""
+    changes = {"rounds": 1, "method": "fedface", "data": {"test": {"images": 2}, "scenario": "devices"}}
+    figure = "a person by the loss against class embeddings: AUC, %"
+    noise = {"privacy": {"templates": {"noise_multiplier": 50.0}}}
+    assert attacked(**changes)[UPDATE, figure].value > 65 > attacked(**changes, **noise)[UPDATE, figure].value
+    assert not any("class embeddings" in figure for _, figure in attacked(**ONE_IMAGE))
 
 
 def test_a_run_with_noise_has_the_bound_of_its_epsilon() -> None:

@@ -19,6 +19,7 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import Tensors
 from coalface.experiments.attacks import measure
 from coalface.experiments.attacks.base import Exchange, NotAttackable
+from coalface.experiments.attacks.cells import read_cells
 from coalface.experiments.attacks.poisoning import LIES, Poisoning, furthest, hidden, honest_model
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.prepare import prepare
@@ -154,7 +155,7 @@ def test_a_setting_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
     run = prepare(tiny(), Silent(), begin_or_resume, elsewhere=False)
     with pytest.raises(RecipeError) as error:
         Poisoning(run, 0, **options)
-    assert error.value.where == next(iter(options))
+    assert error.value.where == f"--option {next(iter(options))}"
 
 
 @pytest.mark.parametrize("how", ["label-flip", "backdoor"])
@@ -168,15 +169,17 @@ def test_the_command_has_what_is_lost_beside_the_same_run_without_liars(tmp_path
     command = ["attack", recipe, "--kind", "poisoning", "--out", out, "--quiet", "--option", "share=0.25"]
     outputs(*command, "--option", "how=replacement", "--defence", "engine.aggregator.name=median")
     outputs(*command, "--option", "how=scaled", "--option", "factor=1.0")  # what it would have sent anyway
-    cells = [{o["figure"]: o for o in cell.outcomes} for cell in measure.read_cells(out)]
+    cells = [{o.figure: o for o in cell.outcomes} for cell in read_cells(out / measure.CELLS)]
     assert len(cells) == 3
     for figures in cells:
         accuracy, lost = figures["accuracy, %"], figures["accuracy lost, points"]
-        assert lost["value"] == pytest.approx(accuracy["chance"] - accuracy["value"]) and lost["chance"] == 0
+        assert lost.value == pytest.approx(accuracy.chance - accuracy.value) and lost.chance == 0
+        untrained = figures["accuracy before training, %"]
+        assert untrained.chance == accuracy.chance and untrained.value == cells[0]["accuracy before training, %"].value
     assert all("others with glasses accepted as the target, %" in figures for figures in cells[:2])
-    assert cells[2]["accuracy lost, points"]["value"] == 0 and len(cells[2]) == 2
+    assert cells[2]["accuracy lost, points"].value == 0 and len(cells[2]) == 3
     rows = [line for line in (out / measure.TABLE).read_text().splitlines() if "accuracy, %" in line]
-    assert f"[{cells[1]['accuracy, %']['chance']:.1f}]" in rows[0]
+    assert f"[{cells[1]['accuracy, %'].chance:.1f}]" in rows[0]
 
 
 def test_a_run_whose_replay_is_poisoned_is_not_said_to_have_changed(tmp_path: Path) -> None:

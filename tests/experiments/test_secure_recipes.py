@@ -151,6 +151,15 @@ def test_the_ledger_says_what_the_vector_is_a_sum_of(ran: Path) -> None:
     assert not receipt_comparison.compare_receipts(ran).faults
 
 
+@pytest.mark.parametrize("z", [0.0, 2.0])
+def test_a_clipped_vector_is_no_sum_of_counts_and_losses(tmp_path: Path, z: float) -> None:
+    from coalface.experiments import ledger_summary
+
+    experiment.run(secure({}, privacy={"dp": {"noise_multiplier": z}}, rounds=1), out := tmp_path / "run", Silent())
+    read = ledger_summary.read_ledgers(ledger_summary.ledger_files(out), contents=ledger_summary.contents_of(out))
+    assert {row.content for row in read.rows if row.name == "vector"} == {"sum of weight"}
+
+
 def test_with_noise_in_shares_a_run_and_its_dry_run_promise_the_same_from_the_server_too(tmp_path: Path) -> None:
     dp = {"noise_multiplier": 2.0, "clip": 1.0, "target_epsilon": 4.0}
     recipe = secure({}, privacy={"dp": dp}, rounds=4)

@@ -168,6 +168,8 @@ def test_the_command_judges_what_passes_beside_chance(tmp_path: Path) -> None:
     targets = {target for target, _ in rows}
     assert {"centre", "backbone", MEAN_FACE, "all: the photograph itself"} < targets
     assert rows["all: the photograph itself", "accepted as the person (type I), %"].value == 100
+    assert rows["all: the photograph itself", "accepted as the person (type II), %"].value < 100
+    assert rows[MEAN_FACE, "accepted as the person (type I), %"].value < 50
     found = rows["centre", "people found by another photograph, %"]
     assert found.chance == pytest.approx(100 / found.trials)
     picture = cv2.imread(str(sheet), cv2.IMREAD_GRAYSCALE)
@@ -196,7 +198,7 @@ def test_what_a_client_of_fedfv_has_is_judged_as_well(tmp_path: Path) -> None:
     rows = by_row(attack.outcomes(models))
     who = {target: outcome.attacker for (target, _), outcome in rows.items()}
     assert who["others"] == "client" and who["centre"] == "server"
-    assert any(target.startswith("others, restored from 12") for target in who)
+    assert "others, restored from all rounds" in who
 
 
 def test_whose_equivalents_are_is_what_the_server_drew() -> None:

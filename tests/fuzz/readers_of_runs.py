@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -30,6 +31,8 @@ from coalface.engine.sums.opened import Opened
 from coalface.evaluation import feature_file, membership, verification
 from coalface.evaluation.metrics import evidence
 from coalface.experiments import ledger_summary, provenance, receipt_comparison, status
+from coalface.experiments.attacks import cells as attack_cells
+from coalface.experiments.attacks.base import Outcome
 from coalface.experiments.gallery.file import Enrolled, GalleryFile
 from coalface.experiments.report import runs
 from coalface.experiments.sweep.cells import read_cells
@@ -217,6 +220,7 @@ def read_lists(data: bytes) -> None:
     list(verification.read_lists(put("judged/unseen.npz", data).parent))
 
 
+ATTACKED = attack_cells.Cell("a", "b", "linkage", "{}", "none", 0, (Outcome("centre", "server", "found", 1.0, 0.5, 2),))
 CELL = {"hash": "a", "seed": 0, "figures": {"unseen": {"accuracy": 90.0}}, "own_figures": {}}
 RUN = joined(
     b"name: tiny\nmethod: fedavg\nrounds: 2\n",
@@ -325,6 +329,10 @@ RUNS = {
         read_begun, (b'{"recipe": {"name": "a", "method": "fedavg"}, "code": {}}',), (RecipeError, DataError)
     ),
     "cells": Reader(of_file("cells.jsonl", read_cells), (json.dumps(CELL).encode() + b"\n",)),
+    "attack-cells": Reader(
+        of_file("attack-cells.jsonl", lambda path: list(attack_cells.read_cells(path))),
+        (json.dumps(dataclasses.asdict(ATTACKED)).encode() + b"\n",),
+    ),
     "cells-packed": Reader(
         lambda data: read_cells(put("packed/cells.jsonl.gz", data).with_suffix("")),
         (gzip.compress(json.dumps(CELL).encode() + b"\n", mtime=0),),

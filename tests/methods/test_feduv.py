@@ -20,6 +20,7 @@ from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.methods import feduv
 from coalface.methods.feduv import Code, FedUV, Update
+from coalface.privacy.secure import SecureSettings
 from coalface.training.bch_codes import BCH
 
 NAMES = sorted(EXACT().data)
@@ -202,7 +203,7 @@ def test_who_failed_to_enrol_is_asked_again_when_next_chosen(tmp_path: Path, mon
             for step in ("enrol", "train")
         }
         new = [c for c in chosen if c not in enrolled]
-        assert requests["enrol"] == reached(new, 1)
+        assert requests["enrol"] == reached(chosen if new else [], 1)
         came = heard_of(requests["enrol"], 1)
         if not line["abandoned"]:
             enrolled |= came
@@ -213,6 +214,17 @@ def test_who_failed_to_enrol_is_asked_again_when_next_chosen(tmp_path: Path, mon
     assert failed
     assert later
     assert not states
+
+
+def test_clients_that_are_drawn_anew_each_round_can_be_summed_secretly(tmp_path: Path) -> None:
+    """Though one alone is new in a round; whoever has a codeword keeps it, and the model is that of a plain run."""
+    method = FedUV(rounds=6, local=WHOLE, sample=4, length=127)
+    secure = SecureSettings(clip=64.0, fraction_bits=24, most_images=100)
+    plain, hidden = run(method, tmp_path / "plain", EXACT), run(method, tmp_path / "secure", EXACT, secure=secure)
+    assert not any(line["abandoned"] for line in clients.metrics(tmp_path / "secure"))
+    assert naive.furthest(hidden.state.backbone, plain.state.backbone) < 1e-5
+    codes = codewords(tmp_path / "plain")
+    assert naive.furthest(codes, codewords(tmp_path / "secure")) == 0
 
 
 def test_more_clients_than_the_code_can_tell_apart_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,8 @@ class PartySums:
             return noise.KeyStream(secret, work, noise.digest(secret, hidden.layout.digest, vector))
 
         if self.privacy is None:
-            return HiddenReply(hidden.encode(reply), context, digest, work, hidden.fields, hidden.rows)
+            fields = (*hidden.fields, *hidden.numbers)
+            return HiddenReply(hidden.encode(reply), context, digest, work, fields, hidden.rows)
         vector, void = hidden.encode_noised(reply, stream)
         return HiddenReply(vector, context, digest, work, hidden.fields, hidden.rows, hidden.rho, void)
 
@@ -142,6 +143,7 @@ class HiddenReply:
     work: str
     """What the vector follows from beside the party's data and private state: the seed, and `Request.work`."""
     fields: tuple[str, ...]
+    """Of the reply, those that are in the vector."""
     rows: tuple[str, ...]
     rho: float | None = None
     """Of the sum, where the vector has noise in it: `HiddenMeans.rho`."""

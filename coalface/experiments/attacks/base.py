@@ -13,12 +13,14 @@ from torch import Tensor
 
 from coalface.core import codec, compression
 from coalface.core.errors import CoalfaceError
-from coalface.core.method import Models
+from coalface.core.method import Models, Tensors
 from coalface.core.steps import StepDeclaration
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import Reply
+from coalface.evaluation.metrics.verification import ACCURACY
+from coalface.evaluation.verification import Verification
 from coalface.experiments.prepare import PreparedRun
 from coalface.models.embedding import embed
 
@@ -88,16 +90,33 @@ class Exchange:
         return {name: after[name] - before[name] for name in after if after[name].is_floating_point()}
 
 
+class RoundCounter:
+    """Numbers the rounds in which a backbone is sent, from 1: requests' ordinals count beginnings of stages too."""
+
+    def __init__(self) -> None:
+        self.number, self._ordinal = 0, -1
+
+    def count(self, request: Request) -> int:
+        """The round of a request, with which others of the same round came or will come."""
+        if request.ordinal != self._ordinal:
+            self.number, self._ordinal = self.number + 1, request.ordinal
+        return self.number
+
+
 class Attack(ABC):
     """An attack on one replay of a run. One is made for each; `run.data` has the truth, for counting alone."""
 
     kind: ClassVar[str]
+    only_watches: ClassVar[bool] = True
+    """Whether the replay leaves the model that the run has left."""
+    version: ClassVar[int] = 1
+    """Raised where the same recipe comes to other figures: cells of an earlier version are computed anew."""
 
     def __init__(self, run: PreparedRun, seed: int) -> None:
         self.run, self.seed = run, seed
 
     def poison(self, data: FederatedData) -> FederatedData:
-        """The parties' images, changed where the attacker has them."""
+        """The parties' data, changed where the attacker has them, or such that it records what is trained on."""
         return data
 
     def lie(self, exchanges: Sequence[Exchange]) -> Mapping[str, Reply]:
@@ -110,6 +129,19 @@ class Attack(ABC):
     @abstractmethod
     def outcomes(self, models: Models) -> list[Outcome]:
         """How far it came, once the run is over. Raises NotAttackable where there was nothing to work on."""
+
+
+def accuracies(run: PreparedRun, first: Tensors, last: Tensors) -> list[Outcome]:
+    """The accuracy on a run's pairs of the model that it leaves, beside that of the model that it began with."""
+    outcomes = []
+    for verification in (evaluator for evaluator in run.evaluators if isinstance(evaluator, Verification)):
+        before, after = (verification.models([model]) for model in (first, last))
+        for chosen in verification.pairs:
+            if (accuracy := after[chosen.name].get(ACCURACY.name)) is not None:
+                figure = f"accuracy on {chosen.name}, and before training, %"
+                before_training = before[chosen.name][ACCURACY.name]
+                outcomes.append(Outcome("the model", "outsider", figure, accuracy, before_training, len(chosen.pairs)))
+    return outcomes
 
 
 def mean_features(run: PreparedRun, backbone: Mapping[str, Tensor], faces: Mapping[str, FaceSet]) -> dict[str, Tensor]:

@@ -6,6 +6,9 @@ back once each of them is in enough rows, with no photograph and no help of the 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -15,12 +18,42 @@ from torch import Tensor
 from coalface.core.method import generator
 from coalface.training.fedfv import draw_subsets
 
+MOST_ROUNDS = 20
+"""Rounds that are looked at, evenly over a run."""
 STEPS = 30
 """Turns of `restore`; more change nothing of what was tried."""
 NEAR = 8
 """Rows whose mean is a first guess at a direction that they share."""
 SAME = 0.9
 """The cosine from which on two directions are one."""
+
+
+@dataclass
+class Fused:
+    """The equivalent class embeddings W̃ of a run's rounds, and to whom they were sent: those who were asked."""
+
+    rows: dict[int, Tensor] = field(default_factory=dict)
+    """Round -> (n, d) W̃."""
+    asked: dict[int, set[str]] = field(default_factory=dict)
+
+    def note(self, round_: int, equivalents: Tensor, party: str) -> None:
+        """A party was sent those of a round."""
+        self.rows.setdefault(round_, equivalents)
+        self.asked.setdefault(round_, set()).add(party)
+
+    def sent_to(self, clients: Collection[str]) -> Tensor:
+        """(rows, d) what some clients have together; of `MOST_ROUNDS` rounds where there are more."""
+        return self.of_rounds([r for r in sorted(self.rows) if not self.asked[r].isdisjoint(clients)])
+
+    def of_rounds(self, rounds: Sequence[int]) -> Tensor:
+        """(rows, d) those of `MOST_ROUNDS` rounds out of these, evenly."""
+        looked_at = [self.rows[rounds[place]].double() for place in evenly(len(rounds), MOST_ROUNDS)]
+        return torch.cat(looked_at) if looked_at else torch.zeros(0, next(iter(self.rows.values())).shape[1]).double()
+
+
+def evenly(count: int, most: int) -> list[int]:
+    """The places of `most` out of `count`, evenly from the first to the last; all where there are no more."""
+    return [round(place) for place in np.linspace(0, count - 1, min(count, most))]
 
 
 def parts_of(equivalents: Tensor, directions: Tensor, fused: int) -> Tensor:
@@ -60,6 +93,8 @@ def restore(equivalents: Tensor, people: int, fused: int, rng: np.random.Generat
     are left, the rows that fit worst come in.
     """
     rows = F.normalize(equivalents, dim=1)
+    if len(rows) < 2:
+        return rows
     directions = _first_guesses(rows, min(4 * people, 4 * len(rows)), rng)
     for _ in range(STEPS):
         parts = parts_of(rows, directions, min(fused, len(directions)))
@@ -88,5 +123,7 @@ def _first_guesses(rows: Tensor, count: int, rng: np.random.Generator) -> Tensor
 
 def share_restored(directions: Tensor, true: Tensor) -> float:
     """The share of the true directions (R, d) that have one at a cosine of `SAME` or more."""
+    if not len(directions):
+        return 0.0
     cosines = F.normalize(true, dim=1) @ F.normalize(directions, dim=1).T
     return float((cosines.max(1).values >= SAME).double().mean())

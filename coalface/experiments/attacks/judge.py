@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,14 +63,28 @@ def open_judge(place: str, takes: Any = None) -> Judge:
     """
     if not place:
         raise RecipeError(NO_JUDGE, where="--option")
-    try:
+    with opening():
         convention = None if takes is None else Model(input=takes).input
         network, about = read_model(Path(place), convention=convention)
+    return Judge(network.module, about["size"], about["channels"])
+
+
+@contextlib.contextmanager
+def opening() -> Iterator[None]:
+    """Within, a judge that cannot be opened is a RecipeError that names the option."""
+    try:
+        yield
     except ValidationError as error:
         raise RecipeError(error.errors()[0]["msg"], where="--option input") from None
     except (OSError, DataError) as error:
         raise RecipeError(disk.explained(error), where="--option judge") from None
-    return Judge(network.module, about["size"], about["channels"])
+
+
+def digest_of(place: str) -> str:
+    """SHA-256 of a judge's file, or of the tensors in its folder; empty where there is none."""
+    files = [Path(place), *(Path(place) / folder / "backbone.safetensors" for folder in (".", "model"))]
+    file = next((file for file in files if file.is_file()), None)
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file else ""
 
 
 def threshold_at(far: float, judge: Judge, faces: FaceSet, rng: np.random.Generator) -> float:

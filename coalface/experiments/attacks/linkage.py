@@ -2,15 +2,17 @@
 
 - *Templates that are sent up* carry their sender's name; by photographs of people the server finds out who it is.
 - *Updates of a party of one identity*, though no template is sent: the last layer's change is Σ g hᵀ, whose rows by the
-  bias's change Σ g are a mean feature.
-- *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people looks for the k that each was
-  fused of; one without any restores the class embeddings from those of many rounds. Fusing is in L. Liu et al.,
-  "FedFV" (2022), Eq. 5 and Section 4.4.
+  bias's change Σ g are a mean feature; a BatchNorm at the end has the mean feature in its running mean.
+- *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people, who knows whom else the round
+  asked, looks for the k that each was fused of. Without any the class embeddings are restored from those of many
+  rounds: by one client, of the rounds in which it is asked, by clients who put together what they were sent, and by
+  whoever has those of all rounds. Fusing is in L. Liu et al., "FedFV" (2022), Eq. 5 and Section 4.4.
 - *Codewords* (FedUV): a client's own change of W′ is v aᵀ, or nearly; its signs are v.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
@@ -20,15 +22,34 @@ from torch import Tensor
 from coalface.core.declarations import contents
 from coalface.core.method import Models, Tensors, generator
 from coalface.data.held_back import by_party
-from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, Outcome, mean_features
-from coalface.experiments.attacks.fused_embeddings import parts_drawn, restore, share_assigned, share_restored
+from coalface.experiments.attacks.base import (
+    Attack,
+    Attacker,
+    Exchange,
+    NotAttackable,
+    Outcome,
+    RoundCounter,
+    mean_features,
+)
+from coalface.experiments.attacks.fused_embeddings import (
+    MOST_ROUNDS,
+    Fused,
+    evenly,
+    parts_drawn,
+    restore,
+    share_assigned,
+    share_restored,
+)
+from coalface.experiments.attacks.updates import MOMENTUM, ends_in_linear
 from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedfv import FedFV
 from coalface.methods.feduv import FedUV
 from coalface.training.bch_codes import Codebook
 
-MOST_ROUNDS = 20
-"""Rounds that are looked at, evenly over the run: the photographs are embedded anew for each."""
+TOGETHER = 10
+"""Clients who put together what they were sent."""
+ALONE = 5
+"""Of these, those who are counted one by one as well."""
 
 
 class Linkage(Attack):
@@ -36,7 +57,7 @@ class Linkage(Attack):
     on where the recipe keeps some (`data.test`), else of those.
     """
 
-    kind = "linkage"
+    kind, version = "linkage", 2
 
     def __init__(self, run: PreparedRun, seed: int) -> None:
         super().__init__(run, seed)
@@ -46,57 +67,59 @@ class Linkage(Attack):
         self._photographs = {name: faces for name, faces in (others or held).items() if len(faces)}
         self._which = "by other photographs" if others else "by the photographs trained on"
         rounds = sum(stage.rounds for stage in run.method.stages())
-        self._looked_at = {1 + place for place in evenly(rounds, MOST_ROUNDS)}
+        self._rounds, self._looked_at = RoundCounter(), {1 + place for place in evenly(rounds, MOST_ROUNDS)}
         self._features: tuple[int, dict[str, Tensor]] = 0, {}
-        self._hits: dict[tuple[str, Attacker, str], list[float]] = {}
-        self._chances: dict[tuple[str, Attacker, str], float] = {}
-        self._equivalents: tuple[int, Tensor, list[str]] = 0, torch.empty(0), []
-        """Of the round that is looked at: its number, W̃, and who was asked."""
-        self._seen: list[Tensor] = []
-        """W̃ of the rounds that were looked at."""
+        self._hits: dict[tuple[str, Attacker, str], list[tuple[float, float]]] = defaultdict(list)
+        """(what is found, what chance would find) of each look."""
+        self._fused, self._open = Fused(), 0
+        """`_open` is the round that is looked at, and not over."""
         self._enrolled: dict[str, tuple[Tensor, int]] = {}
 
     def watch(self, exchange: Exchange) -> None:
         request, method = exchange.request, self.run.method
-        if isinstance(method, FedUV) and request.step == "enrol":
+        if isinstance(method, FedUV) and request.step == "enrol" and request.party not in self._enrolled:
             rng = generator(self.seed, "party", request.party, request.stage, request.round, request.call)
             number = exchange.sent[1]
             book = Codebook(method.code, number.users)
             self._enrolled[request.party] = book.codeword(number.user, rng), book.user_bits
-        if request.ordinal not in self._looked_at:
-            return
         backbone: Tensors | None = getattr(exchange.sent[0], "backbone", None)
-        if isinstance(method, FedFV) and backbone is not None and self._equivalents[0] != request.round:
+        if backbone is None:
+            return
+        if isinstance(method, FedFV):
+            self._fused.note(request.round, exchange.sent[0].others, request.party)
+        if self._rounds.count(request) not in self._looked_at:
+            return
+        if isinstance(method, FedFV) and self._open != request.round:
             self._conclude_round()
-            self._equivalents = request.round, exchange.sent[0].others, []
-            self._features_by(request.ordinal, backbone)
-        self._equivalents[2].append(request.party)
+            self._open = request.round
+            self._features_by(backbone)
         if exchange.reply is None:
             return
         if isinstance(method, FedUV) and request.party in self._enrolled and request.step == "train":
             change = exchange.reply.projection - exchange.sent[0].projection
-            self._note("codeword", "server", "bits found", code_told(change, *self._enrolled[request.party]), 0.5)
-        if backbone is not None:
-            self._identify(exchange, backbone)
+            codeword, known = self._enrolled[request.party]
+            chance = (1 + known / codeword.numel()) / 2  # the first bits are the client's number
+            self._note("codeword", "server", "bits found", code_told(change, codeword, known), chance)
+        self._identify(exchange, backbone)
 
     def outcomes(self, models: Models) -> list[Outcome]:
         self._conclude_round()
-        if self._seen and models.class_embeddings is not None:
+        if self._fused.rows and models.class_embeddings is not None:
             self._restore(torch.cat(list(models.class_embeddings.values())).double())
         if not self._hits:
             raise NotAttackable("neither a template, nor a code, nor the update of one person's images leaves a party")
-        return [
-            Outcome(*about[:2], f"{about[2]}, %", 100 * float(np.mean(hits)), 100 * self._chances[about], len(hits))
-            for about, hits in self._hits.items()
-        ]
+        outcomes = []
+        for (field, attacker, figure), hits in self._hits.items():
+            value, chance = (100 * np.mean(hits, axis=0)).tolist()
+            outcomes.append(Outcome(field, attacker, f"{figure}, %", value, chance, len(hits)))
+        return outcomes
 
     def _note(self, field: str, attacker: Attacker, figure: str, hit: float, chance: float) -> None:
-        self._hits.setdefault((field, attacker, figure), []).append(hit)
-        self._chances[field, attacker, figure] = chance
+        self._hits[field, attacker, figure].append((hit, chance))
 
     def _identify(self, exchange: Exchange, backbone: Mapping[str, Tensor]) -> None:
         """Look for the party among all photographs, by what it has sent."""
-        party, ordinal = exchange.request.party, exchange.request.ordinal
+        party = exchange.request.party
         declared = exchange.declared.reply
         assert declared is not None
         features_told = {
@@ -104,62 +127,76 @@ class Linkage(Attack):
             for name, content in contents(declared).items()
             if content == "template" and isinstance(row := getattr(exchange.reply, name), Tensor) and len(row) == 1
         }
-        update = exchange.update
-        if update is not None and len(self.run.data.data[party].names) == 1:
-            features_told["backbone"] = mean_feature_told(update, backbone)
+        if (feature := feature_by_update(exchange)) is not None:
+            features_told["backbone"] = feature
         if not features_told or party not in self._photographs:
             return
-        features = self._features_by(ordinal, backbone)
+        features = self._features_by(backbone)
         names, rows = list(features), torch.stack(list(features.values()))
         for name, feature in features_told.items():
             first = names[int((rows @ feature.double()).argmax())]
             self._note(name, "server", f"people found {self._which}", float(first == party), 1 / len(names))
 
-    def _features_by(self, ordinal: int, backbone: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Party -> the mean feature of its photographs by a round's backbone, computed once a round."""
-        if self._features[0] != ordinal:
-            self._features = ordinal, mean_features(self.run, backbone, self._photographs)
+    def _features_by(self, backbone: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Party -> the mean feature of its photographs by the round's backbone, computed once a round."""
+        if self._features[0] != self._rounds.number:
+            self._features = self._rounds.number, mean_features(self.run, backbone, self._photographs)
         return self._features[1]
 
     def _conclude_round(self) -> None:
         """Assign the equivalent class embeddings of the round that was looked at last to people."""
-        method, (round_, equivalents, asked) = self.run.method, self._equivalents
+        method, round_ = self.run.method, self._open
         if not isinstance(method, FedFV) or not round_:
             return
-        others = [name for name in self._parties if name not in asked]
+        equivalents = self._fused.rows[round_].double()
+        others = [name for name in self._parties if name not in self._fused.asked[round_]]
         fused = parts_drawn(self.seed, round_, len(others), len(equivalents), method.fused)
         features = torch.stack([self._features[1][name] for name in others])
-        share = share_assigned(equivalents.double(), features, fused)
+        share = share_assigned(equivalents, features, fused)
         self._note("others", "client", f"parts assigned {self._which}", share, method.fused / len(others))
-        self._seen.append(equivalents.double())
-        self._equivalents = 0, torch.empty(0), []
+        self._open = 0
 
     def _restore(self, true: Tensor) -> None:
-        """Without a photograph: of all equivalent class embeddings of the rounds that were looked at."""
-        rows, rng = torch.cat(self._seen), generator(self.seed, "attack", "restore")
-        assert isinstance(self.run.method, FedFV)
-        directions = restore(rows, len(self._parties), self.run.method.fused, rng)
-        figure = f"class embeddings restored from {len(rows):,}"
-        self._note("others", "client", figure, share_restored(directions, true), share_restored(rows, true))
+        """Without a photograph, of what was sent: to each of some clients, to all of these, and to everybody."""
+        method, rng = self.run.method, generator(self.seed, "attack", "restore")
+        assert isinstance(method, FedFV)
+        clients = [self._parties[place] for place in rng.permutation(len(self._parties))[:TOGETHER]]
+        sent = [("by one client", self._fused.sent_to([client])) for client in clients[:ALONE]]
+        sent.append((f"by {len(clients)} clients together", self._fused.sent_to(clients)))
+        sent.append(("from all rounds", self._fused.of_rounds(sorted(self._fused.rows))))
+        for how, rows in sent:
+            restored = share_restored(restore(rows, len(self._parties), method.fused, rng), true)
+            self._note("others", "client", f"class embeddings restored {how}", restored, share_restored(rows, true))
 
 
-def mean_feature_told(update: Mapping[str, Tensor], backbone: Mapping[str, Tensor]) -> Tensor:
-    """(d,) the embedding that the change of a backbone's last linear layer tells, through the layer as it was sent.
+def feature_by_update(exchange: Exchange) -> Tensor | None:
+    """(d,) what a reply's backbone tells of a party of one identity; None of other replies, parties and networks."""
+    data, update = exchange.run.data.data[exchange.request.party], exchange.update
+    if update is None or len(data.names) != 1:
+        return None
+    steps, _ = exchange.run.recipe.local.work(exchange.request.party, len(data))
+    return mean_feature_told(update, exchange.sent[0].backbone, steps)
 
-    ΔW ∝ Σ g hᵀ and Δb ∝ Σ g, so h is about Σ_o Δb_o ΔW_o / Σ_o Δb_o². Raises NotAttackable where the network does not
-    end in a linear layer with a bias.
+
+def mean_feature_told(update: Tensors, backbone: Tensors, steps: int) -> Tensor | None:
+    """(d,) the mean embedding, by the backbone as it was sent, that its change in so many steps tells.
+
+    Of a last linear layer ΔW ∝ Σ g hᵀ and Δb ∝ Σ g, so h is about Σ_o Δb_o ΔW_o / Σ_o Δb_o². Of a last BatchNorm it is
+    γ (s − r) / √v + β, s being the mean of what it was given (`batch_statistics_told`). Its gradient tells nothing: of
+    a batch that is one person's images it takes off the mean, which is what tells the person. None of other networks.
     """
-    weights = [name for name in update if name.endswith(".weight") and update[name].dim() == 2]
-    if not weights or (bias := f"{weights[-1][: -len('weight')]}bias") not in update:
-        raise NotAttackable("the backbone does not end in a linear layer with a bias")
-    weight, change = weights[-1], update[bias].double()
-    h = change @ update[weight].double() / change.square().sum().clamp_min(1e-30)
-    return backbone[weight].double() @ h + backbone[bias].double()
-
-
-def evenly(count: int, most: int) -> list[int]:
-    """The places of `most` out of `count`, evenly from the first to the last; all where there are no more."""
-    return [round(place) for place in np.linspace(0, count - 1, min(count, most))]
+    layer = list(backbone)[-1].rpartition(".")[0]
+    before, change = (
+        {name.removeprefix(f"{layer}."): t.double() for name, t in tensors.items() if name.startswith(f"{layer}.")}
+        for tensors in (backbone, update)
+    )
+    if before.keys() >= {"running_mean", "running_var", "weight", "bias"}:
+        moved = change["running_mean"] / (1 - (1 - MOMENTUM) ** steps)
+        return moved / before["running_var"].sqrt() * before["weight"] + before["bias"]
+    if not ends_in_linear(backbone):
+        return None
+    h = change["bias"] @ change["weight"] / change["bias"].square().sum().clamp_min(1e-30)
+    return before["weight"] @ h + before["bias"]
 
 
 def code_told(change: Tensor, codeword: Tensor, known: int) -> float:

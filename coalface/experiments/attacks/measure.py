@@ -8,24 +8,25 @@ import importlib
 import inspect
 import json
 import shlex
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 
-from coalface.core.checks import nearest
+from coalface.core.checks import nearest, wrong_value
 from coalface.core.disk import write_text
 from coalface.core.errors import RecipeError
 from coalface.core.method import Models
 from coalface.core.parsing import parse_yaml
 from coalface.engine.transport import RunFailed
 from coalface.experiments import provenance
-from coalface.experiments.attacks.base import Attack, NotAttackable
-from coalface.experiments.attacks.replay import changes_images, changes_replies, replay
+from coalface.experiments.attacks.base import Attack, NotAttackable, Outcome
+from coalface.experiments.attacks.cells import Cell, append_cell, read_cells, table
+from coalface.experiments.attacks.judge import digest_of
+from coalface.experiments.attacks.replay import replay
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.prepare import Make
 from coalface.experiments.recipe.schema import Recipe
@@ -39,33 +40,9 @@ KINDS = {
     "update-inversion": "update_inversion.UpdateInversion",
 }
 """Kind -> its class, in a module of this package."""
-NOTHING = "–"
 NONE = "none"
 """The defence of a run as its recipe has it."""
 CELLS, TABLE = "cells.jsonl", "table.md"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One attack on one replay."""
-
-    title: str
-    """The recipe and its changes, as the command has them."""
-    recipe: str
-    """The digest of the recipe, with the defence and the seed."""
-    kind: str
-    options: str
-    defence: str
-    seed: int
-    outcomes: tuple[dict[str, Any], ...] = ()
-    refused: str = ""
-    """Why there is none: the run cannot be had so, or leaves the attacker nothing."""
-    seconds: float = 0.0
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What the cell follows from."""
-        return self.recipe, self.kind, self.options
 
 
 def attack_of(kind: str) -> type[Attack]:
@@ -102,50 +79,56 @@ def measure(
     """The cells of an attack, computed where `out` has none, seed by seed; `out` also comes to hold the table.
 
     `load` gives the recipe with some changes; a defence is such changes, as a line. Of a `run` whose recipe that is, a
-    replay that leaves another model is warned of. Raises RecipeError where the recipe
-    cannot be run without a defence.
+    replay that leaves another model is warned of, and that it has none yet. Raises RecipeError where the recipe cannot
+    be had with a defence, or be run without one.
     """
-    attack, options = attack_of(kind), options or {}
-    known_options = inspect.signature(attack).parameters.keys() - {"run", "seed"}
-    for key in options:
-        nearest(key, dict.fromkeys(sorted(known_options)), "--option")
+    attack = attack_of(kind)
+    _check_options(attack, options := options or {})
+    recipes = [
+        (seed, defence, load([*([] if defence == NONE else shlex.split(defence)), f"seed={seed}"]))
+        for seed in seeds
+        for defence in (NONE, *defences)
+    ]
+    if run is not None and not (run / "model").exists():
+        callback.warn(f"{run} is not finished: the replay goes on to the end of its recipe, to a model that it lacks")
     out.mkdir(parents=True, exist_ok=True)
-    known = {cell.key: cell for cell in read_cells(out)}
-    for seed in seeds:
-        for defence in (NONE, *defences):
-            changes = [*([] if defence == NONE else shlex.split(defence)), f"seed={seed}"]
-            try:
-                recipe = load(changes)
-            except RecipeError as error:
-                if defence == NONE:
-                    raise
-                callback.warn(f"{defence}: {error}")
-                continue
-            text = json.dumps(options, sort_keys=True, default=str)
-            cell = Cell(title, recipe.digest(), kind, text, defence, seed)
-            if cell.key not in known:
-                callback.note(f"{kind}, seed {seed}, defence {defence}")
-                make_attack = functools.partial(attack, **options)
-                known[cell.key] = _computed(cell, recipe, make_attack, callback, make, run)
-                with open(out / CELLS, "a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(asdict(known[cell.key]), ensure_ascii=False) + "\n")
-            write_text(out / TABLE, "\n".join(table(list(known.values()))) + "\n")
+    known = {cell.key: cell for cell in read_cells(out / CELLS) if cell.version == attack_of(cell.kind).version}
+    text, judge = json.dumps(options, sort_keys=True, default=str), digest_of(options.get("judge", ""))
+    for seed, defence, recipe in recipes:
+        cell = Cell(title, recipe.digest(), kind, text, defence, seed, version=attack.version, judge=judge)
+        if cell.key not in known:
+            callback.note(f"{kind}, seed {seed}, defence {defence}")
+            make_attack = functools.partial(attack, **options)
+            known[cell.key] = _computed(cell, recipe, make_attack, callback, make, run)
+            append_cell(out / CELLS, known[cell.key])
+        write_text(out / TABLE, "\n".join(table(list(known.values()))) + "\n")
     return list(known.values())
+
+
+def _check_options(attack: type[Attack], options: dict[str, Any]) -> None:
+    """Raise RecipeError for an option that an attack does not know, or takes otherwise."""
+    parameters = dict(inspect.signature(attack, eval_str=True).parameters)
+    del parameters["run"], parameters["seed"]
+    for key, value in options.items():
+        kind = parameters[nearest(key, parameters, "--option")].annotation
+        try:
+            TypeAdapter(kind).validate_python(value, strict=True)
+        except ValidationError as error:
+            raise wrong_value(f"--option {key}", value, error.errors()) from None
 
 
 def _computed(
     cell: Cell, recipe: Recipe, make_attack: Callable[..., Attack], callback: Callback, make: Make, run: Path | None
 ) -> Cell:
-    began, outcomes, refused = time.perf_counter(), tuple[dict[str, Any], ...](), ""
+    began, outcomes, refused = time.perf_counter(), tuple[Outcome, ...](), ""
     try:
         attack, models = replay(recipe, make_attack, callback, make)
-        only_watches = not (changes_images(attack) or changes_replies(attack))
         same_recipe = run is not None and recipe.digest() == provenance.recipe_of(run).digest()
-        if run is not None and only_watches and same_recipe and not _is_left_by(models, run):
+        if run is not None and attack.only_watches and same_recipe and not _is_left_by(models, run):
             callback.warn(
                 f"the replay leaves another model than {run} has: it was trained on another machine, or changed"
             )
-        outcomes = tuple(asdict(outcome) for outcome in attack.outcomes(models))
+        outcomes = tuple(attack.outcomes(models))
     except (NotAttackable, RecipeError, RunFailed) as error:
         if isinstance(error, RecipeError) and cell.defence == NONE:
             raise
@@ -161,49 +144,3 @@ def _is_left_by(models: Models, run: Path) -> bool:
         return True
     kept = read_tensors(folder, "backbone.safetensors", read_about(folder))
     return all(torch.equal(tensor, kept[name]) for name, tensor in models.shared.items())
-
-
-def read_cells(out: Path) -> Iterator[Cell]:
-    """The cells that a folder holds."""
-    if (out / CELLS).exists():
-        for line in (out / CELLS).read_text(encoding="utf-8").splitlines():
-            read = json.loads(line)
-            yield Cell(**read | {"outcomes": tuple(read["outcomes"])})
-
-
-def table(cells: Sequence[Cell]) -> Iterator[str]:
-    """Markdown: a row for each figure, a column for chance and for each defence; means over seeds, and their range.
-
-    Where chance differs between cells (as that of a model without liars does), each figure has its own in brackets.
-    """
-    defences = list(dict.fromkeys(cell.defence for cell in cells))
-    figures: dict[tuple[Any, ...], dict[str, list[float]]] = {}
-    chances: dict[tuple[Any, ...], dict[str, list[float]]] = {}
-    for cell in cells:
-        for outcome in cell.outcomes:
-            about = " ".join([cell.title, *_options(cell)])
-            row = cell.kind, about, outcome["target"], outcome["attacker"], outcome["figure"]
-            figures.setdefault(row, {}).setdefault(cell.defence, []).append(outcome["value"])
-            chances.setdefault(row, {}).setdefault(cell.defence, []).append(outcome["chance"])
-    yield f"| attack | run | on | by | figure | chance | {' | '.join(defences)} |"
-    yield f"|---|---|---|---|---|---:|{'---:|' * len(defences)}"
-    for row, by_defence in figures.items():
-        of_row = {defence: _text(chances[row].get(defence, [])) for defence in defences}
-        values = [_text(by_defence.get(defence, [])) for defence in defences]
-        if len(set(of_row.values()) - {NOTHING}) > 1:  # a chance of its own beside each value
-            values = [f"{value} [{of_row[defence]}]" for defence, value in zip(defences, values, strict=True)]
-        yield f"| {' | '.join(row)} | {of_row[next(iter(by_defence))]} | {' | '.join(values)} |"
-    for refused in dict.fromkeys(
-        f"{cell.kind}, {cell.title}, {cell.defence}: {cell.refused}" for cell in cells if cell.refused
-    ):
-        yield f"\n{refused}"
-
-
-def _options(cell: Cell) -> list[str]:
-    return [f"{key}={value}" for key, value in json.loads(cell.options).items()]
-
-
-def _text(values: Sequence[float]) -> str:
-    if len(set(values)) < 2:
-        return f"{values[0]:.1f}" if values else NOTHING
-    return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"

@@ -4,7 +4,9 @@ Members are the images and people of the parties; no members are other photograp
 images, and people that nobody trains on (`data.hold_out`) for people. The attacker has the candidates' photographs:
 
 - *an outsider*, the final model: how near two photographs of a person are to each other, and how near an image is to
-  another photograph of the person that was not trained on;
+  another photograph of the person that was not trained on; beside what the model told before this training;
+- *the server*, a party's class embeddings and backbone: how near an image is to any of them, as the losses of methods
+  that send them fall with that cosine;
 - *the server*, one party's update, and whoever is sent the next backbone, the round's mean: how much of what the last
   layer reads of a candidate image lies in the span of that layer's change;
 - *the server*, the change of BatchNorm's running statistics alone: how much likelier an image's activations are by the
@@ -24,12 +26,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import PositiveInt
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from coalface.core.method import Models, Tensors, generator
 from coalface.data.faceset import FaceSet
 from coalface.evaluation.metrics.verification import tar_at_far
-from coalface.experiments.attacks.base import Attacker, NotAttackable, Outcome
+from coalface.experiments.attacks.base import Attacker, NotAttackable, Outcome, accuracies
 from coalface.experiments.attacks.updates import (
     Change,
     UpdateAttack,
@@ -52,13 +56,13 @@ class Membership(UpdateAttack):
 
     kind = "membership"
 
-    def __init__(self, run: PreparedRun, seed: int, *, parties: int = 4, candidates: int = 100) -> None:
+    def __init__(self, run: PreparedRun, seed: int, *, parties: PositiveInt = 4, candidates: PositiveInt = 100) -> None:
         """`candidates` are the most images of each kind that are looked for in each change."""
         super().__init__(run, seed, parties=parties)
         if run.test_images is None or run.held_out is None or not len(run.held_out):
             raise NotAttackable("candidates that nobody trained on are missing: set data.test.images and data.hold_out")
         self._members, self._others, self._strangers = people_of(run), run.test_images, run.held_out
-        self._candidates = candidates
+        self._candidates, self._first = candidates, run.data.backbone.shared()
         self._scores: dict[tuple[str, Attacker, str], Scores] = defaultdict(lambda: ([], []))
 
     def study(self, change: Change) -> None:
@@ -75,6 +79,11 @@ class Membership(UpdateAttack):
         if ends_in_linear(gradient):
             shares = [span_shares(module, gradient, images, change.images) for images in candidates]
             self._note_kinds(change, "the last layer's span", shares)
+        if change.class_embeddings is not None:
+            self.network.load(change.after)
+            cosines = [nearest_cosines(module, change.class_embeddings, images) for images in candidates]
+            self._note_kinds(change, "the loss against class embeddings", cosines)
+            self.network.load(change.before)
         if told:
             scores = [likelier(module, change.before, told, images) for images in candidates]
             self._note_kinds(change, "BatchNorm statistics", scores)
@@ -82,8 +91,8 @@ class Membership(UpdateAttack):
     def outcomes(self, models: Models) -> list[Outcome]:
         self.conclude(models)
         if models.shared is not None:
-            self.network.load(models.shared)
-            self._by_model()
+            self._by_model("the model", models.shared)
+            self._by_model("the first model", self._first)
         outcomes = []
         for (target, attacker, figure), (members, others) in self._scores.items():
             if not (members and others):  # nobody has two photographs that were not trained on
@@ -96,7 +105,8 @@ class Membership(UpdateAttack):
             raise NotAttackable(
                 "no model for everybody, last layer's change or BatchNorm statistics is there to score by"
             )
-        return [*outcomes, *self._bound()]
+        accuracy = [] if models.shared is None else accuracies(self.run, self._first, models.shared)
+        return [*outcomes, *self._bound(), *accuracy]
 
     def _note_kinds(self, change: Change, how: str, scores: Sequence[Tensor]) -> None:
         trained_on, other_photographs, strangers = scores
@@ -108,8 +118,9 @@ class Membership(UpdateAttack):
         known[0].extend(members.tolist())
         known[1].extend(others.tolist())
 
-    def _by_model(self) -> None:
+    def _by_model(self, target: str, backbone: Tensors) -> None:
         """Score people by how near two photographs are that were not trained on, images by how near they are to one."""
+        self.network.load(backbone)
         features = {
             faces: by_person(unit_embeddings(self.network.module, to_images(faces)), faces)
             for faces in (self._members, self._others, self._strangers)
@@ -118,9 +129,9 @@ class Membership(UpdateAttack):
         pairs = {name: float(rows[0] @ rows[1]) for name, rows in others.items() if len(rows) > 1}
         people = {name: float(rows[0] @ rows[1]) for name, rows in strangers.items() if len(rows) > 1}
         images = {name: members[name] @ others[name][0] for name in pairs if name in members}
-        self._note("the model", "outsider", "a person by tightness", _row(pairs), _row(people))
+        self._note(target, "outsider", "a person by tightness", _row(pairs), _row(people))
         if images:
-            self._note("the model", "outsider", "an image by tightness", torch.cat(list(images.values())), _row(pairs))
+            self._note(target, "outsider", "an image by tightness", torch.cat(list(images.values())), _row(pairs))
 
     def _bound(self) -> list[Outcome]:
         """What (ε, δ) of the run allows whoever has the model: of a party, and so of each of its people and images."""
@@ -150,6 +161,11 @@ def by_person(features: Tensor, faces: FaceSet) -> dict[str, Tensor]:
     """Name -> the rows of that person's images."""
     labels = torch.from_numpy(faces.labels)
     return {name: features[labels == place] for place, name in enumerate(faces.names)}
+
+
+def nearest_cosines(module: nn.Module, class_embeddings: Tensor, images: Tensor) -> Tensor:
+    """(n,) the cosine of each image's embedding to the class embedding (k, d) that it is nearest to."""
+    return (unit_embeddings(module, images) @ normalize(class_embeddings.double(), dim=1).T).max(1).values
 
 
 def span_shares(module: nn.Module, gradient: Tensors, images: Tensor, count: int) -> Tensor:

@@ -79,19 +79,19 @@ HOW = (*LIES, "mimic", "backdoor", "hidden", *FLIPS)
 class Poisoning(Attack):
     """`share` of the trainers lie, rounded up, the last ones by name. Chance is the same run without liars."""
 
-    kind = "poisoning"
+    kind, only_watches = "poisoning", False
 
     def __init__(
         self, run: PreparedRun, seed: int, *, how: str = "alie", share: float = 0.2, factor: float | None = None
     ) -> None:
         super().__init__(run, seed)
-        self._how = nearest(how, dict.fromkeys(HOW), "how")
+        self._how = nearest(how, dict.fromkeys(HOW), "--option how")
         if not 0 < share < 1:
-            raise RecipeError(f"give a share of the parties between 0 and 1; got {share}", where="share")
+            raise RecipeError(f"give a share of the parties between 0 and 1; got {share}", where="--option share")
         trainers = sorted(run.data.by_role().get("trainer", []))
         self._liars = trainers[-math.ceil(share * len(trainers) - 1e-9) :]
         self._factor = factor
-        self._mimicked = ""
+        self._mimicked, self._first = "", run.data.backbone.shared()
 
     def poison(self, data: FederatedData) -> FederatedData:
         changed = {name: self._poisoned(data.data[name], self._draws(name)) for name in self._liars}
@@ -174,7 +174,7 @@ class Poisoning(Attack):
         honest = honest_model(json.dumps(self.run.recipe.resolved()))
         if models.shared is None or honest is None:
             raise NotAttackable("each party has a model of its own, so that there is none to poison for all")
-        clean = self._figures(verification, honest)
+        clean, first = self._figures(verification, honest), self._figures(verification, self._first)
         try:
             spoilt = self._figures(verification, models.shared)
         except ValueError:  # embeddings that are not finite: such a model accepts nobody
@@ -186,6 +186,8 @@ class Poisoning(Attack):
             outcomes.append(Outcome(name, "client", figure, value, chance, trials))
             if figure == ACCURACY:
                 outcomes.append(Outcome(name, "client", "accuracy lost, points", chance - value, 0.0, trials))
+                before, _ = first[name, figure]
+                outcomes.append(Outcome(name, "client", "accuracy before training, %", before, chance, trials))
         return outcomes
 
     def _figures(self, verification: Verification, model: Tensors) -> dict[tuple[str, str], tuple[float, int]]:

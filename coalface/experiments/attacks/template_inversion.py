@@ -8,13 +8,13 @@ person *type II*.
 
 - *The server* has each template that a party sends; where the party was sent one as well, the change of it, which is
   about the mean feature that was trained against; and of an update of one person's images the mean feature that
-  `linkage.mean_feature_told` finds. Of several rounds it takes the mean, which takes noise away.
-- *A client* has FedFV's equivalent class embeddings: as they are, and the class embeddings restored from many rounds.
+  `linkage.feature_by_update` finds. Of several rounds it takes the mean, which takes noise away.
+- *A client* has FedFV's equivalent class embeddings as they are; the class embeddings restored from those of all rounds
+  take several clients together (`linkage`).
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ from coalface.data.held_back import by_party
 from coalface.evaluation.verification import Verification
 from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, Outcome
 from coalface.experiments.attacks.decoder import Decoder
-from coalface.experiments.attacks.fused_embeddings import SAME, parts_drawn, restore
+from coalface.experiments.attacks.fused_embeddings import SAME, Fused, parts_drawn, restore
 from coalface.experiments.attacks.judge import open_judge, threshold_at
-from coalface.experiments.attacks.linkage import MOST_ROUNDS, evenly, mean_feature_told
+from coalface.experiments.attacks.linkage import feature_by_update
 from coalface.experiments.prepare import PreparedRun
 from coalface.experiments.recipe.sections import Synthetic
 from coalface.experiments.setup import splits
@@ -87,15 +87,14 @@ class TemplateInversion(Attack):
         self._others = by_party(run.test_images, run.data.data)
         self._told: dict[tuple[str, Attacker], dict[Person, list[Tensor]]] = {}
         """(what, to whom) -> person -> directions of length one, (d,), as they were told."""
-        self._equivalents: dict[int, tuple[Tensor, set[str]]] = {}
-        """Round of FedFV -> W̃, and who was asked."""
+        self._fused = Fused()
 
     def watch(self, exchange: Exchange) -> None:
         request, reply = exchange.request, exchange.reply
         party, names = request.party, self.run.data.data[request.party].names
         common, each = exchange.sent
         if isinstance(self.run.method, FedFV) and common is not None:
-            self._equivalents.setdefault(request.round, (common.others, set()))[1].add(party)
+            self._fused.note(request.round, common.others, party)
         if reply is None:
             return
         for field in templates(exchange.declared.reply):
@@ -108,9 +107,8 @@ class TemplateInversion(Attack):
                     change = row - F.normalize(before[number].double(), dim=0)
                     if change.norm() > ROUNDING:
                         self._tell(f"{field}, its change", party, number, change)
-        if exchange.update is not None and len(names) == 1:
-            with contextlib.suppress(NotAttackable):
-                self._tell("backbone", party, 0, mean_feature_told(exchange.update, common.backbone))
+        if (feature := feature_by_update(exchange)) is not None:
+            self._tell("backbone", party, 0, feature)
 
     def _tell(self, what: str, party: str, number: int, direction: Tensor, to: Attacker = "server") -> None:
         people = self._told.setdefault((what, to), {})
@@ -166,22 +164,21 @@ class TemplateInversion(Attack):
     def _tell_clients(self, models: Models) -> None:
         """What a client has of FedFV's equivalent class embeddings; whose they are is known for counting alone."""
         method, parties = self.run.method, self.run.data.by_role().get("trainer", [])
-        if not isinstance(method, FedFV) or not self._equivalents or models.class_embeddings is None:
+        if not isinstance(method, FedFV) or not self._fused.rows or models.class_embeddings is None:
             return
-        rounds = sorted(self._equivalents)
-        rows, asked = self._equivalents[rounds[-1]]
-        others = [name for name in parties if name not in asked]
+        rounds = sorted(self._fused.rows)
+        rows = self._fused.rows[rounds[-1]]
+        others = [name for name in parties if name not in self._fused.asked[rounds[-1]]]
         fused = parts_drawn(self.seed, rounds[-1], len(others), len(rows), method.fused)
         for row, (first, *_) in zip(rows, fused, strict=True):
             if (others[first], 0) not in self._told.get(("others", "client"), {}):
                 self._tell("others", others[first], 0, row, "client")
-        looked_at = [rounds[place] for place in evenly(len(rounds), MOST_ROUNDS)]
-        seen = torch.cat([self._equivalents[number][0].double() for number in looked_at])
+        seen = self._fused.of_rounds(rounds)
         directions = restore(seen, len(parties), method.fused, generator(self.seed, "attack", "restore"))
         for name in parties:
             cosines = directions @ F.normalize(models.class_embeddings[name][0].double(), dim=0)
             restored = directions[cosines.argmax()] * (cosines.max() >= SAME)  # else zero: the mean face, nearly
-            self._tell(f"others, restored from {len(seen):,}", name, 0, restored, "client")
+            self._tell("others, restored from all rounds", name, 0, restored, "client")
 
 
 def accepted(rebuilt: NDArray[np.float32], photographs: NDArray[np.float32], threshold: float) -> tuple[float, float]:

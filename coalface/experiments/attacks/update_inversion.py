@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from coalface.core.method import Models, Tensors, generator
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.attacks.base import Attacker, NotAttackable, Outcome
 from coalface.experiments.attacks.gradient_matching import Eigenfaces, Matching, assign, psnr, rebuild, ssim
+from coalface.experiments.attacks.judge import opening
 from coalface.experiments.attacks.updates import (
     Change,
     UpdateAttack,
@@ -51,8 +53,8 @@ class UpdateInversion(UpdateAttack):
         run: PreparedRun,
         seed: int,
         *,
-        parties: int = 2,
-        iterations: int = 300,
+        parties: PositiveInt = 2,
+        iterations: NonNegativeInt = 300,
         judge: str = "",
         input: Any = None,
     ) -> None:
@@ -69,7 +71,8 @@ class UpdateInversion(UpdateAttack):
         self._others = to_images(run.held_out)
         self._matching = Matching(iterations=iterations)
         self._faces = Eigenfaces.of(self._others, self._matching.components)
-        self._judge = Resized(FaceModel(judge, input=input)) if judge else None
+        with opening():
+            self._judge = Resized(FaceModel(judge, input=input)) if judge else None
         if self._judge is None:
             self.network.load(run.data.backbone.shared())
         self._judged = self._templates(self._judge or self.network.module)

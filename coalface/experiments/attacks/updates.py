@@ -20,15 +20,18 @@ from coalface.core.method import Models, Tensors
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
-from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable
+from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, RoundCounter
 from coalface.experiments.prepare import PreparedRun
 from coalface.models.embedding import eval_mode
 from coalface.models.groups import Backbone, BatchNormPolicy
+from coalface.privacy.templates import templates
 from coalface.training.compute import Compute
 
 UPDATE, MEAN = "a party's update", "the round's mean"
 CLASSIFIER = "classifier"
 """The field of rows of class embeddings that methods with public identities send."""
+MOMENTUM = 0.1
+"""torch's, of BatchNorm's running statistics."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Change:
     after: Tensors
     rows: tuple[Tensor, Tensor] | None
     """(k, d) class embeddings of public identities before and after, where a method sends them."""
+    class_embeddings: Tensor | None
+    """(people, d) of the party's own people, where it sends them."""
     lr: float
     """η of the round."""
     weight_decay: float
@@ -126,13 +131,13 @@ def embeddings_told_by_rows(gradient: Tensor, before: Tensor) -> Tensor:
     return torch.cat([common[None], rows])
 
 
-def batch_statistics_told(before: Tensors, after: Tensors, steps: int, momentum: float = 0.1) -> dict[str, Tensor]:
+def batch_statistics_told(before: Tensors, after: Tensors, steps: int) -> dict[str, Tensor]:
     """Layer's name -> (2, channels) mean and variance over the images, of the change of BatchNorm's running ones.
 
     One step leaves r′ = (1 − m) r + m s, K steps r′ = (1 − m)^K r + (1 − (1 − m)^K) s̄, with s̄ a weighted mean of the
-    steps' statistics, m torch's `momentum`. Empty where none are sent.
+    steps' statistics, m = `MOMENTUM`. Empty where none are sent.
     """
-    kept = (1 - momentum) ** steps
+    kept = (1 - MOMENTUM) ** steps
     told: dict[str, Tensor] = {}
     for name in (name for name in after if name.endswith("running_mean")):
         layer = name.rpartition(".")[0]
@@ -170,8 +175,7 @@ class UpdateAttack(Attack):
         if len(self.owner) < len(owned):
             raise NotAttackable("people are at several parties, so that nobody can count whose images were found")
         self._looked_at = {1, sum(stage.rounds for stage in run.method.stages())}
-        self._number, self._ordinal = 0, -1
-        """Of the round under way, and how it is called in requests, which count beginnings of stages too."""
+        self._rounds = RoundCounter()
         self._open: tuple[Any, list[Exchange], list[tuple[FaceSet, Tensor]]] | None = None
         """The last message to all, and what answered it: exchanges, and the batches behind them."""
         self._studied = 0
@@ -185,15 +189,13 @@ class UpdateAttack(Attack):
         """Attack one change."""
 
     def watch(self, exchange: Exchange) -> None:
-        common, ordinal = exchange.sent[0], exchange.request.ordinal
+        common, before = exchange.sent[0], self._rounds.number
         if getattr(common, "backbone", None) is None:
             return
         batches = self._take(exchange.request.party)
-        if ordinal != self._ordinal:
-            self._number, self._ordinal = self._number + 1, ordinal
-            if self._open is not None:
-                self._close(common)
-        if self._number not in self._looked_at or not batches:
+        if self._rounds.count(exchange.request) != before and self._open is not None:
+            self._close(common)
+        if self._rounds.number not in self._looked_at or not batches:
             return
         if self._open is None:
             self._open, self._studied = (common, [], []), 0
@@ -243,6 +245,7 @@ class UpdateAttack(Attack):
             before=common.backbone,
             after=after.backbone,
             rows=None if rows[0] is None or rows[1] is None or not len(rows[0]) else (rows[0], rows[1]),
+            class_embeddings=own_class_embeddings(exchanges[0]) if len(exchanges) == 1 else None,
             lr=local.lr_at(request.round, request.rounds),
             weight_decay=local.weight_decay,
             parties=parties,
@@ -254,6 +257,16 @@ class UpdateAttack(Attack):
             trained_on=torch.stack(images).float(),
             photographs=torch.stack(photographs),
         )
+
+
+def own_class_embeddings(exchange: Exchange) -> Tensor | None:
+    """(people, d) what a reply holds of templates of the party's own people; None where it holds none."""
+    people = len(exchange.run.data.data[exchange.request.party].names)
+    for name in templates(exchange.declared.reply):
+        rows = getattr(exchange.reply, name, None)
+        if isinstance(rows, Tensor) and len(rows) == people and not hasattr(exchange.sent[0], name):
+            return rows  # what all are sent as well is of public people
+    return None
 
 
 def people_of(run: PreparedRun) -> FaceSet:
