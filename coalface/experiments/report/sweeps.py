@@ -10,29 +10,19 @@ from markupsafe import Markup, escape
 
 from coalface.core.text import clean
 from coalface.evaluation.figures import axis_title, figure_name, figure_of
-from coalface.experiments.report.axes import BEYOND, axis_chart, drawn, is_large, is_log, shown
-from coalface.experiments.report.drawings import plain
+from coalface.experiments.report import specs
 from coalface.experiments.report.long_table import Grid
 from coalface.experiments.report.series import Over, Point, Spread, over
 from coalface.experiments.report.templates import template
+from coalface.experiments.report.vega import Chart, scripts
 
 ENROLLED = "clients by "
 """How the figures of a run's own clients are called: `clients by codewords/eer`."""
 
 
 @dataclass(frozen=True)
-class Chart:
-    """A figure over an axis."""
-
-    title: str
-    svg: Markup
-    large: bool
-    """It takes a row of the page."""
-
-
-@dataclass(frozen=True)
 class Axis:
-    """One setting that takes several numbers: its drawings, and all their numbers."""
+    """One setting that takes several numbers: its charts, and all their numbers."""
 
     key: str
     charts: tuple[Chart, ...]
@@ -56,6 +46,7 @@ def render(
 ) -> str:
     """The page as HTML. `text` is the sweep's table in Markdown, `axes` the keys that its figures are drawn over."""
     return template("sweep.html").render(
+        scripts=scripts(),
         name=name,
         command=command,
         lead=lead,
@@ -70,9 +61,10 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
     curves = {name: curve for name, curve in curves.items() if curve.lines}
     charts = {
         name: Chart(
-            axis_title(name),
-            axis_chart(curve, title=f"{figure_name(name)} over {key}", axis=key),
-            is_large(curve),
+            f"{axis_title(name)} over {key}",
+            specs.swept(curve, x=key, y=axis_title(name)),
+            _left_out(curve),
+            wide=specs.is_tall(curve),
         )
         for name, curve in curves.items()
     }
@@ -80,7 +72,7 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
         key,
         tuple(chart for name, chart in charts.items() if not name.startswith(ENROLLED)),
         tuple(chart for name, chart in charts.items() if name.startswith(ENROLLED)),
-        _caption(key, list(curves.values()), any(mark in chart.svg for chart in charts.values() for mark in BEYOND)),
+        _caption(key, list(curves.values())),
         tuple(
             (f"{figure_name(name)} over {key}{figure_of(name).unit.caption}", _numbers(key, curve))
             for name, curve in curves.items()
@@ -88,26 +80,27 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
     )
 
 
-def _caption(key: str, curves: Sequence[Over], beyond: bool) -> str:
-    """What is drawn, in sentences."""
-    lines, levels = [line for curve in curves for line in curve.lines], [at for curve in curves for at in curve.levels]
+def _caption(key: str, curves: Sequence[Over]) -> str:
+    """What the charts have in common, in sentences."""
+    lines = [line for curve in curves for line in curve.lines]
     numbers = sorted({n for line in lines for n, spread in line.at.items() if spread is not None})
     sentences = ["Mean over seeds."]
     if any(s is not None and s.seeds > 1 for line in lines for s in line.at.values()):
         sentences[0] = "Mean over seeds, with a bar from the lowest to the highest seed."
-        if any(len(curve.lines) > 1 for curve in curves):
-            sentences.append("Bars of one number stand slightly beside each other.")
-    if numbers and is_log(numbers):
-        sentences.append(f"{key} on a logarithmic scale{', zero to its left' if numbers[0] == 0 else ''}.")
-    if levels:
-        ring = ": a ring marks it" if any(level.at is not None for level in levels) else ""
-        sentences.append(f"Dashed grey: what the sweep has without {key}, or at one number of it alone{ring}.")
-    if beyond:
-        sentences.append("An arrow and a value: a level beyond the drawing.")
-    if left_out := max((len(curve.lines) - len(drawn(curve)[0]) for curve in curves), default=0):
-        sentences.append(f"{left_out} more lines are in the table alone.")
-    if left_out := max((len(curve.levels) - len(drawn(curve)[1]) for curve in curves), default=0):
-        sentences.append(f"{left_out} more levels are in the table alone.")
+    if numbers and specs.is_log(numbers):
+        sentences.append(f"{key} on a logarithmic scale{', linear near zero' if numbers[0] == 0 else ''}.")
+    if any(curve.levels for curve in curves):
+        sentences.append(f"Dashed: what the sweep has without {key}, or at one number of it alone.")
+    return " ".join(sentences)
+
+
+def _left_out(curve: Over) -> str:
+    """What the table has and a chart has no room for."""
+    near, far = specs.levels_drawn(curve)
+    beyond = [f"{level.name} {level.value.mean:.{curve.digits}f}" for level in far]
+    sentences = [f"Beyond the chart: {', '.join(beyond)}."] if beyond else []
+    if more := max(0, len(curve.lines) - specs.MOST_LINES) + len(curve.levels) - len(near) - len(far):
+        sentences.append(f"{more} more are in the table alone.")
     return " ".join(sentences)
 
 
@@ -121,7 +114,7 @@ def _numbers(key: str, curves: Over) -> Grid:
         rows.append([level.name, *at, "" if level.at is not None else _cell(level.value, curves.digits)])
     header = [
         "setting",
-        *(f"{key} = {plain(n)}" if not i else plain(n) for i, n in enumerate(numbers)),
+        *(f"{key} = {n:g}" if not i else f"{n:g}" for i, n in enumerate(numbers)),
         f"without {key}",
     ]
     if all(level.at is not None for level in curves.levels):
@@ -133,8 +126,9 @@ def _cell(value: Spread | None, digits: int) -> str:
     """The mean with its range beneath it, and how many seeds it is of where some are missing."""
     if value is None:
         return ""
+    between = f"\n({value.low:.{digits}f} to {value.high:.{digits}f})" if value.seeds > 1 else ""
     missing = "" if value.seeds == value.planned else f"\n{value.seeds} of {value.planned} seeds"
-    return shown(value, digits).replace(" (", "\n(") + missing
+    return f"{value.mean:.{digits}f}{between}{missing}"
 
 
 def blocks(text: str) -> list[Block]:
