@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from coalface.core.text import natural
-from coalface.evaluation.figures import axis_title, figure_name, figure_of
+from coalface.evaluation.figures import axis_title, figure_name
 from coalface.experiments.report import specs
 from coalface.experiments.report.runs import Run, flat_figures, mapping, number, whole_number, without_errors
 from coalface.experiments.report.specs import Curve, Interval
@@ -245,7 +245,7 @@ def similarity(runs: Sequence[Run]) -> list[Chart]:
             counts = mapping(mapping(by_list.get(name)).get("histogram"))
             edges, genuine, impostor = (_numbers(counts.get(key)) for key in ("edges", "genuine", "impostor"))
             title = f"{run.label}: {name} similarities" if len(runs) > 1 else f"{name} similarities"
-            if spec := specs.histogram(edges, genuine, impostor):
+            if spec := specs.histogram(edges, genuine, impostor, None):
                 charts.append(Chart(title, spec))
     return charts
 

@@ -10,12 +10,37 @@ from markupsafe import Markup, escape
 
 from coalface.core.text import clean
 from coalface.evaluation.figures import axis_title, figure_name, figure_of
-from coalface.experiments.report import specs
 from coalface.experiments.report.long_table import Grid
-from coalface.experiments.report.series import Over, Point, Spread, over
+from coalface.experiments.report.series import Level, Line, Over, Point, Spread, over
+from coalface.experiments.report.specs import (
+    DASHES,
+    FEW,
+    HEIGHT,
+    LEVEL,
+    SHAPES,
+    TALL,
+    Spec,
+    number,
+    of_layers,
+    pick,
+    picked,
+    ranged,
+    rounded,
+    tips,
+    values_of,
+)
 from coalface.experiments.report.templates import template
-from coalface.experiments.report.vega import Chart, scripts
+from coalface.experiments.report.vega import PALETTE, Chart, scripts
 
+MOST_LINES, MOST_LEVELS = 16, 8
+"""Lines and levels of one chart; the table has all."""
+LOG_FROM = 20.0
+"""Largest number by smallest from which on an axis is logarithmic."""
+BESIDE, LEAST = 0.6, 3.0
+"""A level is drawn that lies beyond the lines by this share of their span, or by this many percent points, at most.
+
+One that lies further off would press the lines together.
+"""
 ENROLLED = "clients by "
 """How the figures of a run's own clients are called: `clients by codewords/eer`."""
 
@@ -62,9 +87,9 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
     charts = {
         name: Chart(
             f"{axis_title(name)} over {key}",
-            specs.swept(curve, x=key, y=axis_title(name)),
+            lines_over(curve, x=key, y=axis_title(name)),
             _left_out(curve),
-            wide=specs.is_tall(curve),
+            wide=len(curve.lines) > FEW,
         )
         for name, curve in curves.items()
     }
@@ -80,6 +105,72 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
     )
 
 
+def lines_over(over: Over, *, x: str, y: str) -> Spec:
+    """Lines over the numbers of a setting: the mean over seeds, with a bar from the lowest to the highest seed.
+
+    Levels are dashed, over the whole width, with a mark where the sweep has them at one number. The axis is logarithmic
+    where its largest number is 20 times its smallest or more; near a zero it is linear. No line gives nothing.
+    """
+    lines, (levels, _) = over.lines[:MOST_LINES], levels_drawn(over)
+    numbers = sorted({n for line in lines for n, spread in line.at.items() if spread is not None})
+    if not numbers:
+        return {}
+    names = [clean(name) for name in (*(line.name for line in lines), *(level.name for level in levels))]
+    rows = [_row(line, spread) | {"at": n} for line in lines for n, spread in line.at.items()]
+    dots = [row for row in rows if row["mean"] is not None]
+    dots += [_row(level, level.value) | {"at": level.at} for level in levels if level.at in numbers]
+    rows += [_row(level, level.value) | {"at": end} for level in levels for end in (numbers[0], numbers[-1])]
+    dashes = [LEVEL if i >= len(lines) else DASHES[i // len(PALETTE)] for i in range(len(names))]
+    scale: Spec = {"nice": False, "zero": False, "padding": 12}
+    if is_log(numbers):
+        scale |= {"type": "log"} if numbers[0] > 0 else {"type": "symlog", "constant": numbers[1]}
+    place = {
+        "x": number("at", x, **scale) | {"axis": {"grid": False, "values": numbers, "labelOverlap": "greedy"}},
+        "y": number("mean", y, zero=False),
+        "color": ranged("setting", names, [PALETTE[i % len(PALETTE)] for i in range(len(names))]),
+        "opacity": picked(1),
+    }
+    shapes = ranged("setting", names, [SHAPES[i % len(SHAPES)] for i in range(len(names))])
+    bar = {"y": number("low", y, zero=False), "y2": {"field": "high"}, "opacity": picked(0.5)}
+    layers: list[Spec] = [
+        {
+            "params": [pick("setting")],
+            "mark": {"type": "line"},
+            "encoding": place | {"strokeDash": ranged("setting", names, dashes)},
+        },
+        {"data": values_of(dots), "mark": {"type": "rule", "strokeWidth": 2}, "encoding": place | bar},
+        {
+            "data": values_of(dots),
+            "mark": {"type": "point", "size": 50},
+            "encoding": place | {"shape": shapes, "tooltip": tips("setting", "at", "mean", "low", "high", at=x)},
+        },
+    ]
+    return of_layers(rows, layers, TALL if len(over.lines) > FEW else HEIGHT)
+
+
+def _row(setting: Line | Level, spread: Spread | None) -> Spec:
+    ends = (None, None, None) if spread is None else (spread.mean, spread.low, spread.high)
+    values = zip(("mean", "low", "high"), map(rounded, ends), strict=True)
+    return {"setting": clean(setting.name), **dict(values)}
+
+
+def is_log(numbers: Sequence[float]) -> bool:
+    """Whether an axis with these numbers is logarithmic: of those above zero, where none lies below it."""
+    above = [n for n in numbers if n > 0]
+    return min(numbers) >= 0 and len(above) > 1 and max(above) / min(above) >= LOG_FROM
+
+
+def levels_drawn(over: Over) -> tuple[list[Level], list[Level]]:
+    """The levels of a chart that are drawn, and those that lie too far from its lines."""
+    spreads = [spread for line in over.lines[:MOST_LINES] for spread in line.at.values() if spread is not None]
+    if not spreads:
+        return [], []
+    low, high = min(spread.low for spread in spreads), max(spread.high for spread in spreads)
+    reach = max(BESIDE * (high - low), LEAST)
+    near = [level for level in over.levels if low - reach <= level.value.mean <= high + reach]
+    return near[:MOST_LEVELS], [level for level in over.levels if level not in near]
+
+
 def _caption(key: str, curves: Sequence[Over]) -> str:
     """What the charts have in common, in sentences."""
     lines = [line for curve in curves for line in curve.lines]
@@ -87,7 +178,7 @@ def _caption(key: str, curves: Sequence[Over]) -> str:
     sentences = ["Mean over seeds."]
     if any(s is not None and s.seeds > 1 for line in lines for s in line.at.values()):
         sentences[0] = "Mean over seeds, with a bar from the lowest to the highest seed."
-    if numbers and specs.is_log(numbers):
+    if numbers and is_log(numbers):
         sentences.append(f"{key} on a logarithmic scale{', linear near zero' if numbers[0] == 0 else ''}.")
     if any(curve.levels for curve in curves):
         sentences.append(f"Dashed: what the sweep has without {key}, or at one number of it alone.")
@@ -96,10 +187,10 @@ def _caption(key: str, curves: Sequence[Over]) -> str:
 
 def _left_out(curve: Over) -> str:
     """What the table has and a chart has no room for."""
-    near, far = specs.levels_drawn(curve)
+    near, far = levels_drawn(curve)
     beyond = [f"{level.name} {level.value.mean:.{curve.digits}f}" for level in far]
     sentences = [f"Beyond the chart: {', '.join(beyond)}."] if beyond else []
-    if more := max(0, len(curve.lines) - specs.MOST_LINES) + len(curve.levels) - len(near) - len(far):
+    if more := max(0, len(curve.lines) - MOST_LINES) + len(curve.levels) - len(near) - len(far):
         sentences.append(f"{more} more are in the table alone.")
     return " ".join(sentences)
 
