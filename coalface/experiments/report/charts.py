@@ -106,11 +106,10 @@ def over_rounds(runs: Sequence[Run], key: str) -> Chart:
         if curves[place].x and key in run.untrained:
             x, y = [0, *curves[place].x], [run.untrained[key], *curves[place].y]
             curves[place] = replace(curves[place], x=x, y=y)
-    starts = " and ".join(dict.fromkeys(run.start for run in runs if key in run.untrained))
+    starts = {run.start for run in runs if key in run.untrained}
+    caption = f"Round 0: {starts.pop() if len(starts) == 1 else 'what each run starts from'}." if starts else ""
     title = axis_title(key) if "/" in key else key.replace("_", " ")
-    return Chart(
-        title, specs.lines(curves, x="round", y=title, marks=_marks(runs)), f"Round 0: {starts}." if starts else ""
-    )
+    return Chart(title, specs.lines(curves, x="round", y=title, marks=_marks(runs)), caption)
 
 
 def _figure_over_bytes(runs: Sequence[Run], key: str) -> list[Chart]:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import functools
+import itertools
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -86,7 +88,7 @@ class Chart:
     @property
     def svg(self) -> Markup:
         """The chart without what answers a pointer. The same specification gives the same bytes."""
-        return Markup(_draw(json.dumps(self.spec)))
+        return Markup(draw(json.dumps(self.spec)))
 
     def save(self, path: str | Path) -> Path:
         """Write the chart with its title, as the suffix says: `.svg`, `.png`, or `.json`, which is Vega-Lite.
@@ -97,7 +99,7 @@ class Chart:
 
         path, whole = Path(path), self._whole
         if path.suffix == ".svg":
-            content = _draw(json.dumps(whole)).encode()
+            content = draw(json.dumps(whole)).encode()
         elif path.suffix == ".png":
             content = vl_convert.vegalite_to_png(whole, scale=2, allowed_base_urls=[])
         elif path.suffix == ".json":
@@ -113,19 +115,23 @@ class Chart:
         return {"$schema": _SCHEMA, "config": CONFIG, **self.spec, "title": self.title}
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        return {_MIME: self._whole, "image/svg+xml": _draw(json.dumps(self._whole)), "text/plain": repr(self)}
+        return {_MIME: self._whole, "image/svg+xml": draw(json.dumps(self._whole)), "text/plain": repr(self)}
 
     def __repr__(self) -> str:
         return f"<chart {self.title!r}>"
 
 
 @functools.lru_cache(maxsize=64)
-def _draw(text: str) -> str:
+def draw(text: str) -> str:
     import vl_convert  # starts a JavaScript engine: only where something is drawn
 
     spec = json.loads(text)
     spec["layer"] = [layer for layer in spec["layer"] if layer.get("name") != HOVER]
-    return str(vl_convert.vegalite_to_svg(spec, config=CONFIG, allowed_base_urls=[]))
+    svg = vl_convert.vegalite_to_svg(spec, config=CONFIG, allowed_base_urls=[])
+    # Vega counts its clips over a process and over a page: here they are named by the chart and their place in it.
+    digest, clips = sha256(text.encode()).hexdigest()[:12], itertools.count()
+    names = {name: f"clip-{digest}-{next(clips)}" for name in re.findall(r'id="(clip[0-9]+)"', svg)}
+    return re.sub(r'(id="|url\(#)(clip[0-9]+)', lambda match: match[1] + names.get(match[2], match[2]), svg)
 
 
 def as_data(value: object) -> Markup:
@@ -147,10 +153,7 @@ class Scripts:
 @functools.cache
 def scripts() -> Scripts:
     """The scripts of a page with charts."""
-    import vl_convert
-
-    library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    own = (files("coalface.experiments.report") / "charts.js").read_text("utf-8")
+    library, own = _library(), (files("coalface.experiments.report") / "charts.js").read_text("utf-8")
     hashes = (base64.b64encode(sha256(script.encode()).digest()).decode() for script in (library, own))
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return Scripts(
@@ -159,3 +162,9 @@ def scripts() -> Scripts:
         config=as_data(CONFIG),
         policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}",
     )
+
+
+def _library() -> str:
+    import vl_convert
+
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;"))
