@@ -48,7 +48,9 @@ def test_a_dot_is_filled_where_several_seeds_decide_and_a_bar_is_its_interval(ce
 
 
 def rings(chart: Chart) -> list[str]:
-    return next(layer["transform"][0]["filter"]["oneOf"] for layer in chart.spec["layer"] if "fill" in layer["mark"])
+    return [
+        row["setting"] for layer in chart.spec["layer"] if "fill" in layer["mark"] for row in layer["data"]["values"]
+    ]
 
 
 def test_an_unknown_figure_names_those_that_there_are(cells: list[Cell]) -> None:

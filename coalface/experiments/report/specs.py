@@ -142,46 +142,44 @@ def histogram(
 
 def intervals(rows: Sequence[Interval], *, x: str, level: tuple[str, float] | None) -> Spec:
     """One dot a row with its bar; `level` is a vertical reference, such as the untrained model. A ring is open."""
-    bars = [row.bar or (None, None) for row in rows]
     values: list[Spec] = [
         {"setting": clean(row.label), "value": rounded(row.value), "low": rounded(low), "high": rounded(high)}
-        for row, (low, high) in zip(rows, bars, strict=True)
+        for row in rows
+        for low, high in [row.bar or (None, None)]
     ]
-    names = [row["setting"] for row in values]
-    is_long = max(map(len, names)) > SHORT
+    is_long = max(len(row["setting"]) for row in values) > SHORT
     axis: Spec = {"title": None, "labelLimit": WIDTH - 20, "domain": False, "ticks": False, "labelColor": SOFT}
     if is_long:
         axis |= {"labelAlign": "left", "labelOffset": -13, "labelPadding": -2}
-    up = {"field": "setting", "type": "nominal", "sort": None, "axis": axis, "scale": {"padding": 0.5}}
-    across = number("value", x, zero=False)
+    names = [row["setting"] for row in values]
+    up = {"field": "setting", "type": "nominal", "sort": None, "axis": axis, "scale": {"padding": 0.5, "domain": names}}
+    across = number("value", x, zero=False, padding=8) | {"axis": {"grid": not is_long}}
     color = ranged("setting", names, [PALETTE[row.series % len(PALETTE)] for row in rows]) | {"legend": None}
-    is_open = {"field": "setting", "oneOf": [name for name, row in zip(names, rows, strict=True) if row.is_open]}
     dots = {
         "x": across,
         "y": up,
         "tooltip": tips(*(values[0] if any(row.bar for row in rows) else ["setting", "value"])),
     }
+    bars = {
+        "mark": {"type": "rule", "strokeWidth": 2.5, "opacity": 0.6},
+        "encoding": {"x": across | {"field": "low"}, "x2": {"field": "high"}, "y": up, "color": color},
+    }
+    filled = {"mark": {"type": "point", "size": 90}, "encoding": dots | {"color": color}}
+    rings = {
+        "mark": {"type": "point", "size": 80, "fill": PAPER, "stroke": SOFT, "strokeWidth": 1.6},
+        "encoding": dots,
+    }
+    parts = [(bars, [row.bar is not None for row in rows]), (filled, [not row.is_open for row in rows])]
     layers = [
-        {
-            "mark": {"type": "rule", "strokeWidth": 2.5, "opacity": 0.6},
-            "transform": [{"filter": "isValid(datum.low)"}],
-            "encoding": {"x": number("low", x, zero=False), "x2": {"field": "high"}, "y": up, "color": color},
-        },
-        {
-            "mark": {"type": "point", "size": 90},
-            "transform": [{"filter": {"not": is_open}}],
-            "encoding": dots | {"color": color},
-        },
-        {
-            "mark": {"type": "point", "size": 80, "fill": PAPER, "stroke": SOFT, "strokeWidth": 1.6},
-            "transform": [{"filter": is_open}],
-            "encoding": dots,
-        },
+        layer | {"data": values_of([row for row, is_in in zip(values, chosen, strict=True) if is_in])}
+        for layer, chosen in [*parts, (rings, [row.is_open for row in rows])]
+        if any(chosen)
     ]
-    return of_layers(values, [*(_level(level, x) if level else []), *layers], {"step": 40 if is_long else 28})
+    levels = _level(level, x) if level else []
+    return of_layers(values, [*levels, *layers], (40 if is_long else 28) * len(rows) + 10)
 
 
-def of_layers(rows: Sequence[Mapping[str, Any]], layers: Sequence[Spec], height: object = HEIGHT) -> Spec:
+def of_layers(rows: Sequence[Mapping[str, Any]], layers: Sequence[Spec], height: int = HEIGHT) -> Spec:
     """A specification; its width is that of the whole drawing, its height that of the plot."""
     size = {"width": WIDTH, "height": height, "autosize": {"type": "fit-x", "contains": "padding"}}
     return {**size, "data": values_of(rows), "layer": list(layers)}
@@ -201,6 +199,11 @@ def ranged(field: str, names: Sequence[str], looks: Sequence[Any]) -> Spec:
     legend = {"title": None, "orient": "bottom", "columns": columns, "labelLimit": WIDTH - 50}
     scale = {"domain": list(names), "range": list(looks)}
     return {"field": field, "type": "nominal", "scale": scale, "legend": legend if len(names) > 1 else None}
+
+
+def shape_of(series: int) -> str:
+    """Series of one colour have different shapes."""
+    return SHAPES[(series + series // len(PALETTE)) % len(SHAPES)]
 
 
 def pick(field: str) -> Spec:
@@ -244,7 +247,7 @@ def _curves(curves: Sequence[Curve], x: Spec, y: Spec) -> list[Spec]:
     place = {"x": x, "y": y, "opacity": picked(1) if several else {"value": 1}}
     place["color"] = ranged("series", names, [PALETTE[curve.series % colors] for curve in curves])
     dashes = ranged("series", names, [DASHES[curve.series // colors % len(DASHES)] for curve in curves])
-    shapes = ranged("series", names, [SHAPES[curve.series % len(SHAPES)] for curve in curves])
+    shapes = ranged("series", names, [shape_of(curve.series) for curve in curves])
     zoom = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.ctrlKey]"}, "bind": "scales"}
     near = {"type": "point", "on": "pointerover", "clear": "pointerout", "nearest": True}
     marked = {number: _marked(len(curve.x), several) for number, curve in enumerate(curves)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -17,15 +18,17 @@ from coalface.experiments.report.specs import (
     FEW,
     HEIGHT,
     LEVEL,
-    SHAPES,
     TALL,
+    Interval,
     Spec,
+    intervals,
     number,
     of_layers,
     pick,
     picked,
     ranged,
     rounded,
+    shape_of,
     tips,
     values_of,
 )
@@ -34,6 +37,8 @@ from coalface.experiments.report.vega import PALETTE, Chart, scripts
 
 MOST_LINES, MOST_LEVELS = 16, 8
 """Lines and levels of one chart; the table has all."""
+MOST_SETTINGS = 24
+"""Settings of one chart with a row for each."""
 LOG_FROM = 20.0
 """Largest number by smallest from which on an axis is logarithmic."""
 BESIDE, LEAST = 0.6, 3.0
@@ -67,17 +72,49 @@ class Block:
 
 
 def render(
-    name: str, command: str, lead: str, text: str, points: Sequence[Point], axes: Sequence[str], otherwise: str = ""
+    name: str,
+    command: str,
+    lead: str,
+    text: str,
+    points: Sequence[Point],
+    axes: Sequence[str],
+    otherwise: str = "",
+    baseline: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page as HTML. `text` is the sweep's table in Markdown, `axes` the keys that its figures are drawn over."""
+    """The page as HTML. `text` is the sweep's table in Markdown, `axes` the keys that its figures are drawn over.
+
+    `baseline` is what was chosen in the setting that the others are compared with.
+    """
     return template("sweep.html").render(
         scripts=scripts(),
         name=name,
         command=command,
         lead=lead,
+        settings=settings(points, baseline or {}, otherwise),
         axes=[axis for key in axes if (axis := _axis(points, key, otherwise)).tables],
         blocks=blocks(text),
     )
+
+
+def settings(points: Sequence[Point], baseline: Mapping[str, Any], otherwise: str) -> list[Chart]:
+    """Each figure by setting: a dot at the mean over seeds, a bar from the lowest to the highest, the baseline a line.
+
+    None where the sweep has one setting, or more than a chart has room for.
+    """
+    names = list(dict.fromkeys(name for point in points for name in point.figures))
+    base, charts = [point for point in points if point.chosen == baseline], []
+    for name in names:
+        rows = over(points, "", name, otherwise).levels  # no cell has a number of that key
+        if not 1 < len(rows) <= MOST_SETTINGS:
+            continue
+        (level,) = over(base, "", name, otherwise).levels[:1] or (None,)
+        intervals_of = [
+            Interval(row.name, row.value.mean, (row.value.low, row.value.high) if row.value.seeds > 1 else None)
+            for row in rows
+        ]
+        line = (level.name, level.value.mean) if level else None
+        charts.append(Chart(axis_title(name), intervals(intervals_of, x=axis_title(name), level=line)))
+    return charts
 
 
 def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
@@ -130,7 +167,7 @@ def lines_over(over: Over, *, x: str, y: str) -> Spec:
         "color": ranged("setting", names, [PALETTE[i % len(PALETTE)] for i in range(len(names))]),
         "opacity": picked(1),
     }
-    shapes = ranged("setting", names, [SHAPES[i % len(SHAPES)] for i in range(len(names))])
+    shapes = ranged("setting", names, [shape_of(i) for i in range(len(names))])
     bar = {"y": number("low", y, zero=False), "y2": {"field": "high"}, "opacity": picked(0.5)}
     layers: list[Spec] = [
         {

@@ -50,7 +50,7 @@ CONFIG = {
         "tickColor": SOFT,
         "tickCount": 5,
     },
-    "legend": {"labelFontSize": 12, "labelColor": INK, "symbolSize": 70, "symbolStrokeWidth": 2, "rowPadding": 4},
+    "legend": {"labelFontSize": 12, "labelColor": INK, "symbolSize": 70, "symbolStrokeWidth": 0, "rowPadding": 4},
     "line": {"strokeWidth": 2, "strokeJoin": "round"},
     "point": {"filled": True, "size": 36, "opacity": 1},
     "rule": {"color": SOFT},
