@@ -4,7 +4,7 @@
     python benchmarks/growth.py FOLDER --curves pairs --up-to 10000000
 
 FOLDER keeps the points in `points.json`, which are not measured again, and gets the picture `curves.svg`
-(pip install 'coalface[plot]').
+(pip install matplotlib).
 
 Every point is measured in a process of its own, with one thread: a first time, which prepares more than those after it
 (class embeddings are drawn, momentum begins), then again, twice where that took under a minute. The least counts. Time

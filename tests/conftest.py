@@ -56,6 +56,17 @@ def cheap_commands_and_comparisons() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def charts_not_drawn() -> Iterator[None]:
+    """Charts are specified but not drawn: a page of a run has a dozen, and most tests do not look at it."""
+    from coalface.experiments.report import vega
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vega, "draw", lambda text: "<svg></svg>")
+        patch.setattr(vega, "_library", lambda: "// Vega")
+        yield
+
+
 @pytest.fixture(scope="session")
 def fedavg_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished tiny run with one model for all; tests only read it."""

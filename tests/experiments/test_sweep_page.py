@@ -50,12 +50,15 @@ def page(folder: Path) -> str:
 def test_the_page_draws_each_figure_over_the_setting_that_takes_several_numbers(finished: Path) -> None:
     text = page(finished)
     assert re.findall(r"<h2>(.*?)</h2>", text) == ["Over <code>local.steps_per_round</code>", "The table"]
-    assert re.findall(r"<h3>(.*?)</h3>", text) == ["unseen accuracy (%)", "unseen EER (%)"]
+    assert re.findall(r"<h3>(.*?)</h3>", text) == [
+        f"unseen {figure} (%) over local.steps_per_round" for figure in ("accuracy", "EER")
+    ]
     assert f"coalface sweep {finished / 'grids.yaml'} --out {finished / 'out'}" in text
     assert "4 settings in 8 runs." in text and "on a logarithmic scale" in text
-    drawings = re.findall(r"<svg.*?</svg>", text)
-    assert [re.findall(r'class="small"[^>]*>(\w+)', d).count("centralized") for d in drawings] == [1, 1]
-    assert all(">untrained" in d and d.count("<circle") >= 3 for d in drawings)
+    for chart in Reader(text).charts:
+        rows = chart["data"]["values"]
+        assert [row["at"] for row in rows if row["setting"] == "fedavg"] == [1, 2, 20]
+        assert {"fedavg", "centralized"} <= {row["setting"] for row in rows}
 
 
 def test_the_numbers_of_a_drawing_are_those_of_the_cells(finished: Path) -> None:
@@ -134,7 +137,10 @@ def test_figures_of_clients_have_drawings_of_their_own(finished: Path) -> None:
     for place, line in enumerate(lines.values()):
         line["enrolled"] = {"codewords": {"eer": 5.0 + place}, "trials": {"genuine": 9}}
     html = charting.page(cells, lines, "", "coalface sweep", ["local.steps_per_round"])
-    assert "Clients evaluated by their own images (1)" in html and "<h3>clients by codewords EER (%)</h3>" in html
+    assert (
+        "Clients evaluated by their own images (1)" in html
+        and "<h3>clients by codewords EER (%) over local.steps_per_round</h3>" in html
+    )
 
 
 def test_how_many_public_images_clients_took_is_drawn_and_how_they_are_served(finished: Path) -> None:
@@ -158,7 +164,7 @@ def test_how_many_public_images_clients_took_is_drawn_and_how_they_are_served(fi
         charting.SHARE in moved_point.figures and "clients by branch/eer" not in moved_point.figures
     )  # of two sweeps' clients
     html = charting.page(cells, lines, "", "coalface sweep", ["local.steps_per_round"])
-    assert f"<h3>{charting.SHARE} (%)</h3>" in html and "<h3>clients by branch EER (%)</h3>" in html
+    assert f"<h3>{charting.SHARE} (%) over" in html and "<h3>clients by branch EER (%) over" in html
 
 
 def test_a_cell_is_a_point_without_what_is_averaged_over() -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from coalface.core.checks import unknown_name
-from coalface.core.errors import MissingExtra, RecipeError
+from coalface.core.errors import RecipeError
 from coalface.core.text import html_table, several
-from coalface.evaluation.figures import axis_title, figure_name, figure_of, figure_text
-from coalface.experiments.report import runs
+from coalface.evaluation.figures import figure_name, figure_of, figure_text
+from coalface.experiments.report import charts, runs
+from coalface.experiments.report.vega import Chart
 
 if TYPE_CHECKING:
     import pandas
@@ -70,29 +71,20 @@ class FinishedRun:
         """The recipe with every key."""
         return self._read.config
 
-    def plot(self, metric: str = "loss", ax: Any = None) -> Any:
-        """A metric by round, or a figure such as `unseen/eer`, on matplotlib axes, which are returned.
+    def plot(self, metric: str = "loss") -> Chart:
+        """A metric by round, or a figure such as `unseen/eer`, as a chart, which a notebook draws and `save` writes.
 
-        Raises RecipeError for a metric that the rounds do not have, and MissingExtra without matplotlib.
+        Raises RecipeError for a metric that the rounds do not have.
         """
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise MissingExtra("a plot", "plot") from None
-        points: dict[str, list[tuple[int, float]]] = {}
-        for ordinal, record in enumerate(self._read.metrics, 1):
-            for key, value in {**record, **runs.flat_figures(record.get("judged"))}.items():
-                if (value := runs.number(value)) is not None and key != "round":
-                    points.setdefault(key, []).append((ordinal, value))
-        if metric not in points:
+        of_rounds = [{**record, **runs.flat_figures(record.get("judged"))} for record in self._read.metrics]
+        names = dict.fromkeys(
+            key for record in of_rounds for key, value in record.items() if runs.number(value) is not None
+        )
+        if metric not in names:
             if metric in self._read.figures:
                 raise RecipeError("evaluated at the end alone; fit(…, every=1) evaluates each round", where=metric)
-            raise unknown_name(metric, points, "metric")
-        ax = pyplot.subplots()[1] if ax is None else ax
-        ax.plot(*zip(*points[metric], strict=True), label=self._read.label)
-        ax.set(xlabel="round", ylabel=axis_title(metric) if "/" in metric else metric.replace("_", " "))
-        ax.xaxis.get_major_locator().set_params(integer=True)
-        return ax
+            raise unknown_name(metric, names, "metric")
+        return charts.over_rounds([self._read], metric)
 
     def __repr__(self) -> str:
         parts = [f"{name} {value}" for name, value in self._main_figures()]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from markupsafe import Markup
-
 from coalface.core.text import natural
-from coalface.evaluation.figures import axis_title, figure_name, figure_of
-from coalface.experiments.report import drawings
-from coalface.experiments.report.drawings import Curve, Interval
+from coalface.evaluation.figures import axis_title, figure_name
+from coalface.experiments.report import specs
 from coalface.experiments.report.runs import Run, flat_figures, mapping, number, whole_number, without_errors
+from coalface.experiments.report.specs import Curve, Interval
+from coalface.experiments.report.vega import Chart
 
 MOST_LOGGED = 24
-"""Drawings of logged numbers on one page; the first that the method logged have them."""
+"""Charts of logged numbers on one page; the first that the method logged have them."""
 LARGEST = 1e100
 """Values beyond it are not drawn: a loss that has run away would leave nothing else to see."""
 RECORD_KEYS = frozenset(
@@ -30,33 +29,21 @@ CLOSENESS = "cosine"
 COLLAPSED = 0.95
 """Mean cosine of all pairs of class embeddings from which on the page says that they have collapsed."""
 MOST_CURVES = 12
-"""Curves of one drawing of it."""
+"""Curves of one chart of it."""
+MOST_FIGURES = 12
+"""Figures over rounds on one page."""
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A drawing with its title and what a reader needs to know to read it."""
-
-    title: str
-    svg: Markup
-    caption: str = ""
-    keys: tuple[tuple[str, int], ...] = ()
-    """Its own legend, where its curves are not the page's runs: (name, series)."""
-    wide: bool = False
-    """It takes two columns."""
-
-
-def overview(runs: Sequence[Run], key: str) -> Drawing:
+def overview(runs: Sequence[Run], key: str) -> Chart:
     rows = [
         Interval(run.label, value, (value - error, value + error) if error else None, series)
         for series, run in enumerate(runs)
         if key in run.figures
         for value, error in [(run.figures[key], run.figures.get(f"{key}_se", 0.0))]
     ]
-    title = f"{figure_name(key)}, by run"
-    svg = drawings.interval_chart(rows, title=title, x_label=figure_of(key).unit.name, level=_level(runs, key))
-    bars = any(row.bar for row in rows)
-    return Drawing(title, svg, "Bars: ± one standard error of the run's own figure." if bars else "")
+    caption = "Bars: ± one standard error of the run's own figure." if any(row.bar for row in rows) else ""
+    spec = specs.intervals(rows, x=axis_title(key), level=_level(runs, key))
+    return Chart(f"{figure_name(key)}, by run", spec, caption)
 
 
 def _level(runs: Sequence[Run], key: str) -> tuple[str, float] | None:
@@ -94,57 +81,65 @@ def _marks(runs: Sequence[Run]) -> list[tuple[float, str]]:
     return [(place, name) for name, place in starts.items()]
 
 
-def _drawn(
-    runs: Sequence[Run],
-    title: str,
-    take: Callable[[dict[str, Any]], object],
-    caption: str = "",
-    level: tuple[str, float] | None = None,
-) -> list[Drawing]:
-    svg = drawings.line_chart(_curves(runs, take), title=title, x_label="round", level=level, marks=_marks(runs))
-    return [Drawing(title, svg, caption)] if svg else []
+def _over_rounds(
+    runs: Sequence[Run], title: str, take: Callable[[dict[str, Any]], object], caption: str = ""
+) -> list[Chart]:
+    spec = specs.lines(_curves(runs, take), x="round", y=title, marks=_marks(runs))
+    return [Chart(title, spec, caption)] if spec else []
 
 
-def progress(runs: Sequence[Run]) -> list[Drawing]:
-    """Loss, evaluated figures and bytes per round."""
+def progress(runs: Sequence[Run]) -> list[Chart]:
+    """Loss, and evaluated figures over rounds, from the model before the first one on, and over bytes."""
     apart = "Losses of different methods are not on one scale." if len({run.method for run in runs}) > 1 else ""
-    drawn = _drawn(runs, "loss", lambda record: record.get("loss"), apart)
+    charts = _over_rounds(runs, "loss", lambda record: record.get("loss"), apart)
     keys = without_errors(key for run in runs for record in run.metrics for key in flat_figures(record.get("judged")))
-    for key in keys[:12]:
-
-        def take(record: dict[str, Any], key: str = key) -> object:
-            return flat_figures(record.get("judged")).get(key)
-
-        drawn += _drawn(runs, axis_title(key), take, level=_level(runs, key))
-    for key, title in (("bytes_down", "MB to the parties, a round"), ("bytes_up", "MB from the parties, a round")):
-        if any(_varies([number(record.get(key)) or 0 for record in run.metrics]) for run in runs):
-
-            def megabytes(record: dict[str, Any], key: str = key) -> object:
-                count = number(record.get(key))
-                return None if count is None else count / 1e6
-
-            drawn += _drawn(runs, title, megabytes)
-    return drawn
+    charts += [over_rounds(runs, key) for key in keys[:MOST_FIGURES]]
+    for key in keys[:1]:
+        charts += _figure_over_bytes(runs, key)
+    return charts
 
 
-def _varies(counts: Sequence[float]) -> bool:
-    """By more than a hundredth: a message of some bytes beside a model's is not worth a drawing."""
-    return bool(counts) and max(counts) - min(counts) > 0.01 * max(counts)
+def over_rounds(runs: Sequence[Run], key: str) -> Chart:
+    """What rounds logged, such as `loss`, or a figure such as `unseen/eer`, which has what a run starts from at 0."""
+    curves = _curves(runs, lambda record: record[key] if key in record else flat_figures(record.get("judged")).get(key))
+    for place, run in enumerate(runs):
+        if curves[place].x and key in run.untrained:
+            x, y = [0, *curves[place].x], [run.untrained[key], *curves[place].y]
+            curves[place] = replace(curves[place], x=x, y=y)
+    starts = {run.start for run in runs if key in run.untrained}
+    caption = f"Round 0: {starts.pop() if len(starts) == 1 else 'what each run starts from'}." if starts else ""
+    title = axis_title(key) if "/" in key else key.replace("_", " ")
+    return Chart(title, specs.lines(curves, x="round", y=title, marks=_marks(runs)), caption)
 
 
-def secure_sums(runs: Sequence[Run]) -> list[Drawing]:
+def _figure_over_bytes(runs: Sequence[Run], key: str) -> list[Chart]:
+    """A figure over what was sent until then, to all parties and from them; nothing where nobody sent anything."""
+    curves = []
+    for series, run in enumerate(runs):
+        sent, points = 0.0, [(0.0, run.untrained[key])] if key in run.untrained else []
+        for record in run.metrics:
+            sent += sum(number(record.get(way)) or 0 for way in ("bytes_down", "bytes_up")) / 1e6
+            value = flat_figures(record.get("judged")).get(key)
+            points += [] if value is None else [(sent, value)]
+        curves.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
+    title = f"{axis_title(key)} by what was sent"
+    spec = specs.lines(curves, x="MB sent, both ways", y=axis_title(key), whole=False)
+    return [Chart(title, spec)] if any(len(curve.x) > 1 and curve.x[-1] > 0 for curve in curves) else []
+
+
+def secure_sums(runs: Sequence[Run]) -> list[Chart]:
     """What secure sums took off the numbers of a round: those beyond their clip, and the rounding."""
     titles = {"cut_off": "share of the numbers beyond their clip", "sum_error": "bound on the rounding of a mean"}
     return [
-        drawing
+        chart
         for key, title in titles.items()
-        for drawing in _drawn(runs, title, lambda record, key=key: record.get(key))  # type: ignore[misc]
+        for chart in _over_rounds(runs, title, lambda record, key=key: record.get(key))  # type: ignore[misc]
     ]
 
 
-def weightings(runs: Sequence[Run]) -> list[Drawing]:
+def weightings(runs: Sequence[Run]) -> list[Chart]:
     """What Federated Validation did, for each run that has it: the weight of each party, and the validators' scores."""
-    drawn = []
+    charts = []
     for run in runs:
         validation = mapping(mapping(mapping(run.config.get("methods")).get(run.method)).get("validation"))
         of = f" in {run.label}" if len(runs) > 1 else ""
@@ -152,7 +147,7 @@ def weightings(runs: Sequence[Run]) -> list[Drawing]:
         moves = "" if share is None or count is None else f" moves by φ = {share:g} towards the best of {count} that"
         caption = "The weight of each party's backbone in the average, from the next round on. "
         caption += f"After each validation it{moves or ' moves towards the best one that'} the validators scored."
-        drawn += _by_party(run, WEIGHT, f"weighting of the parties{of}", caption)
+        charts += _by_party(run, WEIGHT, f"weighting of the parties{of}", caption)
         score = str(validation.get("score") or "accuracy")
         unit = {
             "accuracy": "accuracy on its own pairs, in percent",
@@ -165,11 +160,11 @@ def weightings(runs: Sequence[Run]) -> list[Drawing]:
             f"What each validator gave the weighting in use: {unit}. A score stands at the round that collected it; "
         )
         caption += "a validator that failed or was late has none."
-        drawn += _by_party(run, SCORE, f"score by validator{of}", caption)
-    return drawn
+        charts += _by_party(run, SCORE, f"score by validator{of}", caption)
+    return charts
 
 
-def _by_party(run: Run, prefix: str, title: str, caption: str) -> list[Drawing]:
+def _by_party(run: Run, prefix: str, title: str, caption: str) -> list[Chart]:
     """Curves of the numbers that were logged under `prefix` and a party's name; of many, those that end highest."""
     by_party: dict[str, Curve] = {}
     for key in dict.fromkeys(key for record in run.metrics for key in record if key.startswith(prefix)):
@@ -183,23 +178,13 @@ def _by_party(run: Run, prefix: str, title: str, caption: str) -> list[Drawing]:
         caption += (
             f" The {len(parties)} that end highest are drawn; {len(by_party) - len(parties):,} more are left out."
         )
-    wide = len(parties) > 4
-    size = (
-        (drawings.WIDE, drawings.HEIGHT + 10 * max(0, len(parties) - 5)) if wide else (drawings.WIDTH, drawings.HEIGHT)
-    )
-    svg = drawings.line_chart(
-        curves,
-        title=title,
-        x_label="round",
-        marks=_marks([run]),
-        named=len(parties) > 1,
-        width=size[0],
-        height=size[1],
-    )
-    return [Drawing(title, svg, caption, tuple((c.label, c.series) for c in curves), wide)] if svg else []
+    wide = len(parties) > specs.FEW
+    height = specs.TALL if wide else specs.HEIGHT
+    spec = specs.lines(curves, x="round", y=title, marks=_marks([run]), height=height)
+    return [Chart(title, spec, caption, wide)] if spec else []
 
 
-def logged(runs: Sequence[Run]) -> list[Drawing]:
+def logged(runs: Sequence[Run]) -> list[Chart]:
     """Every further number that the methods logged."""
     keys = dict.fromkeys(
         key
@@ -208,13 +193,13 @@ def logged(runs: Sequence[Run]) -> list[Drawing]:
         for key in record
         if key not in RECORD_KEYS and not key.startswith((WEIGHT, SCORE)) and number(record[key])
     )
-    drawn = []
+    charts = []
     for key in list(keys)[:MOST_LOGGED]:
-        drawn += _drawn(runs, key, lambda record, key=key: record.get(key))  # type: ignore[misc]
-    return drawn
+        charts += _over_rounds(runs, key, lambda record, key=key: record.get(key))  # type: ignore[misc]
+    return charts
 
 
-def class_embeddings(runs: Sequence[Run]) -> list[Drawing]:
+def class_embeddings(runs: Sequence[Run]) -> list[Chart]:
     """How close the class embeddings that the server knows have come: a histogram of the cosines of all their pairs."""
     curves, captions = [], []
     for series, run in enumerate(runs):
@@ -234,34 +219,34 @@ def class_embeddings(runs: Sequence[Run]) -> list[Drawing]:
         of = f"{run.label}: " if len(runs) > 1 else ""
         captions.append(f"{of}{count:,} class embeddings, mean cosine {mean:.3f}.{closeness}")
     title = "cosines between class embeddings, % of pairs"
-    svg = drawings.line_chart(curves, title=title, x_label="cosine", whole=False)
-    drawn = [Drawing(title, svg, " ".join(captions))] if svg else []
-    return drawn + _drawn(runs, "mean cosine between class embeddings", lambda record: record.get(CLOSENESS))
+    spec = specs.lines(curves, x="cosine", y="% of pairs", whole=False)
+    charts = [Chart(title, spec, " ".join(captions))] if spec else []
+    return charts + _over_rounds(runs, "mean cosine between class embeddings", lambda record: record.get(CLOSENESS))
 
 
-def similarity(runs: Sequence[Run]) -> list[Drawing]:
-    """ROC curves of all the runs, a drawing a list; then histograms of the first list, a drawing a run."""
+def similarity(runs: Sequence[Run]) -> list[Chart]:
+    """ROC and DET curves of all the runs, of each list; then histograms of the first list, a chart a run."""
     by_run = [mapping(run.summary.get("curves")) for run in runs]
     names = list(dict.fromkeys(name for curves in by_run for name in curves))
-    drawn = []
+    charts = []
     for name in names:
-        lines = []
-        for series, (run, curves) in enumerate(zip(runs, by_run, strict=True)):
-            roc = mapping(mapping(curves.get(name)).get("roc"))
-            points = [(x, y) for x, y in zip(_numbers(roc.get("far")), _numbers(roc.get("tar")), strict=False)]
-            lines.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
-        title = f"{name} ROC, TAR (%)"
-        if svg := drawings.roc_chart(lines, title=title):
-            drawn.append(Drawing(title, svg, "Dashed: chance."))
-    for run, curves in zip(runs, by_run, strict=True):
+        curves = []
+        for series, (run, by_list) in enumerate(zip(runs, by_run, strict=True)):
+            rates = mapping(mapping(by_list.get(name)).get("roc"))
+            points = list(zip(_numbers(rates.get("far")), _numbers(rates.get("tar")), strict=False))
+            curves.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
+        if spec := specs.roc(curves):
+            charts.append(Chart(f"{name} ROC: TAR (%) over FAR", spec, "Dashed: chance."))
+        if spec := specs.roc(curves, is_det=True):
+            charts.append(Chart(f"{name} DET: 1 − TAR (%) over FAR", spec))
+    for run, by_list in zip(runs, by_run, strict=True):
         for name in names[:1] if len(runs) > 1 else names:
-            counts = mapping(mapping(curves.get(name)).get("histogram"))
-            whose = f"{run.label}: {name}" if len(runs) > 1 else f"{name} similarities"
-            title = f"{whose}, % of pairs"
+            counts = mapping(mapping(by_list.get(name)).get("histogram"))
             edges, genuine, impostor = (_numbers(counts.get(key)) for key in ("edges", "genuine", "impostor"))
-            if svg := drawings.histogram(edges, genuine, impostor, title=title):
-                drawn.append(Drawing(title, svg, "pairs"))
-    return drawn
+            title = f"{run.label}: {name} similarities" if len(runs) > 1 else f"{name} similarities"
+            if spec := specs.histogram(edges, genuine, impostor, None):
+                charts.append(Chart(title, spec))
+    return charts
 
 
 def _numbers(values: object) -> list[float]:

@@ -25,6 +25,7 @@ from coalface.experiments.report.runs import (
 )
 from coalface.experiments.report.table import Comparison, Intervals, compare_runs, difference_sentence
 from coalface.experiments.report.templates import template
+from coalface.experiments.report.vega import scripts
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
     ledger = mapping(run.summary.get("ledger"))
     chains, chains_hold = faults.checked_chains(ledger)
     return template("page.html").render(
+        scripts=scripts(),
         run=run,
         runs=runs,
         pooled=[r.label for r in runs if r.summary.get("pooled")],

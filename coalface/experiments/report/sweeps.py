@@ -5,34 +5,54 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup, escape
 
 from coalface.core.text import clean
 from coalface.evaluation.figures import axis_title, figure_name, figure_of
-from coalface.experiments.report.axes import BEYOND, axis_chart, drawn, is_large, is_log, shown
-from coalface.experiments.report.drawings import plain
 from coalface.experiments.report.long_table import Grid
-from coalface.experiments.report.series import Over, Point, Spread, over
+from coalface.experiments.report.series import Level, Line, Over, Point, Spread, over
+from coalface.experiments.report.specs import (
+    DASHES,
+    FEW,
+    HEIGHT,
+    LEVEL,
+    TALL,
+    Interval,
+    Spec,
+    intervals,
+    number,
+    of_layers,
+    pick,
+    picked,
+    ranged,
+    rounded,
+    shape_of,
+    tips,
+    values_of,
+)
 from coalface.experiments.report.templates import template
+from coalface.experiments.report.vega import PALETTE, Chart, scripts
 
+MOST_LINES, MOST_LEVELS = 16, 8
+"""Lines and levels of one chart; the table has all."""
+MOST_SETTINGS = 24
+"""Settings of one chart with a row for each."""
+LOG_FROM = 20.0
+"""Largest number by smallest from which on an axis is logarithmic."""
+BESIDE, LEAST = 0.6, 3.0
+"""A level is drawn that lies beyond the lines by this share of their span, or by this many percent points, at most.
+
+One that lies further off would press the lines together.
+"""
 ENROLLED = "clients by "
 """How the figures of a run's own clients are called: `clients by codewords/eer`."""
 
 
 @dataclass(frozen=True)
-class Chart:
-    """A figure over an axis."""
-
-    title: str
-    svg: Markup
-    large: bool
-    """It takes a row of the page."""
-
-
-@dataclass(frozen=True)
 class Axis:
-    """One setting that takes several numbers: its drawings, and all their numbers."""
+    """One setting that takes several numbers: its charts, and all their numbers."""
 
     key: str
     charts: tuple[Chart, ...]
@@ -52,16 +72,49 @@ class Block:
 
 
 def render(
-    name: str, command: str, lead: str, text: str, points: Sequence[Point], axes: Sequence[str], otherwise: str = ""
+    name: str,
+    command: str,
+    lead: str,
+    text: str,
+    points: Sequence[Point],
+    axes: Sequence[str],
+    otherwise: str = "",
+    baseline: Mapping[str, Any] | None = None,
 ) -> str:
-    """The page as HTML. `text` is the sweep's table in Markdown, `axes` the keys that its figures are drawn over."""
+    """The page as HTML. `text` is the sweep's table in Markdown, `axes` the keys that its figures are drawn over.
+
+    `baseline` is what was chosen in the setting that the others are compared with.
+    """
     return template("sweep.html").render(
+        scripts=scripts(),
         name=name,
         command=command,
         lead=lead,
+        settings=settings(points, baseline or {}, otherwise),
         axes=[axis for key in axes if (axis := _axis(points, key, otherwise)).tables],
         blocks=blocks(text),
     )
+
+
+def settings(points: Sequence[Point], baseline: Mapping[str, Any], otherwise: str) -> list[Chart]:
+    """Each figure by setting: a dot at the mean over seeds, a bar from the lowest to the highest, the baseline a line.
+
+    None where the sweep has one setting, or more than a chart has room for.
+    """
+    names = list(dict.fromkeys(name for point in points for name in point.figures))
+    base, charts = [point for point in points if point.chosen == baseline], []
+    for name in names:
+        rows = over(points, "", name, otherwise).levels  # no cell has a number of that key
+        if not 1 < len(rows) <= MOST_SETTINGS:
+            continue
+        (level,) = over(base, "", name, otherwise).levels[:1] or (None,)
+        intervals_of = [
+            Interval(row.name, row.value.mean, (row.value.low, row.value.high) if row.value.seeds > 1 else None)
+            for row in rows
+        ]
+        line = (level.name, level.value.mean) if level else None
+        charts.append(Chart(axis_title(name), intervals(intervals_of, x=axis_title(name), level=line)))
+    return charts
 
 
 def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
@@ -70,9 +123,10 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
     curves = {name: curve for name, curve in curves.items() if curve.lines}
     charts = {
         name: Chart(
-            axis_title(name),
-            axis_chart(curve, title=f"{figure_name(name)} over {key}", axis=key),
-            is_large(curve),
+            f"{axis_title(name)} over {key}",
+            lines_over(curve, x=key, y=axis_title(name)),
+            _left_out(curve),
+            wide=len(curve.lines) > FEW,
         )
         for name, curve in curves.items()
     }
@@ -80,7 +134,7 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
         key,
         tuple(chart for name, chart in charts.items() if not name.startswith(ENROLLED)),
         tuple(chart for name, chart in charts.items() if name.startswith(ENROLLED)),
-        _caption(key, list(curves.values()), any(mark in chart.svg for chart in charts.values() for mark in BEYOND)),
+        _caption(key, list(curves.values())),
         tuple(
             (f"{figure_name(name)} over {key}{figure_of(name).unit.caption}", _numbers(key, curve))
             for name, curve in curves.items()
@@ -88,26 +142,93 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
     )
 
 
-def _caption(key: str, curves: Sequence[Over], beyond: bool) -> str:
-    """What is drawn, in sentences."""
-    lines, levels = [line for curve in curves for line in curve.lines], [at for curve in curves for at in curve.levels]
+def lines_over(over: Over, *, x: str, y: str) -> Spec:
+    """Lines over the numbers of a setting: the mean over seeds, with a bar from the lowest to the highest seed.
+
+    Levels are dashed, over the whole width, with a mark where the sweep has them at one number. The axis is logarithmic
+    where its largest number is 20 times its smallest or more; near a zero it is linear. No line gives nothing.
+    """
+    lines, (levels, _) = over.lines[:MOST_LINES], levels_drawn(over)
+    numbers = sorted({n for line in lines for n, spread in line.at.items() if spread is not None})
+    if not numbers:
+        return {}
+    names = [clean(name) for name in (*(line.name for line in lines), *(level.name for level in levels))]
+    rows = [_row(line, spread) | {"at": n} for line in lines for n, spread in line.at.items()]
+    dots = [row for row in rows if row["mean"] is not None]
+    dots += [_row(level, level.value) | {"at": level.at} for level in levels if level.at in numbers]
+    rows += [_row(level, level.value) | {"at": end} for level in levels for end in (numbers[0], numbers[-1])]
+    dashes = [LEVEL if i >= len(lines) else DASHES[i // len(PALETTE)] for i in range(len(names))]
+    scale: Spec = {"nice": False, "zero": False, "padding": 12}
+    if is_log(numbers):
+        scale |= {"type": "log"} if numbers[0] > 0 else {"type": "symlog", "constant": numbers[1]}
+    place = {
+        "x": number("at", x, **scale) | {"axis": {"grid": False, "values": numbers, "labelOverlap": "greedy"}},
+        "y": number("mean", y, zero=False),
+        "color": ranged("setting", names, [PALETTE[i % len(PALETTE)] for i in range(len(names))]),
+        "opacity": picked(1),
+    }
+    shapes = ranged("setting", names, [shape_of(i) for i in range(len(names))])
+    bar = {"y": number("low", y, zero=False), "y2": {"field": "high"}, "opacity": picked(0.5)}
+    layers: list[Spec] = [
+        {
+            "params": [pick("setting")],
+            "mark": {"type": "line"},
+            "encoding": place | {"strokeDash": ranged("setting", names, dashes)},
+        },
+        {"data": values_of(dots), "mark": {"type": "rule", "strokeWidth": 2}, "encoding": place | bar},
+        {
+            "data": values_of(dots),
+            "mark": {"type": "point", "size": 50},
+            "encoding": place | {"shape": shapes, "tooltip": tips("setting", "at", "mean", "low", "high", at=x)},
+        },
+    ]
+    return of_layers(rows, layers, TALL if len(over.lines) > FEW else HEIGHT)
+
+
+def _row(setting: Line | Level, spread: Spread | None) -> Spec:
+    ends = (None, None, None) if spread is None else (spread.mean, spread.low, spread.high)
+    values = zip(("mean", "low", "high"), map(rounded, ends), strict=True)
+    return {"setting": clean(setting.name), **dict(values)}
+
+
+def is_log(numbers: Sequence[float]) -> bool:
+    """Whether an axis with these numbers is logarithmic: of those above zero, where none lies below it."""
+    above = [n for n in numbers if n > 0]
+    return min(numbers) >= 0 and len(above) > 1 and max(above) / min(above) >= LOG_FROM
+
+
+def levels_drawn(over: Over) -> tuple[list[Level], list[Level]]:
+    """The levels of a chart that are drawn, and those that lie too far from its lines."""
+    spreads = [spread for line in over.lines[:MOST_LINES] for spread in line.at.values() if spread is not None]
+    if not spreads:
+        return [], []
+    low, high = min(spread.low for spread in spreads), max(spread.high for spread in spreads)
+    reach = max(BESIDE * (high - low), LEAST)
+    near = [level for level in over.levels if low - reach <= level.value.mean <= high + reach]
+    return near[:MOST_LEVELS], [level for level in over.levels if level not in near]
+
+
+def _caption(key: str, curves: Sequence[Over]) -> str:
+    """What the charts have in common, in sentences."""
+    lines = [line for curve in curves for line in curve.lines]
     numbers = sorted({n for line in lines for n, spread in line.at.items() if spread is not None})
     sentences = ["Mean over seeds."]
     if any(s is not None and s.seeds > 1 for line in lines for s in line.at.values()):
         sentences[0] = "Mean over seeds, with a bar from the lowest to the highest seed."
-        if any(len(curve.lines) > 1 for curve in curves):
-            sentences.append("Bars of one number stand slightly beside each other.")
     if numbers and is_log(numbers):
-        sentences.append(f"{key} on a logarithmic scale{', zero to its left' if numbers[0] == 0 else ''}.")
-    if levels:
-        ring = ": a ring marks it" if any(level.at is not None for level in levels) else ""
-        sentences.append(f"Dashed grey: what the sweep has without {key}, or at one number of it alone{ring}.")
-    if beyond:
-        sentences.append("An arrow and a value: a level beyond the drawing.")
-    if left_out := max((len(curve.lines) - len(drawn(curve)[0]) for curve in curves), default=0):
-        sentences.append(f"{left_out} more lines are in the table alone.")
-    if left_out := max((len(curve.levels) - len(drawn(curve)[1]) for curve in curves), default=0):
-        sentences.append(f"{left_out} more levels are in the table alone.")
+        sentences.append(f"{key} on a logarithmic scale{', linear near zero' if numbers[0] == 0 else ''}.")
+    if any(curve.levels for curve in curves):
+        sentences.append(f"Dashed: what the sweep has without {key}, or at one number of it alone.")
+    return " ".join(sentences)
+
+
+def _left_out(curve: Over) -> str:
+    """What the table has and a chart has no room for."""
+    near, far = levels_drawn(curve)
+    beyond = [f"{level.name} {level.value.mean:.{curve.digits}f}" for level in far]
+    sentences = [f"Beyond the chart: {', '.join(beyond)}."] if beyond else []
+    if more := max(0, len(curve.lines) - MOST_LINES) + len(curve.levels) - len(near) - len(far):
+        sentences.append(f"{more} more are in the table alone.")
     return " ".join(sentences)
 
 
@@ -121,7 +242,7 @@ def _numbers(key: str, curves: Over) -> Grid:
         rows.append([level.name, *at, "" if level.at is not None else _cell(level.value, curves.digits)])
     header = [
         "setting",
-        *(f"{key} = {plain(n)}" if not i else plain(n) for i, n in enumerate(numbers)),
+        *(f"{key} = {n:g}" if not i else f"{n:g}" for i, n in enumerate(numbers)),
         f"without {key}",
     ]
     if all(level.at is not None for level in curves.levels):
@@ -133,8 +254,9 @@ def _cell(value: Spread | None, digits: int) -> str:
     """The mean with its range beneath it, and how many seeds it is of where some are missing."""
     if value is None:
         return ""
+    between = f"\n({value.low:.{digits}f} to {value.high:.{digits}f})" if value.seeds > 1 else ""
     missing = "" if value.seeds == value.planned else f"\n{value.seeds} of {value.planned} seeds"
-    return shown(value, digits).replace(" (", "\n(") + missing
+    return f"{value.mean:.{digits}f}{between}{missing}"
 
 
 def blocks(text: str) -> list[Block]:

@@ -9,6 +9,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from coalface.core.text import clean
+from coalface.experiments.report.vega import IN_THE_DARK
 
 
 @cache
@@ -22,6 +23,7 @@ def template(name: str) -> Template:
         lstrip_blocks=True,
         finalize=_shown,
     )
+    environment.globals["IN_THE_DARK"] = IN_THE_DARK
     return environment.get_template(name)
 
 

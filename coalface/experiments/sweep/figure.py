@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from markupsafe import Markup
 
 from coalface.core.checks import unknown_name
 from coalface.evaluation.figures import figure_name, figure_of
 from coalface.evaluation.metrics.figure import PERCENT
-from coalface.experiments.report.drawings import Interval, interval_chart
+from coalface.experiments.report import specs
 from coalface.experiments.report.long_table import Record
-from coalface.experiments.report.templates import template
+from coalface.experiments.report.specs import Interval
+from coalface.experiments.report.vega import Chart
 from coalface.experiments.sweep.grid import Cell
-
-LEAST, LETTERS = 40, 52
-"""Of a setting's name, for which there is room, and at most."""
 
 
 def check_figure(cells: Sequence[Cell], metric: str) -> None:
@@ -26,7 +23,7 @@ def check_figure(cells: Sequence[Cell], metric: str) -> None:
         raise unknown_name(metric.partition("/")[0], names, "--figure")
 
 
-def figure(cells: Sequence[Cell], differences: Sequence[Record], base_of: Mapping[str, str], metric: str) -> str:
+def figure(cells: Sequence[Cell], differences: Sequence[Record], base_of: Mapping[str, str], metric: str) -> Chart:
     """Each setting less what it is compared with: a dot, and the 95 % interval over people and seeds.
 
     A dot is a ring where nothing is decided. Raises RecipeError for a figure that the list does not have.
@@ -49,13 +46,5 @@ def figure(cells: Sequence[Cell], differences: Sequence[Record], base_of: Mappin
     bases = {base_of[record.setting] for record in records}
     base = labels[bases.pop()] if len(bases) == 1 else "the baseline most like it"
     unit = "percent points" if figure_of(metric).unit == PERCENT else figure_of(metric).unit.name
-    drawing = interval_chart(
-        rows,
-        title=f"{figure_name(metric)}, less that of {base}",
-        x_label=f"{figure_name(metric)}, less that of {base}, {unit}",
-        level=("", 0.0),
-        letters=min(LETTERS, max(LEAST, *(len(row.label) for row in rows))),
-    )
-    opening, _, rest = drawing.partition(">")
-    style = template("drawing_style.html").render()
-    return Markup("{}><style>{}</style>{}\n").format(Markup(opening), Markup(style), Markup(rest))
+    title = f"{figure_name(metric)}, less that of {base}"
+    return Chart(title, specs.intervals(rows, x=f"less that of {base}, {unit}", level=("", 0.0)))

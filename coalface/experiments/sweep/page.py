@@ -14,6 +14,7 @@ from coalface.evaluation.enrolled import by_kind
 from coalface.experiments.report import series, sweeps
 from coalface.experiments.report.runs import start_name
 from coalface.experiments.report.series import Point
+from coalface.experiments.sweep.differences import baseline_of
 from coalface.experiments.sweep.grid import AVERAGED, Cell
 from coalface.experiments.sweep.records import clients_of, shares
 
@@ -84,11 +85,18 @@ def command_of(
 
 
 def page(
-    cells: Sequence[Cell], finished: Mapping[str, Mapping[str, Any]], text: str, command: str, axes: Sequence[str]
+    cells: Sequence[Cell],
+    finished: Mapping[str, Mapping[str, Any]],
+    text: str,
+    command: str,
+    axes: Sequence[str],
+    baseline: str | None = None,
 ) -> str:
-    """The page as HTML; `text` is the table of `table.table`."""
-    recipe, settings = cells[0].recipe, {cell.setting for cell in cells}
+    """The page as HTML; `text` is the table of `table.table`, and `baseline` as the table has it."""
+    recipe, settings = cells[0].recipe, list(dict.fromkeys(cell.setting for cell in cells))
     ran = sum(cell.recipe.digest() in finished for cell in cells)
     missing = "" if ran == len(cells) else f" of {len(cells):,}; the others are missing in the means"
     lead = f"{several(len(settings), 'setting')} in {several(ran, 'run')}{missing}."
-    return sweeps.render(recipe.name, command, lead, text, points(cells, finished), axes, recipe.method)
+    all_points, base = points(cells, finished), baseline_of(settings, baseline)
+    chosen = next(point.chosen for cell, point in zip(cells, all_points, strict=True) if cell.setting == base)
+    return sweeps.render(recipe.name, command, lead, text, all_points, axes, recipe.method, chosen)

@@ -116,10 +116,10 @@ def sweep(
         write_text(out / "table.md", text)
     if not kept_files["sweep.html"]:
         command = page.command_of(path, changes, out, baselines, axes, drawn, keep_runs)
-        write_text(out / "sweep.html", page.page(cells, finished, text, command, over))
+        write_text(out / "sweep.html", page.page(cells, finished, text, command, over, (*baselines, None)[0]))
     if drawn and apart:
         base_of = bases_of(list(dict.fromkeys(cell.setting for cell in cells)), (*baselines, None)[0])
-        write_text(out / "figure.svg", figure(cells, apart, base_of, drawn))
+        figure(cells, apart, base_of, drawn).save(out / "figure.svg")
     printout = f"{text}\ncells: {cells_file if cells_file.exists() else packed(cells_file)}"
     for kind, name in (("table", "table.md"), ("page", "sweep.html")):
         printout += f"\n{kind}: {out / name}{' (left as it was)' if kept_files[name] else ''}"

@@ -1,0 +1,49 @@
+// Puts a live chart in the place of each drawn one: values on hover, series picked by the legend, zoom, files to save.
+(async () => {
+  const text = (id) => document.getElementById(id).textContent;
+  const bytes = Uint8Array.from(atob(text("vega")), (letter) => letter.charCodeAt(0));
+  const inflated = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const library = document.createElement("script");
+  library.textContent = await new Response(inflated).text();
+  document.head.append(library);
+
+  // `ast`: expressions are interpreted, since the page's policy lets no text become code.
+  const options = { mode: "vega-lite", renderer: "svg", ast: true, actions: false, config: JSON.parse(text("vega-config")) };
+  const embed = (place, spec) => vegaEmbed(place, spec, options);
+
+  const cell = (value) => typeof value === "string" ? `"${value.replace(/^[=+\-@]/, "'$&").replaceAll('"', '""')}"` : value ?? "";
+  const csv = (rows) => {
+    const columns = [...new Set(rows.flatMap(Object.keys))];
+    const lines = [columns, ...rows.map((row) => columns.map((column) => row[column]))];
+    return lines.map((line) => line.map(cell).join(",") + "\n").join("");
+  };
+  const address = async (kind, spec, title) => {
+    if (kind === "csv") return URL.createObjectURL(new Blob([csv(spec.data.values)], { type: "text/csv" }));
+    const { view } = await embed(document.createElement("div"), { ...spec, title, width: 560 });
+    return view.toImageURL(kind, 2);
+  };
+  const button = (kind, spec, title) => {
+    const saves = document.createElement("button");
+    saves.textContent = kind.toUpperCase();
+    saves.setAttribute("aria-label", `Save ${title} as ${saves.textContent}`);
+    saves.onclick = async () => {
+      const link = document.createElement("a");
+      link.href = await address(kind, spec, title);
+      link.download = `${title.replace(/[^\p{L}\p{N}@.=]+/gu, "-")}.${kind}`;
+      link.click();
+    };
+    return saves;
+  };
+
+  // A chart is made live when it comes into view: then it has a width, also one that was folded away.
+  const watch = new IntersectionObserver((entries) => entries.filter((entry) => entry.isIntersecting).forEach(async ({ target }) => {
+    watch.unobserve(target);
+    const spec = JSON.parse(target.querySelector("script").textContent), title = target.querySelector("h3").textContent;
+    await embed(target.querySelector(".chart"), { ...spec, width: "container" });
+    const saves = document.createElement("p");
+    saves.className = "saves";
+    saves.append("save ", ...["svg", "png", "csv"].map((kind) => button(kind, spec, title)));
+    target.append(saves);
+  }));
+  document.querySelectorAll("figure:has(.chart)").forEach((figure) => watch.observe(figure));
+})();
