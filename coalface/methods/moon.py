@@ -37,7 +37,7 @@ class Moon(FedAvg):
     z_prev is z_glob, so that the term is log 2 and has no gradient. The loss that parties report has the term in it.
     """
 
-    title: ClassVar[str] = "fedavg with a contrast of the global model to the party's last one"
+    title: ClassVar[str] = "fedavg that contrasts the global model with a party's last"
     paper: ClassVar[str] = "Li et al. 2021 (MOON)"
     setting: ClassVar[str] = "cross-silo"
 

@@ -37,7 +37,7 @@ def fault(tree: dict[str, Any]) -> RecipeError:
         ({"lr": 0.1}, "lr", "local.lr"),
         ({"parties": 3}, "parties", "data.partition.parties or evaluation.parties"),
         ({"fedprox": {"mu": 1}}, "fedprox", "methods.fedprox.mu"),
-        ({"mu": 1}, "mu", "methods.fedprox.mu"),
+        ({"mu": 1}, "mu", "methods.fedprox.mu or methods.fednova.mu or methods.moon.mu"),
         ({"learning_rate": 1}, "learning_rate", "local.lr"),
         ({"method": "fedavgg"}, "method", "'fedavg'"),
         ({"loss": {"name": "cosfac"}}, "loss.name", "'cosface'"),
