@@ -29,7 +29,7 @@ PAGES = {
 }
 LANGUAGES = {"sh", "python", "yaml", "toml", "text", "py"}
 """`py` is a fragment, which does not run by itself."""
-RUN = ("tutorial.md", "methods/joint.md", "synthetic.md")
+RUN = ("tutorial.md", "methods/joint.md", "methods/personal.md", "synthetic.md")
 ELSEWHERE = {
     "README.md": "test_wheel.py",
     "bring-your-own.md": "test_bring_your_own.py",

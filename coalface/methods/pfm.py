@@ -39,7 +39,7 @@ class OfSteps(TypedDict):
     head_momentum: MomentumState
 
 
-MOMENTUM = OfSteps(momentum="none", head_momentum="keep")
+MOMENTUM: OfSteps = {"momentum": "none", "head_momentum": "keep"}
 
 
 @message

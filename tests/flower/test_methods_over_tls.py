@@ -72,11 +72,23 @@ JOINT = loader.merged(
 )
 """Two clients of two identities each, who hold the public identities' images as well."""
 
+SERVED = loader.merged(
+    SILOS,
+    {
+        "name": "served",
+        "data": {"faces": {"images": 5}, "test": {"images": 2}},
+        "evaluation": {"personalised": {"fars": [0.1], "fpirs": [0.25]}},
+        "methods": {"fedrep": {"head_epochs": 2}, "fedbabu": {"tuning_epochs": 1}},
+    },
+)
+"""The two silos, whose own people are evaluated as well."""
+
 DOMAINS = loader.merged(tinydomains.TREE, {"name": "domains", "data": {"scenario": "domains", "clients": 1}})
 """A source and one target."""
 
 ONE_IDENTITY = ("fedface", "fedaws", "fedfv", "feduv", "positive-only", "random-init")
 PERSONAL = ("fedfr-joint", "adafedfr", "ss-fedfr", "cl-fedfr", "finetune", "kd", "fedface-multi")
+OWN_MODELS = ("ditto", "fedrep", "fedbabu")
 ACROSS_SILOS = (
     *("fedavg", "fedavg-fv", "fedprox", "scaffold", "mime", "mimelite", "slowmo", "pfm", "pfm-fv"),
     *("fednova", "feddyn", "moon", "fedadam", "fedyogi", "fedadagrad"),
@@ -87,6 +99,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(ONE_IDENTITY, CLIENTS),
     **dict.fromkeys(PERSONAL, JOINT),
     "ss-fedfr": loader.merged(JOINT, {"data": {"unlabelled": 0.34}, "methods": {"ss-fedfr": {"pseudo_labels": 0.0}}}),
+    **dict.fromkeys(OWN_MODELS, SERVED),
     **dict.fromkeys(tinydomains.METHODS, DOMAINS),
 }
 """Method -> the recipe that it is run by."""
