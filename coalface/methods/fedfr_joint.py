@@ -366,10 +366,11 @@ class FedFRJoint(Method):
         """The local epochs of a round, in the parts between which η falls or images join."""
         plan, joins = self.plan, self.pseudo_labels is not None and bool(party.unlabelled)
         cursor, trained = before.cursor, Trained(head, before.branch, 0.0, {}, {})
-        total, images = 0.0, 0
+        learner, total, images = with_public(party, public, party.data), 0.0, 0
         for part, factor in plan.parts(party.round, by_epoch=joins):
-            own = self.with_joined(party, trained.head, len(head) - len(before.classes)) if joins else party.data
-            learner = replace(party, data=own if public is None else public.beside(own))
+            if joins:
+                own = self.with_joined(party, trained.head, len(head) - len(before.classes))
+                learner = with_public(party, public, own)
             batches, cursor = plan.batches(part, learner, cursor)
             sgd = part.sgd(party)
             sgd = replace(sgd, lr=factor * sgd.lr)
@@ -412,3 +413,8 @@ class FedFRJoint(Method):
             return Models(shared=state.backbone)
         common = Global(backbone=state.backbone, classifier=state.classifier)
         return Models(shared=None, common=common)  # BatchNorm differs by party
+
+
+def with_public(party: Party, public: FaceSet | None, own: FaceSet) -> Party:
+    """The party as it trains on public images, if there are some, and on some of its own."""
+    return replace(party, data=own if public is None else public.beside(own))

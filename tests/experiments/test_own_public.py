@@ -109,10 +109,12 @@ def test_other_methods_begin_from_them_and_hold_none(parties: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_images_that_stay_at_the_server_are_at_no_party_and_the_bytes_are_those_of_a_local_run(
-    parties: Path, tmp_path: Path
+@pytest.mark.parametrize("method", ["adafedfr", "ss-fedfr"])
+def test_with_public_images_at_the_server_or_half_of_the_own_unknown_the_bytes_are_those_of_a_local_run(
+    method: str, parties: Path, tmp_path: Path
 ) -> None:
-    path, over_network, alone = written(tmp_path, method="adafedfr"), tmp_path / "there", tmp_path / "here"
+    half = {"unlabelled": 0.5 if method == "ss-fedfr" else 0.0}
+    path, over_network, alone = written(tmp_path, method=method, data=half), tmp_path / "there", tmp_path / "here"
     over_flower(path, parties, tmp_path / "homes", over_network)
     local = party_file.fill(
         loader.load(path, ["engine.on_error=exclude", "engine.save_replies=true"]),
