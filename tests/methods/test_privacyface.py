@@ -203,6 +203,9 @@ class Odd(PrivacyFace):
         odd = {"many": rows, "zeros": 0 * rows[:1], "columns": rows[:1, :5], "dtype": rows[:1].float(), "flat": rows[0]}
         return replace(reply, centres=odd[self.what]) if party.name == "silo-2" else reply, learner
 
+    def protection(self, reply: Update) -> str:
+        return "a lie"
+
 
 @pytest.mark.parametrize("what", by_default(2, ["many", "zeros", "columns", "dtype", "flat"]))
 def test_what_no_clustering_gives_is_left_out(what: str, tmp_path: Path) -> None:
