@@ -65,7 +65,7 @@ class Noise(Protocol):
 class LocalClustering(TypedSettings):
     """The settings of DPLC: see above. All are ours: no text at hand says the paper's."""
 
-    angle: float = 1.2
+    angle: float = 1.3
     """ρ in radians, above 0 and up to π/2: how far from its direction a cap reaches."""
     members: float = 20.0
     """T: how many members a cap must have, by the noised count."""
