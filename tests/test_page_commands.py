@@ -49,6 +49,7 @@ LEFT_OUT = {
     "formats.md": "RFW, and landmarks of the reader's own",
     "photographs.md": "photographs of people",
     "methods/pfm.md": "hours, on real faces",
+    "methods/across-clients.md": "minutes: a pre-training and three runs",
     "methods/uda.md": "many minutes: a pre-training of 3,000 steps",
     "models.md": "insightface's code",
     "privacy.md": "many minutes: two pre-trainings, and a thousand devices",

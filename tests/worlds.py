@@ -20,7 +20,10 @@ STILL = LocalTraining(epochs=2, batch_size=4, lr=0.005)
 OWN: dict[str, dict[str, Any]] = {
     "fedfv": {"sample": 4, "equivalents": 5},
     "feduv": {"sample": None, "length": 127},
-    "privacyface": {"clustering": LocalClustering(angle=1.5, members=1.0, directions=9, noise_multiplier=0.1)},
+    "privacyface": {
+        "clustering": LocalClustering(angle=1.5, members=1.0, directions=9, noise_multiplier=0.1),
+        "every": 1,
+    },
     "mime": {"local": STILL},
     "mimelite": {"local": STILL},
 }

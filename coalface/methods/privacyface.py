@@ -61,8 +61,8 @@ class Update:
     """θ_i."""
     centres: Tensor | None = free("sanitised")
     """(q, d) sanitised centres of groups of the client's people; None in a round without a release."""
-    epsilon: float
-    """ε of all the client's releases so far, for one identity."""
+    releases: int
+    """How often the client has released some so far: ε follows from it."""
     images: int
     """n_i."""
     loss: float
@@ -88,7 +88,7 @@ class PrivacyFace(FedAvg):
     setting: ClassVar[str] = "cross-silo"
 
     clustering: LocalClustering = LocalClustering()
-    every: int = 1
+    every: int = 5
     """Rounds from one release to the next, the first in round 1: each costs ε."""
 
     def __post_init__(self) -> None:
@@ -125,10 +125,11 @@ class PrivacyFace(FedAvg):
         )
         sent = {client: rows for client, rows in answer.each["centres"].items() if rows is not None}
         centres = state.centres | {client: rows for client, rows in sent.items() if self.accepts(rows, none)}
+        releases = [count for count in answer.each["releases"].values() if 0 <= count < 1 << 32]  # as clients say
         fed.log(
             loss=answer.mean("loss", by="images"),
             clusters=sum(map(len, centres.values())),
-            centre_epsilon=max(answer.each["epsilon"].values(), default=0.0),
+            centre_epsilon=self.clustering.epsilon(max(releases, default=0)),
         )
         return State(backbone=answer.aggregated["backbone"], centres=centres)
 
@@ -157,7 +158,7 @@ class PrivacyFace(FedAvg):
         return Update(
             backbone=party.backbone.shared(),
             centres=released,
-            epsilon=self.clustering.epsilon(party.releases + (released is not None)),
+            releases=party.releases + (released is not None),
             images=len(party.data),
             loss=loss,
         ), learner
@@ -186,7 +187,7 @@ class PrivacyFace(FedAvg):
         return mean_head(features, labels, len(party.data.names)).cpu(), torch.cat([*known, torch.from_numpy(drawn)])
 
     def protection(self, reply: Update) -> str:
-        return self.clustering.protection(reply.epsilon)
+        return self.clustering.protection(reply.releases)
 
     def unbatchable_reason(self, backbone: Backbone) -> str:
         return "each client has the clusters of others in its loss"

@@ -65,7 +65,7 @@ class Noise(Protocol):
 class LocalClustering(TypedSettings):
     """The settings of DPLC: see above. All are ours: no text at hand says the paper's."""
 
-    angle: float = 1.2
+    angle: float = 1.3
     """ρ in radians, above 0 and up to π/2: how far from its direction a cap reaches."""
     members: float = 20.0
     """T: how many members a cap must have, by the noised count."""
@@ -120,9 +120,10 @@ class LocalClustering(TypedSettings):
         """Whether so many releases stay within the target."""
         return self.target_epsilon is None or self.epsilon(releases) <= self.target_epsilon
 
-    def protection(self, epsilon: float) -> str:
-        """What a ledger says of a release, with ε of all so far."""
-        return f"DPLC, z = {self.noise_multiplier:g}: epsilon {epsilon:.4g} at delta {self.delta:g} for one identity"
+    def protection(self, releases: int) -> str:
+        """What a ledger says of the last of so many releases: ε of them all."""
+        spent = f"epsilon {self.epsilon(releases):.4g} at delta {self.delta:g} for one identity"
+        return f"DPLC, z = {self.noise_multiplier:g}: {spent}, releases so far {releases}"
 
 
 @torch.no_grad()
