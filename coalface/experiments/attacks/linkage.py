@@ -198,7 +198,7 @@ def mean_feature_told(update: Tensors, backbone: Tensors) -> Tensor:
 
 
 def embedding_by_statistics(module: nn.Module, told: Mapping[str, Tensor], image: Tensor) -> Tensor | None:
-    """(d,) the embedding of the mean that a BatchNorm layer was given by `batch_statistics_told`; None where none tells.
+    """(d,) the embedding of the mean that a BatchNorm layer was given (`batch_statistics_told`); None where none tells.
 
     It is the first layer that reads one number a channel. Those after it tell nothing, nor do gradients: of a batch of
     one person's images it takes off the mean, which is the person. The mean is put in its place for any image (1, …).
