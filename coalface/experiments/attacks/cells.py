@@ -94,7 +94,9 @@ def table(cells: Sequence[Cell]) -> Iterator[str]:
     yield f"| `coalface attack …` | on | by | figure | trials | chance | {' | '.join(defences)} |"
     yield f"|---|---|---|---|---:|---:|{'---:|' * len(defences)}"
     for row, by_defence in rows.items():
-        chances = {defence: _text(sorted({o.chance for o in by_defence.get(defence, [])})) for defence in defences}
+        chances = {
+            defence: _text(sorted({round(o.chance, 1) for o in by_defence.get(defence, [])})) for defence in defences
+        }
         values = [_text([o.value for o in by_defence.get(defence, [])]) for defence in defences]
         if len(set(chances.values()) - {NOTHING}) > 1:  # a chance of its own beside each value
             values = [f"{value} [{chances[defence]}]" for defence, value in zip(defences, values, strict=True)]

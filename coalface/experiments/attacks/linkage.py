@@ -2,7 +2,7 @@
 
 - *Templates that are sent up* carry their sender's name; by photographs of people the server finds out who it is.
 - *Updates of a party of one identity*, though no template is sent: the last layer's change is Σ g hᵀ, whose rows by the
-  bias's change Σ g are a mean feature; a BatchNorm at the end has the mean feature in its running mean.
+  bias's change Σ g are a mean feature; where BatchNorm stands at the end, its running mean tells one.
 - *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people, who knows whom else the round
   asked, looks for the k that each was fused of. Without any the class embeddings are restored from those of many
   rounds: by one client, of the rounds in which it is asked, by clients who put together what they were sent, and by
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from coalface.core.declarations import contents
 from coalface.core.method import Models, Tensors, generator
@@ -40,10 +40,11 @@ from coalface.experiments.attacks.fused_embeddings import (
     share_assigned,
     share_restored,
 )
-from coalface.experiments.attacks.updates import MOMENTUM, ends_in_linear
+from coalface.experiments.attacks.updates import batch_statistics_told, ends_in_linear, to_images
 from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedfv import FedFV
 from coalface.methods.feduv import FedUV
+from coalface.models.embedding import eval_mode
 from coalface.training.bch_codes import Codebook
 
 TOGETHER = 10
@@ -171,32 +172,56 @@ class Linkage(Attack):
 
 def feature_by_update(exchange: Exchange) -> Tensor | None:
     """(d,) what a reply's backbone tells of a party of one identity; None of other replies, parties and networks."""
-    data, update = exchange.run.data.data[exchange.request.party], exchange.update
+    run, party, update = exchange.run, exchange.request.party, exchange.update
+    data = run.data.data[party]
     if update is None or len(data.names) != 1:
         return None
-    steps, _ = exchange.run.recipe.local.work(exchange.request.party, len(data))
-    return mean_feature_told(update, exchange.sent[0].backbone, steps)
+    before = exchange.sent[0].backbone
+    if ends_in_linear(before):
+        return mean_feature_told(update, before)
+    run.data.backbone.load(before)
+    after = {name: before[name] + change for name, change in update.items()}
+    told = batch_statistics_told(before, after, run.recipe.local.work(party, len(data))[0])
+    image = torch.zeros_like(to_images(data.select(np.arange(1))))
+    return embedding_by_statistics(run.data.backbone.module, told, image.to(run.numerics.device))
 
 
-def mean_feature_told(update: Tensors, backbone: Tensors, steps: int) -> Tensor | None:
-    """(d,) the mean embedding, by the backbone as it was sent, that its change in so many steps tells.
+def mean_feature_told(update: Tensors, backbone: Tensors) -> Tensor:
+    """(d,) the embedding that the change of a backbone's last linear layer tells, through the layer as it was sent.
 
-    Of a last linear layer ΔW ∝ Σ g hᵀ and Δb ∝ Σ g, so h is about Σ_o Δb_o ΔW_o / Σ_o Δb_o². Of a last BatchNorm it is
-    γ (s − r) / √v + β, s being the mean of what it was given (`batch_statistics_told`). Its gradient tells nothing: of
-    a batch that is one person's images it takes off the mean, which is what tells the person. None of other networks.
+    ΔW ∝ Σ g hᵀ and Δb ∝ Σ g, so h is about Σ_o Δb_o ΔW_o / Σ_o Δb_o².
     """
-    layer = list(backbone)[-1].rpartition(".")[0]
-    before, change = (
-        {name.removeprefix(f"{layer}."): t.double() for name, t in tensors.items() if name.startswith(f"{layer}.")}
-        for tensors in (backbone, update)
-    )
-    if before.keys() >= {"running_mean", "running_var", "weight", "bias"}:
-        moved = change["running_mean"] / (1 - (1 - MOMENTUM) ** steps)
-        return moved / before["running_var"].sqrt() * before["weight"] + before["bias"]
-    if not ends_in_linear(backbone):
-        return None
-    h = change["bias"] @ change["weight"] / change["bias"].square().sum().clamp_min(1e-30)
-    return before["weight"] @ h + before["bias"]
+    weight, bias = list(backbone)[-2:]
+    change = update[bias].double()
+    h = change @ update[weight].double() / change.square().sum().clamp_min(1e-30)
+    return backbone[weight].double() @ h + backbone[bias].double()
+
+
+def embedding_by_statistics(module: nn.Module, told: Mapping[str, Tensor], image: Tensor) -> Tensor | None:
+    """(d,) the embedding of the mean that a BatchNorm layer was given (`batch_statistics_told`); None where none tells.
+
+    It is the first layer that reads one number a channel. Those after it tell nothing, nor do gradients: of a batch of
+    one person's images it takes off the mean, which is the person. The mean is put in its place for any image (1, …).
+    """
+    replaced: list[str] = []
+
+    def replace(name: str, read: Tensor) -> Tensor:
+        if replaced or read.numel() != told[name].shape[1]:
+            return read
+        replaced.append(name)
+        return told[name][0].to(read).reshape(read.shape)
+
+    hooks = [
+        module.get_submodule(name).register_forward_pre_hook(lambda _, read, name=name: (replace(name, read[0]),))
+        for name in told
+    ]
+    try:
+        with eval_mode(module), torch.no_grad():
+            embedding: Tensor = module(image)[0].double().cpu()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return embedding if replaced else None
 
 
 def code_told(change: Tensor, codeword: Tensor, known: int) -> float:

@@ -30,8 +30,6 @@ from coalface.training.compute import Compute
 UPDATE, MEAN = "a party's update", "the round's mean"
 CLASSIFIER = "classifier"
 """The field of rows of class embeddings that methods with public identities send."""
-MOMENTUM = 0.1
-"""torch's, of BatchNorm's running statistics."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +129,13 @@ def embeddings_told_by_rows(gradient: Tensor, before: Tensor) -> Tensor:
     return torch.cat([common[None], rows])
 
 
-def batch_statistics_told(before: Tensors, after: Tensors, steps: int) -> dict[str, Tensor]:
+def batch_statistics_told(before: Tensors, after: Tensors, steps: int, momentum: float = 0.1) -> dict[str, Tensor]:
     """Layer's name -> (2, channels) mean and variance over the images, of the change of BatchNorm's running ones.
 
     One step leaves r′ = (1 − m) r + m s, K steps r′ = (1 − m)^K r + (1 − (1 − m)^K) s̄, with s̄ a weighted mean of the
-    steps' statistics, m = `MOMENTUM`. Empty where none are sent.
+    steps' statistics, m torch's `momentum`. Empty where none are sent.
     """
-    kept = (1 - MOMENTUM) ** steps
+    kept = (1 - momentum) ** steps
     told: dict[str, Tensor] = {}
     for name in (name for name in after if name.endswith("running_mean")):
         layer = name.rpartition(".")[0]
