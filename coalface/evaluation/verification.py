@@ -27,7 +27,7 @@ from coalface.evaluation.metrics.bootstrap import PairIdentities
 from coalface.evaluation.metrics.evidence import accuracy_evidence, hits_evidence, tar_evidence
 from coalface.evaluation.metrics.identification import identify
 from coalface.evaluation.metrics.pair_figures import PairFigure
-from coalface.evaluation.metrics.verification import evaluate_pairs, histogram, roc, score_pairs, tar_at_far
+from coalface.evaluation.metrics.verification import auc, evaluate_pairs, histogram, roc, score_pairs, tar_at_far
 from coalface.evaluation.npz import read_npz
 from coalface.models.calibration import FARS as CALIBRATED
 from coalface.models.calibration import Threshold
@@ -180,7 +180,11 @@ class Verification(Evaluator):
         return [chosen for chosen in self.pairs if chosen.name in self.last_scores]
 
     def curves(self) -> dict[str, dict[str, Any]]:
-        """ROC and similarity histograms of the last evaluation, all models' pairs taken together."""
+        """ROC, similarity histograms and thresholds of the last evaluation, all models' pairs taken together.
+
+        The thresholds are those at the false accept rates that the pairs carry, with the rate that each attains.
+        """
+        fars = sorted({*(self.fars or FARS), *CALIBRATED}, reverse=True)
         curves = {}
         for chosen in self._evaluated_last():
             models = self.last_scores[chosen.name]
@@ -190,8 +194,20 @@ class Verification(Evaluator):
                 counted = np.tile(np.isin(chosen.pairs.fold, chosen.evaluated_folds), len(models))
             if chosen.pairs.headline is not None:
                 counted = np.tile(chosen.pairs.headline, len(models)) | ~same
-            curve, bars = roc(scores[counted], same[counted]), histogram(scores[counted], same[counted])
+            scores, same = scores[counted], same[counted]
+            curve, bars = roc(scores, same), histogram(scores, same)
             curves[chosen.name] = {
+                "auc": 100 * auc(scores, same),
+                "thresholds": [
+                    {
+                        "far": at.far,
+                        "attained": at.false_accepts / at.impostors,
+                        "tar": at.tar,
+                        "threshold": at.threshold,
+                    }
+                    for at in tar_at_far(scores, same, fars)
+                    if at.carried
+                ],
                 "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()},
                 "histogram": {
                     "edges": bars.edges.tolist(),

@@ -9,7 +9,7 @@ from cases import by_default
 from naive import fold_rates
 from scipy.interpolate import interp1d
 from scipy.optimize import brentq
-from sklearn.metrics import roc_curve
+from sklearn.metrics import roc_auc_score, roc_curve
 from unit_rows import spread, unit
 
 from coalface.evaluation.metrics import verification as v
@@ -127,6 +127,14 @@ def test_eer_is_its_definition_and_what_scipy_finds_on_sklearns_curve(seed):
     assert v.eer(scores, same) == pytest.approx(naive_eer(scores, same), abs=1e-12)
     far, tar, _ = roc_curve(same, scores, drop_intermediate=False)
     assert v.eer(scores, same) == pytest.approx(brentq(lambda x: 1 - x - interp1d(far, tar)(x), 0, 1), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", by_default(4, SEEDS))
+def test_auc_counts_the_pairs_of_pairs_in_order_as_sklearn_does(seed):
+    scores, same = scored(seed)
+    above = [(g > i) + (g == i) / 2 for g in scores[same] for i in scores[~same]]
+    assert v.auc(scores, same) == pytest.approx(sum(above) / len(above), abs=1e-12)
+    assert v.auc(scores, same) == pytest.approx(roc_auc_score(same, scores), abs=1e-12)
 
 
 def test_eer_worked_by_hand():

@@ -38,6 +38,14 @@ def test_the_page_says_what_was_trained_and_what_came_of_it(write_run):
     assert "Pooled" not in text and "side by side" not in text
 
 
+def test_a_far_has_its_threshold_and_what_it_attains(write_run):
+    reader = read(page.build(write_run()))
+    assert ["devtest", "0.01", "0.3125", "0.0095", "40.00"] in reader.rows and "AUC: 91.25 %." in reader.text
+    (histogram,) = (chart for chart in reader.charts if "pairs" in chart["data"]["values"][0])
+    (line,) = (layer["data"]["values"] for layer in histogram["layer"] if layer["mark"]["type"] == "rule")
+    assert line == [{"level": 0.3125, "name": "FAR 0.01"}]
+
+
 def test_the_same_folder_gives_the_same_bytes(write_run):
     folder, other = write_run("a"), write_run("b")
     first = page.build(folder, other).read_bytes()

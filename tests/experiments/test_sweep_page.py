@@ -49,13 +49,15 @@ def page(folder: Path) -> str:
 
 def test_the_page_draws_each_figure_over_the_setting_that_takes_several_numbers(finished: Path) -> None:
     text = page(finished)
-    assert re.findall(r"<h2>(.*?)</h2>", text) == ["Over <code>local.steps_per_round</code>", "The table"]
+    assert re.findall(r"<h2>(.*?)</h2>", text) == ["By setting", "Over <code>local.steps_per_round</code>", "The table"]
+    by_setting = [f"unseen {figure} (%)" for figure in ("accuracy", "EER")]
     assert re.findall(r"<h3>(.*?)</h3>", text) == [
-        f"unseen {figure} (%) over local.steps_per_round" for figure in ("accuracy", "EER")
+        *by_setting,
+        *(f"{t} over local.steps_per_round" for t in by_setting),
     ]
     assert f"coalface sweep {finished / 'grids.yaml'} --out {finished / 'out'}" in text
     assert "4 settings in 8 runs." in text and "on a logarithmic scale" in text
-    for chart in Reader(text).charts:
+    for chart in Reader(text).charts[2:]:
         rows = chart["data"]["values"]
         assert [row["at"] for row in rows if row["setting"] == "fedavg"] == [1, 2, 20]
         assert {"fedavg", "centralized"} <= {row["setting"] for row in rows}
@@ -73,6 +75,23 @@ def test_the_numbers_of_a_drawing_are_those_of_the_cells(finished: Path) -> None
         assert fedavg[column] == f"{(first + second) / 2:.2f}({low:.2f} to {high:.2f})"
     assert fedavg[0] == "fedavg" and centralized[0] == "centralized" and centralized[2] and not centralized[3]
     assert untrained[0] == "untrained" and untrained[1:4] == ["", "", ""] and untrained[4]
+
+
+def test_each_setting_is_a_dot_with_the_range_of_its_seeds_and_the_baseline_a_line(finished: Path) -> None:
+    (accuracy, _, *_) = Reader(page(finished)).charts
+    cells = sweeping.read_cells(finished / "out" / "cells.jsonl").values()
+    rows = {row["setting"]: row for row in accuracy["data"]["values"]}
+    first, second = (c["figures"]["unseen"]["accuracy"] for c in cells if c["cell"].get("local.steps_per_round") == 20)
+    row = rows["fedavg, steps_per_round=20"]
+    assert row["value"] == pytest.approx((first + second) / 2) and (row["low"], row["high"]) == pytest.approx(
+        (min(first, second), max(first, second))
+    )
+    assert set(rows) == {
+        *(f"fedavg, steps_per_round={k}" for k in (20, 1, 2)),
+        "centralized, steps_per_round=2",
+        "untrained",
+    }
+    assert accuracy["layer"][0]["data"]["values"] == [{"level": row["value"], "name": row["setting"]}]
 
 
 def test_the_tables_are_those_of_the_markdown(finished: Path) -> None:

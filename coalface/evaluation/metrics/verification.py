@@ -325,6 +325,14 @@ def eer(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
     return float(far[after - 1] + step * (far[after] - far[after - 1]))
 
 
+def auc(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
+    """The area under the ROC: how often a genuine pair scores above an impostor pair, where a tie counts half."""
+    check_scores(scores, same)
+    impostor, genuine = np.sort(scores[~same]), scores[same]
+    below = np.searchsorted(impostor, genuine, side="left") + np.searchsorted(impostor, genuine, side="right")
+    return int(below.sum()) / 2 / (len(genuine) * len(impostor))
+
+
 def roc(scores: NDArray[np.float64], same: NDArray[np.bool_], points: int = 200) -> Roc:
     """At most `points` points of the ROC for a drawing: FAR k / N log-spaced from 1 / N to 1, each TAR exact."""
     check_scores(scores, same)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from coalface.core.text import natural
 from coalface.evaluation.figures import axis_title, figure_name
 from coalface.experiments.report import specs
-from coalface.experiments.report.runs import Run, flat_figures, mapping, number, whole_number, without_errors
+from coalface.experiments.report.runs import Run, as_dicts, flat_figures, mapping, number, whole_number, without_errors
 from coalface.experiments.report.specs import Curve, Interval
 from coalface.experiments.report.vega import Chart
 
@@ -30,6 +30,8 @@ COLLAPSED = 0.95
 """Mean cosine of all pairs of class embeddings from which on the page says that they have collapsed."""
 MOST_CURVES = 12
 """Curves of one chart of it."""
+DRAWN_FAR = 0.01
+"""The false accept rate whose threshold stands in a histogram."""
 MOST_FIGURES = 12
 """Figures over rounds on one page."""
 
@@ -236,7 +238,7 @@ def similarity(runs: Sequence[Run]) -> list[Chart]:
             points = list(zip(_numbers(rates.get("far")), _numbers(rates.get("tar")), strict=False))
             curves.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
         if spec := specs.roc(curves):
-            charts.append(Chart(f"{name} ROC: TAR (%) over FAR", spec, "Dashed: chance."))
+            charts.append(Chart(f"{name} ROC: TAR (%) over FAR", spec, f"Dashed: chance.{_areas(runs, name)}"))
         if spec := specs.roc(curves, is_det=True):
             charts.append(Chart(f"{name} DET: 1 − TAR (%) over FAR", spec))
     for run, by_list in zip(runs, by_run, strict=True):
@@ -244,9 +246,23 @@ def similarity(runs: Sequence[Run]) -> list[Chart]:
             counts = mapping(mapping(by_list.get(name)).get("histogram"))
             edges, genuine, impostor = (_numbers(counts.get(key)) for key in ("edges", "genuine", "impostor"))
             title = f"{run.label}: {name} similarities" if len(runs) > 1 else f"{name} similarities"
-            if spec := specs.histogram(edges, genuine, impostor, None):
+            if spec := specs.histogram(edges, genuine, impostor, _threshold(mapping(by_list.get(name)))):
                 charts.append(Chart(title, spec))
     return charts
+
+
+def _areas(runs: Sequence[Run], name: str) -> str:
+    """The area under the ROC of each run that has one."""
+    areas = [(run.label, number(mapping(mapping(run.summary.get("curves")).get(name)).get("auc"))) for run in runs]
+    words = [f"{label} {area:.2f} %" if len(runs) > 1 else f"{area:.2f} %" for label, area in areas if area is not None]
+    return f" AUC: {', '.join(words)}." if words else ""
+
+
+def _threshold(curves: Mapping[str, Any]) -> tuple[str, float] | None:
+    """That of the FAR that is drawn, where the pairs carry it."""
+    at = {number(point.get("far")): number(point.get("threshold")) for point in as_dicts(curves.get("thresholds"))}
+    threshold = at.get(DRAWN_FAR)
+    return None if threshold is None else (f"FAR {DRAWN_FAR:g}", threshold)
 
 
 def _numbers(values: object) -> list[float]:

@@ -59,6 +59,21 @@ def figures(run: Run) -> list[dict[str, str]]:
     return rows
 
 
+def thresholds(runs: Sequence[Run]) -> Grid:
+    """What each false accept rate asks for and comes to: the threshold, the rate that it attains, and the TAR."""
+    rows = []
+    for run in runs:
+        for name, curves in mapping(run.summary.get("curves")).items():
+            for point in as_dicts(mapping(curves).get("thresholds")):
+                values = [number(point.get(key)) for key in ("far", "threshold", "attained", "tar")]
+                far, threshold, attained, tar = values
+                if far is not None and threshold is not None and attained is not None and tar is not None:
+                    own = [f"{far:g}", f"{threshold:.4f}", f"{attained:.3g}", f"{100 * tar:.2f}"]
+                    rows.append([*([run.label] if len(runs) > 1 else []), name, *own])
+    header = [*(["run"] if len(runs) > 1 else []), "pairs", "FAR", "threshold (cosine)", "FAR attained", "TAR (%)"]
+    return Grid.of(header, rows, left=len(header) - 4)
+
+
 def domains(runs: Sequence[Run]) -> Grid:
     """Each run's figures by domain: a row for every list, and the gap, source less target."""
     rows, names = [], list(dict.fromkeys(k.rpartition("/")[2] for run in runs for k in run.evaluated if run.domains))

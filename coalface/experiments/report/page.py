@@ -68,6 +68,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         troubles=_by_run(runs, lambda run: " ".join(faults.at_the_head(run))),
         tiles=_tiles(run, evaluated),
         figures=grids.figures(run),
+        thresholds=grids.thresholds(runs),
         domains=grids.domains(runs),
         clusters=grids.clusters(runs),
         enrolled=grids.enrolled(runs),

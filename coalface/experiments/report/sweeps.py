@@ -158,9 +158,10 @@ def lines_over(over: Over, *, x: str, y: str) -> Spec:
     dots += [_row(level, level.value) | {"at": level.at} for level in levels if level.at in numbers]
     rows += [_row(level, level.value) | {"at": end} for level in levels for end in (numbers[0], numbers[-1])]
     dashes = [LEVEL if i >= len(lines) else DASHES[i // len(PALETTE)] for i in range(len(names))]
-    scale: Spec = {"nice": False, "zero": False, "padding": 12}
+    scale: Spec = {"zero": False}
     if is_log(numbers):
-        scale |= {"type": "log"} if numbers[0] > 0 else {"type": "symlog", "constant": numbers[1]}
+        scale = {"type": "log"} if numbers[0] > 0 else {"type": "symlog", "constant": numbers[1]}
+    scale |= {"nice": False, "padding": 12}
     place = {
         "x": number("at", x, **scale) | {"axis": {"grid": False, "values": numbers, "labelOverlap": "greedy"}},
         "y": number("mean", y, zero=False),

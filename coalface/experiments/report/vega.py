@@ -153,7 +153,7 @@ class Scripts:
 @functools.cache
 def scripts() -> Scripts:
     """The scripts of a page with charts."""
-    library, own = _library(), (files("coalface.experiments.report") / "charts.js").read_text("utf-8")
+    library, own = _library(), (files("coalface.experiments.report") / "page.js").read_text("utf-8")
     hashes = (base64.b64encode(sha256(script.encode()).digest()).decode() for script in (library, own))
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return Scripts(

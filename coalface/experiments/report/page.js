@@ -1,3 +1,25 @@
+// Sorts a table by the column whose head is pressed: numbers by size, an empty cell last, the sum at the end.
+for (const table of document.querySelectorAll("table:has(thead + tbody)")) {
+  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+  const key = (row, column) => row.cells[column].textContent.trim().replaceAll("−", "-").replaceAll(",", "");
+  const compare = (a, b) => Number.isNaN(parseFloat(a) + parseFloat(b)) ? a.localeCompare(b, "en", { numeric: true }) : parseFloat(a) - parseFloat(b);
+  if (body.rows.length > 2) heads.forEach((head, column) => {
+    const button = document.createElement("button");
+    button.className = "sorts";
+    button.append(...head.childNodes);
+    if (!button.textContent) return;
+    head.append(button);
+    button.onclick = () => {
+      const down = head.ariaSort === "ascending" ? -1 : 1;
+      const rows = [...body.rows].filter((row) => !row.classList.contains("total"));
+      rows.sort((a, b) => !key(a, column) - !key(b, column) || down * compare(key(a, column), key(b, column)));
+      body.prepend(...rows);
+      heads.forEach((other) => { other.ariaSort = null; });
+      head.ariaSort = down > 0 ? "ascending" : "descending";
+    };
+  });
+}
+
 // Puts a live chart in the place of each drawn one: values on hover, series picked by the legend, zoom, files to save.
 (async () => {
   const text = (id) => document.getElementById(id).textContent;
