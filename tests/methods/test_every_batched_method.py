@@ -51,7 +51,7 @@ def cohorts(name: str, images: int, work: LocalTraining = ONE_STEP, **changes: A
 
 def test_methods_of_one_identity_a_party_and_those_that_average_what_learn_gives_have_a_batched_form() -> None:
     devices = [name for name, cls in METHODS.items() if cls.scenario == "devices"]
-    like_fedavg = "fedavg fedprox pfm slowmo fedadam fedyogi fedadagrad fedbabu".split()
+    like_fedavg = "fedavg fedprox pfm slowmo fedadam fedyogi fedadagrad fedbabu fedgc".split()
     assert sorted(BATCHED) == sorted([*devices, *like_fedavg])
 
 
