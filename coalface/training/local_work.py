@@ -143,14 +143,13 @@ class LocalTraining(TypedSettings):
         return SGD(lr=lr, momentum=momentum.factor(self.momentum), weight_decay=self.weight_decay)
 
     def in_epochs(self, epochs: int) -> LocalTraining:
-        """The same work in so many whole epochs, at the first learning rate."""
+        """The same work in so many whole epochs of all images, in place of K steps."""
         return replace(
             self,
             epochs=epochs,
             steps_per_round=None,
             total_steps=None,
             party_batch_size={},
-            schedule="constant",
             lr_milestones=(),
         )
 
