@@ -68,7 +68,7 @@ class FedBABU(FedAvg):
     @property
     def tuning(self) -> LocalTraining:
         """The work of the second stage."""
-        return self.local.in_epochs(self.tuning_epochs, self.local.lr)
+        return self.local.in_epochs(self.tuning_epochs)
 
     @step(role="trainer", local=PERSONAL_MODEL)
     def personal(self, party: Party, own: Own | None) -> Tensors:

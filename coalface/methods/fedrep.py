@@ -15,7 +15,7 @@ from coalface.core.method import Backbone, Party, Tensors, step
 from coalface.methods.fedavg import FedAvg, Global, Update
 from coalface.methods.solo import Own
 from coalface.training.local_training import Learner, learn, learners_classifier, train, whole_backbone
-from coalface.training.local_work import Cursor
+from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.sgd import MOMENTUM
 
 
@@ -45,11 +45,9 @@ class FedRep(FedAvg):
         before = own.learner if own else None
         of_head = MOMENTUM[self.head_momentum or self.momentum]
         party.backbone.load(common.backbone, before.kept if before else None)
-        sgd = self.local.sgd(party, of_head)
-        work = self.local.in_epochs(self.head_epochs, sgd.lr)
-        batches, cursor = work.batches(party, before.cursor if before else Cursor())
+        batches, cursor = self.head_work.batches(party, before.cursor if before else Cursor())
         classifier = learners_classifier(party, before, self.local, self.loss, of_head)
-        head = train(party, classifier, batches, sgd, fixed_backbone=True)
+        head = train(party, classifier, batches, self.local.sgd(party), fixed_backbone=True)
         learner = Learner(
             head=head.head,
             extra=head.extra,
@@ -74,9 +72,13 @@ class FedRep(FedAvg):
         return "a client batch gives the mean of its parties' models, and each party keeps its own"
 
     def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int]:
-        parts = self.local.in_epochs(self.head_epochs, self.local.lr), self.local
-        steps, seen = zip(*(work.work(party, images) for work in parts), strict=True)
-        return sum(steps), sum(seen)
+        (steps, seen), (body_steps, body_seen) = (work.work(party, images) for work in (self.head_work, self.local))
+        return steps + body_steps, seen + body_seen
+
+    @property
+    def head_work(self) -> LocalTraining:
+        """Which images the first part trains on; its learning rate is the round's."""
+        return self.local.in_epochs(self.head_epochs)
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Own | None, common: Global) -> Tensors:

@@ -142,16 +142,14 @@ class LocalTraining(TypedSettings):
         lr = self.lr_at(party.round, party.rounds)
         return SGD(lr=lr, momentum=momentum.factor(self.momentum), weight_decay=self.weight_decay)
 
-    def in_epochs(self, epochs: int, lr: float) -> LocalTraining:
-        """The same work in so many whole epochs, at a constant learning rate."""
+    def in_epochs(self, epochs: int) -> LocalTraining:
+        """The same work in so many whole epochs of all images, in place of K steps."""
         return replace(
             self,
             epochs=epochs,
             steps_per_round=None,
             total_steps=None,
             party_batch_size={},
-            lr=lr,
-            schedule="constant",
             lr_milestones=(),
         )
 

@@ -99,6 +99,20 @@ def test_a_party_that_is_not_drawn_keeps_its_own_model_as_it_was(tmp_path: Path)
     assert [bool(model) for model in after[1].values()].count(False) == 1
 
 
+def test_a_party_that_comes_late_begins_where_the_run_began(tmp_path: Path) -> None:
+    """Not where everybody is by then: unheld, it comes to where it comes by itself in one round."""
+    build = Tiny(flip=False)
+    alone = run(recipe("solo", rounds=1)[0], tmp_path / "solo", build).own_models()
+    personal = personal_models(run(recipe("ditto", sample=1, rounds=2, lam=0.0)[0], tmp_path / "ditto", build))
+    came = {party: raw(model) for party, model in personal.items() if model}
+    assert len(came) == 2 and came == {party: raw(alone[party]) for party in came}
+
+
+def test_a_round_is_twice_the_work() -> None:
+    method = Ditto(local=LocalTraining(steps_per_round=3, batch_size=4))
+    assert method.round_work("train", 1, "trainer", "a", 10) == (6, 24)
+
+
 @pytest.mark.parametrize("lam", [-1.0, float("inf"), float("nan")])
 def test_strengths_that_cannot_be_are_refused(lam: float) -> None:
     with pytest.raises(ValueError, match="lam"):

@@ -101,6 +101,11 @@ def test_the_second_stage_sends_numbers_alone(tmp_path: Path) -> None:
     assert {line["name"] for line in lines if line["step"] == "train"} > {"header"}
 
 
+def test_the_work_of_each_stage_is_told() -> None:
+    method = FedBABU(local=LocalTraining(steps_per_round=3, batch_size=4), tuning_epochs=2)
+    assert [method.round_work(stage, 1, "trainer", "a", 10) for stage in ("train", "tune")] == [(3, 12), (6, 20)]
+
+
 def test_it_tunes_for_an_epoch_or_more() -> None:
     with pytest.raises(ValueError, match="tuning_epochs"):
         FedBABU(tuning_epochs=0)

@@ -24,7 +24,7 @@ from coalface.training.losses.base import CosineLoss
     by_default(1, [(True, "local"), (False, "average"), (True, "average"), (True, "parameters-only")]),
 )
 @pytest.mark.parametrize(
-    ("momentum", "head_momentum"), by_default(1, [("keep", "reset"), ("reset", "keep"), ("none", None)])
+    ("momentum", "head_momentum"), by_default(2, [("keep", None), ("reset", "keep"), ("keep", "reset"), ("none", None)])
 )
 def test_it_is_algorithm_1_by_a_plain_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, norm: bool, policy: Any, momentum: Any, head_momentum: Any
@@ -99,6 +99,11 @@ def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     kept = [naive.kept(tmp_path, party, Own) for party in "ab"]
     assert [float(own.learner.head) for own in kept] == [-129 / 128, 111 / 128]
     assert [float(own.backbone["w"]) for own in kept] == [-15 / 512, -63 / 512]
+
+
+def test_a_round_is_the_work_of_both_parts() -> None:
+    method = FedRep(local=LocalTraining(steps_per_round=3, batch_size=4), head_epochs=2)
+    assert method.round_work("train", 1, "trainer", "a", 10) == (6 + 3, 20 + 12)
 
 
 def test_it_needs_an_epoch_of_the_head() -> None:
