@@ -21,7 +21,7 @@ class SSFedFR(FedFRJoint):
     evaluation. It joins the images of `data.unlabelled`; without any it is `fedfr-joint`.
     """
 
-    title: ClassVar[str] = "after SS-FedFR: FedFR that labels images of unknown identity by its class embeddings"
+    title: ClassVar[str] = "after SS-FedFR: FedFR that labels unknown images by its head"
     paper: ClassVar[str] = "Dube et al. 2024, public code"
 
     pseudo_labels: float | None = 0.5
