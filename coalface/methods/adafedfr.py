@@ -53,7 +53,7 @@ class AdaFedFR(FedFRJoint):
     At a client L = L_cos over W + α L_ada + α2 L_con + α3 L_BCE. With α = 0 it is `fedfr-joint` with `public: none`.
     """
 
-    title: ClassVar[str] = "after AdaFedFR: means of public people in place of their images"
+    title: ClassVar[str] = "after AdaFedFR: public people's means in place of their images"
     paper: ClassVar[str] = "Qiu et al. 2024, but for the loss's form"
     public_at_server: ClassVar[bool] = True
 
