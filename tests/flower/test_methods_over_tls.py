@@ -110,10 +110,11 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", list(RECIPES))
 def test_a_run_over_tls_leaves_the_bytes_of_a_run_here(method: str, standing: Standing, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPES[method]))
+    saved = loader.merged(RECIPES[method], {"engine": {"save_replies": True}})  # as every node does
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(saved))
     recipe = standing.use_recipe(tmp_path / "recipe.yaml")
     running = standing.up("--run-config", f'name="{method}" method="{method}"')
-    changes = ["engine.on_error=exclude", "engine.save_replies=true", f"name={method}", f"method={method}"]
+    changes = ["engine.on_error=exclude", f"name={method}", f"method={method}"]
     local = experiment.run(loader.load(recipe, changes), tmp_path / "here", Silent(), report=False)
     code, printed = standing.finish(running)
     assert code == 0, printed
