@@ -61,11 +61,11 @@ class Update:
     """θ_i."""
     centres: Tensor | None = free("sanitised")
     """(q, d) sanitised centres of groups of the client's people; None in a round without a release."""
-    releases: int
-    """How often the client has released some so far: ε follows from it."""
     images: int
     """n_i."""
     loss: float
+    releases: int
+    """How often the client has released some so far: ε follows from it."""
 
 
 @state
