@@ -61,11 +61,11 @@ class Update:
     """θ_i."""
     centres: Tensor | None = free("sanitised")
     """(q, d) sanitised centres of groups of the client's people; None in a round without a release."""
-    releases: int
-    """How often the client has released some so far: ε follows from it."""
     images: int
     """n_i."""
     loss: float
+    releases: int
+    """How often the client has released some so far: ε follows from it."""
 
 
 @state
@@ -140,6 +140,10 @@ class PrivacyFace(FedAvg):
 
     @step(role="trainer")
     def train(self, party: Party, own: Learner | None, common: Global, each: Place) -> tuple[Update, Learner]:
+        if party.shards is not None:
+            raise ValueError(
+                "a softmax with others' clusters is not split over processes: leave out engine.processes_per_party"
+            )
         released = None
         if (party.round - 1) % self.every == 0:
             released = release(party, *self._clustered(party, common), self.clustering)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run
 from coalface.methods.fedavg import FedAvg, Global
 from coalface.methods.fedgc import Classes, FedGC, Update
+from coalface.privacy.templates import TemplateNoise
 from coalface.training.local_training import Learner
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.cross_client import Correction
@@ -125,6 +127,17 @@ def test_with_one_identity_a_client_the_server_alone_moves_anything(tmp_path: Pa
     lines = metrics(tmp_path)
     assert {line["loss"] for line in lines} == {0.0}
     assert lines[-1]["correction"] < lines[0]["correction"] and lines[-1]["cosine"] < lines[0]["cosine"]
+
+
+def test_class_embeddings_can_leave_with_noise(tmp_path: Path) -> None:
+    """They are templates, so `privacy.templates` acts on them, and on nothing else."""
+    noise = TemplateNoise(noise_multiplier=0.5)
+    ran = run(FedGC(rounds=2, local=WORK, loss=LOSS), tmp_path, EXACT, templates=noise)
+    lines = [json.loads(line) for line in (tmp_path / "ledger" / "silo-0.jsonl").read_text().splitlines()]
+    assert {(line["name"] == "classes", line["protection"]) for line in lines} == {
+        (True, noise.protection), (False, "none"),
+    }  # fmt: skip
+    assert all(w.norm(dim=1).sub(1).abs().max() < 1e-9 for w in ran.state.classes.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -12,6 +13,7 @@ import torch
 from largest_tensor import Largest
 from torch import Tensor
 
+from coalface.training.losses import cross_client
 from coalface.training.losses.cross_client import Correction, gradient
 from coalface.training.losses.spreadout import spread_out
 
@@ -96,8 +98,6 @@ def test_a_tight_cluster_opens_where_spreadout_turns_it_round() -> None:
 
 
 def test_a_row_that_would_vanish_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    from coalface.training.losses import cross_client
-
     weights = torch.eye(2, dtype=torch.float64)
     monkeypatch.setattr(cross_client, "gradient", lambda w, c, scale: (0.0, torch.tensor([[1.0, 0.0], [0.0, 0.0]])))
     _, after = Correction(step=1.0)(weights, torch.tensor([0, 1]))
@@ -120,8 +120,14 @@ def test_no_tensor_grows_with_the_square() -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_thousand_classes_stay_within_a_gibibyte_above_them() -> None:
-    """C = 100,000, d = 512; a C × C matrix would be 37 GiB."""
+@pytest.mark.parametrize("pairs", [pytest.param(20, marks=pytest.mark.ci), None])
+def test_a_hundred_thousand_classes_stay_within_a_gibibyte_above_them(
+    pairs: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C = 100,000, d = 512; a C × C matrix would be 37 GiB. Of 20 of the 1,225 pairs of blocks, in whose memory all
+    others are computed; or of all of them, in ten minutes of a core."""
+    blocks = cross_client.cosine_blocks
+    monkeypatch.setattr(cross_client, "cosine_blocks", lambda rows, size: itertools.islice(blocks(rows, size), pairs))
     weights = torch.randn(100_000, 512, generator=torch.Generator().manual_seed(0))
     clients = torch.arange(100_000) // 2800  # 36 clients, as the paper has them
     process = psutil.Process()
@@ -139,7 +145,7 @@ def test_a_hundred_thousand_classes_stay_within_a_gibibyte_above_them() -> None:
     finally:
         done.set()
         watcher.join()
-    assert most[0] - before < 1 << 30
+    assert weights.nbytes < most[0] - before < 1 << 30
     assert math.isfinite(value) and after.norm(dim=1).sub(1).abs().max() < 1e-5
 
 
