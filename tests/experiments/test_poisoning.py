@@ -16,7 +16,7 @@ from commands import outputs
 from tinyruns import Silent, tiny
 
 from coalface.core.errors import RecipeError
-from coalface.core.method import Tensors
+from coalface.core.method import Models, Tensors
 from coalface.experiments.attacks import measure
 from coalface.experiments.attacks.base import Exchange, NotAttackable
 from coalface.experiments.attacks.cells import read_cells
@@ -126,15 +126,45 @@ def test_a_mimic_sends_what_one_honest_party_sends_the_same_in_all_rounds(chosen
     assert copied == [chosen or attack._mimicked]
 
 
-def test_replacement_puts_the_liars_model_in_the_place_of_the_mean() -> None:
-    """What the liar trained, θ + x, is sent as θ + 4 x: the mean is θ + x and a quarter of what the others learnt."""
-    attack, models = played(tiny(**FOUR), how="replacement", share=0.25)
-    honest, _ = played(tiny(**FOUR), how="backdoor", share=0.25)
-    theta, trained = honest.passed["silo-03"].sent[0].backbone, honest.passed["silo-03"].reply
-    assert trained.images == attack.passed["silo-03"].reply.images == len(honest.run.data.data["silo-03"])
+@pytest.mark.parametrize(("share", "liars"), [(0.25, ["silo-03"]), (0.3, ["silo-02", "silo-03"])])
+def test_replacement_puts_the_liars_model_in_the_place_of_the_mean(share: float, liars: list[str]) -> None:
+    """What m liars trained, θ + x, is sent as θ + 4/m x: the mean is θ + x̄ and a quarter of what each other learnt."""
+    attack, models = played(tiny(**FOUR), how="replacement", share=share)
+    honest, _ = played(tiny(**FOUR), how="backdoor", share=share)
+    theta, trained = honest.passed["silo-03"].sent[0].backbone, {p: e.reply for p, e in honest.passed.items()}
+    for party in liars:
+        assert trained[party].images == attack.passed[party].reply.images == len(honest.run.data.data[party])
+    weights = {party: 1 / len(liars) if party in liars else 1 / 4 for party in trained}
     for name, before in theta.items():
-        others = sum(honest.passed[f"silo-0{i}"].reply.backbone[name] - before for i in range(3)) / 4
-        torch.testing.assert_close(models[name], trained.backbone[name] + others, rtol=0, atol=1e-5)
+        moved = sum(weight * (trained[party].backbone[name] - before) for party, weight in weights.items())
+        torch.testing.assert_close(models[name], before + moved, rtol=0, atol=1e-5)
+
+
+def test_what_liars_leave_is_beside_the_honest_and_the_first_model() -> None:
+    run = prepare(tiny(**FOUR), Silent(), begin_or_resume, elsewhere=False)
+    attack, first = Poisoning(run, 0, how="backdoor", share=0.25), run.data.backbone.shared()
+    honest = honest_model(json.dumps(run.recipe.resolved()))
+    assert honest is not None
+    for_nobody = {name: tensor * math.nan for name, tensor in honest.items()}
+    without, untrained, broken = (attack.outcomes(Models(shared=model)) for model in (honest, first, for_nobody))
+    figures = [(row.target, row.attacker, row.figure, row.trials) for row in without]
+    assert figures == [
+        ("unseen", "client", figure, trials)
+        for figure, trials in (
+            ("accuracy, %", 40),
+            ("accuracy lost, points", 40),
+            ("accuracy before training, %", 40),
+            ("impostors with glasses on both accepted, %", 20),
+            ("others with glasses accepted as the target, %", 16),
+        )
+    ]
+    accuracy, _, before, both, as_target = (row.value for row in without)
+    assert accuracy != before
+    chances = [accuracy, 0, accuracy, both, as_target]
+    assert all([row.chance for row in rows] == chances for rows in (without, untrained, broken))
+    assert [row.value for row in without] == [accuracy, 0, before, both, as_target]
+    assert [row.value for row in untrained[:3]] == [before, accuracy - before, before]
+    assert [row.value for row in broken] == [50, accuracy - 50, before, 0, 0]  # it accepts nobody of the 20 pairs
 
 
 def test_images_are_poisoned_whatever_the_workers_and_under_a_secure_sum() -> None:

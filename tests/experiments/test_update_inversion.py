@@ -12,11 +12,11 @@ import tinyruns
 import torch
 import torch.nn.functional as F
 from commands import outputs
-from tinyruns import Silent, tiny
+from tinyruns import Silent, public_images, tiny
 from torch import Tensor, nn
 
 from coalface.core.method import generator
-from coalface.experiments.attacks import measure
+from coalface.experiments.attacks import measure, update_inversion
 from coalface.experiments.attacks.base import Outcome
 from coalface.experiments.attacks.gradient_matching import Eigenfaces, Matching, assign, psnr, rebuild, ssim
 from coalface.experiments.attacks.replay import replay
@@ -24,6 +24,7 @@ from coalface.experiments.attacks.update_inversion import UpdateInversion, nearn
 from coalface.experiments.attacks.updates import (
     MEAN,
     UPDATE,
+    Change,
     batch_statistics_told,
     embeddings_told,
     embeddings_told_by_rows,
@@ -140,10 +141,15 @@ def attacked(**changes: Any) -> dict[tuple[str, str], Outcome]:
     recipe = tiny(rounds=1, **changes)
     make_attack = functools.partial(UpdateInversion, iterations=2)
     attack, models = replay(recipe, make_attack, Silent(), begin_or_resume)
-    return {(outcome.target, outcome.figure): outcome for outcome in attack.outcomes(models)}
+    return by_row(attack.outcomes(models))
+
+
+def by_row(outcomes: list[Outcome]) -> dict[tuple[str, str], Outcome]:
+    return {(outcome.target, outcome.figure): outcome for outcome in outcomes}
 
 
 NAMED = "people named by the last layer, %"
+FIGURES = ("shows somebody in the update, %", "PSNR, dB", "SSIM, %")
 
 
 def test_the_server_names_the_person_of_a_step_on_one_image_and_secure_sums_hide_the_party() -> None:
@@ -155,6 +161,55 @@ def test_the_server_names_the_person_of_a_step_on_one_image_and_secure_sums_hide
     secure = {"privacy": {"secure": {"dropouts": 0, "corrupt": 0}}}
     hidden = attacked(local=ONE_STEP, data=few, **secure)
     assert {target for target, _ in hidden} == {MEAN}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_rebuilt_images_are_held_against_those_trained_on(told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: what is rebuilt is what was trained on, or the mean face, which is chance."""
+    changes: list[Change] = []
+
+    class Noting(UpdateInversion):
+        def study(self, change: Change) -> None:
+            changes.append(change)
+            super().study(change)
+
+    def planted(module: nn.Module, gradient: dict[str, Tensor], count: int, faces: Eigenfaces, *_: Any) -> Tensor:
+        change = changes[-1]
+        assert count == change.images == len(change.trained_on)
+        moved = change.after["fc.weight"] - change.before["fc.weight"]  # one step, at a rate of 0.05, decayed by 5e-4
+        expected = -moved.double() / 0.05 - 5e-4 * change.before["fc.weight"].double()
+        torch.testing.assert_close(gradient["fc.weight"], expected)
+        return change.trained_on if told else faces.mean.expand_as(change.trained_on)
+
+    monkeypatch.setattr(update_inversion, "rebuild", planted)
+    recipe = tiny(rounds=1, local=ONE_STEP, data={"augment": {"flip": False}})
+    attack, models = replay(recipe, Noting, Silent(), begin_or_resume)
+    seen = by_row(attack.outcomes(models))
+    for target in (UPDATE, MEAN):
+        rows = {figure: seen[target, f"rebuilt: {figure}"] for figure in FIGURES}
+        mean_face = {figure: seen[target, f"mean face: {figure}"] for figure in FIGURES}
+        assert all(row.chance == mean_face[figure].chance for figure, row in rows.items())
+        assert all(mean_face[figure].value == pytest.approx(mean_face[figure].chance) for figure in FIGURES[1:])
+        if told:
+            assert [rows[figure].value for figure in FIGURES] == pytest.approx([100, 100, 100])
+        else:
+            assert [rows[figure].value for figure in FIGURES] == [mean_face[figure].value for figure in FIGURES]
+
+
+@pytest.mark.parametrize(("lr", "named"), [(0.05, 100.0), (1e-30, 100 / 6)])
+def test_head_rows_name_the_people_of_a_step_and_those_of_no_step_come_to_chance(lr: float, named: float) -> None:
+    """Six parties of one person each beside public people; where nothing moved all are taken for the same person."""
+    local = {"batch_size": 100, "momentum": 0.0, "lr": lr}
+    data = {"partition": {"parties": 6}, "augment": {"flip": False}}
+    fedfr = {"fedfr-joint": {"threshold": 1.0}}  # no public image is trained on
+    recipe = public_images(local=local, data=data, methods=fedfr, pretrain={"rounds": 6})
+    attack, models = replay(
+        recipe, functools.partial(UpdateInversion, iterations=0, parties=6), Silent(), begin_or_resume
+    )
+    assert attack.outcomes(models) == [
+        Outcome(UPDATE, "server", f"people named by the {source}, %", pytest.approx(named), pytest.approx(100 / 6), 6)
+        for source in ("last layer", "head rows")
+    ] + [Outcome(MEAN, "client", "people named by the last layer, %", 100, 100, 1)]
 
 
 def test_the_command_keeps_a_table_with_the_chance_of_each_defence(tmp_path: Path) -> None:
