@@ -206,10 +206,14 @@ def test_head_rows_name_the_people_of_a_step_and_those_of_no_step_come_to_chance
     attack, models = replay(
         recipe, functools.partial(UpdateInversion, iterations=0, parties=6), Silent(), begin_or_resume
     )
-    assert attack.outcomes(models) == [
-        Outcome(UPDATE, "server", f"people named by the {source}, %", pytest.approx(named), pytest.approx(100 / 6), 6)
-        for source in ("last layer", "head rows")
-    ] + [Outcome(MEAN, "client", "people named by the last layer, %", 100, 100, 1)]
+    rows = attack.outcomes(models)
+    assert [(row.target, row.attacker, row.figure, row.trials) for row in rows] == [
+        (UPDATE, "server", NAMED, 6),
+        (UPDATE, "server", "people named by the head rows, %", 6),
+        (MEAN, "client", NAMED, 1),
+    ]
+    assert [row.value for row in rows] == pytest.approx([named, named, 100])
+    assert [row.chance for row in rows] == pytest.approx([100 / 6, 100 / 6, 100])
 
 
 def test_the_command_keeps_a_table_with_the_chance_of_each_defence(tmp_path: Path) -> None:
