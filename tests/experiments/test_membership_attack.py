@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from tinyruns import Silent, tiny
 from torch import Tensor, nn
 
-from coalface.core.method import generator
+from coalface.core.method import Models, generator
 from coalface.experiments.attacks import membership
 from coalface.experiments.attacks.base import NotAttackable, Outcome
 from coalface.experiments.attacks.membership import (
@@ -27,6 +27,7 @@ from coalface.experiments.attacks.membership import (
 )
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.attacks.updates import MEAN, UPDATE, people_of
+from coalface.experiments.prepare import prepare
 from coalface.experiments.run import begin_or_resume
 
 
@@ -130,6 +131,22 @@ def test_tightness_is_of_photographs_that_nobody_trained_on(
     seen = {o.figure: o.value for o in attack.outcomes(models) if o.target == "the model"}
     assert seen["a person by tightness: AUC, %"] == 100 * (pair < stranger)
     assert seen["an image by tightness: AUC, %"] == 100 * (member < pair)
+
+
+def test_the_first_model_is_scored_beside_the_last() -> None:
+    recipe = tiny(data={"test": {"images": 2}})
+    attack, models = replay(recipe, Membership, Silent(), begin_or_resume)
+    run = prepare(recipe, Silent(), begin_or_resume, elsewhere=False)
+    trained = attack.outcomes(models)
+    untrained = Membership(run, 0).outcomes(Models(shared=run.first_model))
+
+    def tightness(outcomes: list[Outcome], target: str) -> dict[str, float]:
+        return {o.figure: o.value for o in outcomes if o.target == target and "tightness" in o.figure}
+
+    before = tightness(trained, "the first model")
+    assert before == tightness(untrained, "the model") != tightness(trained, "the model")
+    (after,), (at_first,) = ([o for o in rows if "accuracy" in o.figure] for rows in (trained, untrained))
+    assert after.chance == at_first.chance == at_first.value != after.value
 
 
 def test_batchnorm_statistics_are_scored_where_they_are_sent() -> None:
