@@ -102,12 +102,18 @@ def test_scores_of_members_are_held_against_those_of_others(
 ) -> None:
     """Planted: images trained on, other photographs and strangers score 3, 2 and 1, or the reverse."""
     scores = itertools.cycle([3.0, 2.0, 1.0] if members_first else [1.0, 2.0, 3.0])
-    monkeypatch.setattr(
-        membership, "span_shares", lambda net, gradient, images, n: torch.full((len(images),), next(scores))
-    )
-    seen = attacked(rounds=1, data={"test": {"images": 2}})
-    for target, what in itertools.product((UPDATE, MEAN), ("an image", "a person")):
-        assert seen[target, f"{what} by the last layer's span: AUC, %"].value == 100 * members_first
+
+    def planted(*about: Any) -> Tensor:
+        (images,) = (argument for argument in about if isinstance(argument, Tensor))
+        return torch.full((len(images),), next(scores))
+
+    monkeypatch.setattr(membership, "span_shares", planted)
+    monkeypatch.setattr(membership, "likelier", planted)
+    monkeypatch.setattr(membership, "batch_statistics_told", lambda before, after, steps: {"told": torch.ones(2, 3)})
+    seen, kinds = attacked(rounds=1, data={"test": {"images": 2}}), ("the last layer's span", "BatchNorm statistics")
+    for target, what, kind in itertools.product((UPDATE, MEAN), ("an image", "a person"), kinds):
+        auc, tpr = (seen[target, f"{what} by {kind}: {rate}"] for rate in ("AUC, %", "TPR at FPR 1 %, %"))
+        assert (auc.value, auc.chance, tpr.value, tpr.chance) == (100 * members_first, 50, 100 * members_first, 1)
 
 
 @pytest.mark.parametrize(("member", "pair", "stranger"), [(10, 20, 60), (40, 20, 10)])

@@ -209,6 +209,7 @@ def test_a_run_s_templates_show_faces_and_none_with_much_noise(judged: tuple[Kee
     names = "centre", "centre: nearest public face", MEAN_FACE
     centre, nearest, mean_face = (rows[what, "accepted as the person (type I), %"] for what in names)
     gain = centre.value - max(centre.chance, nearest.value, mean_face.value)
+    assert rows["nothing: public face", "accepted as the person (type I), %"].value < 50
     assert gain < 10 if attack.run.recipe.privacy.templates else gain > 20
 
 
