@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tinyruns
 import torch
@@ -29,6 +30,7 @@ from coalface.experiments.attacks.cells import Cell, append_cell, read_cells, ta
 from coalface.experiments.attacks.linkage import Linkage
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.run import begin_or_resume
+from coalface.models.embedding import embed
 from coalface.training.bch_codes import BCH, Codebook
 
 DEVICES: dict[str, Any] = {
@@ -105,21 +107,47 @@ def test_the_command_keeps_its_cells_and_goes_on(tmp_path: Path) -> None:
         (3, "none"),
         (3, "privacy.templates.noise_multiplier=50"),
     ]
+    attack, models = replay(tiny(seed=3, **DEVICES), Linkage, Silent(), begin_or_resume)
+    open_, noised = ([Outcome(**outcome) for outcome in line["outcomes"]] for line in lines)
+    assert open_ == attack.outcomes(models) != noised
     written = (out / measure.TABLE).read_text()
     assert "| others | client | parts assigned by other photographs, % |" in written
     assert written.strip() in printed
 
 
-@pytest.mark.parametrize("method", ["fedfv", "fedface"])
-def test_linkage_looks_at_every_round_of_a_short_run(method: str) -> None:
-    """The stage's beginning has an ordinal too, which is no round."""
-    changes = DEVICES | {"method": method, "methods": {method: {"sample": 2}}}
-    attack, models = replay(tiny(rounds=3, **changes), Linkage, Silent(), begin_or_resume)
-    outcomes = {outcome.figure: outcome for outcome in attack.outcomes(models) if outcome.target != "backbone"}
-    assert outcomes["people found by other photographs, %"].trials == 3 * 2
-    if method == "fedfv":
-        assert outcomes["class embeddings restored by one client, %"].trials == 5
-        assert outcomes["class embeddings restored from all rounds, %"].trials == 1
+@pytest.mark.parametrize(("method", "equivalents"), [("fedfv", 60), ("fedfv", 2), ("fedface", None)])
+def test_linkage_has_the_people_of_every_round_that_a_loop_has(method: str, equivalents: int | None) -> None:
+    """The stage's beginning has an ordinal too, which is no round. Class embeddings come back from many rows alone."""
+
+    class Keeping(Looking, Linkage):
+        def watch(self, exchange: Exchange) -> None:
+            Looking.watch(self, exchange)
+            Linkage.watch(self, exchange)
+
+        outcomes = Linkage.outcomes
+
+    settings = {"sample": 2} | ({"equivalents": equivalents} if equivalents else {})
+    changes = DEVICES | {"method": method, "methods": {method: settings}}
+    attack, models = replay(tiny(rounds=4, **changes), Keeping, Silent(), begin_or_resume)
+    assert isinstance(attack, Keeping)
+    run, others, hits = attack.run, attack.run.test_images, []
+    assert others is not None and len(others) == 8
+    for exchange in attack.seen:
+        if (backbone := getattr(exchange.sent[0], "backbone", None)) is not None:
+            run.data.backbone.load(backbone)
+            cosines = embed(run.data.backbone.module, others) @ exchange.reply.centre[0].numpy()
+            (name,) = run.data.data[exchange.request.party].names
+            hits.append(others.names[others.labels[cosines.argmax()]] == name)
+    outcomes, found = attack.outcomes(models), "people found by other photographs, %"
+    assert Outcome("centre", "server", found, 100 * np.mean(hits), 12.5, 4 * 2) in outcomes
+    assert any(row.target == "backbone" and row.figure == found and row.value > row.chance for row in outcomes)
+    of_others = [row for row in outcomes if row.target == "others"]
+    assert len(of_others) == (4 if equivalents else 0)
+    if equivalents:
+        parts, by_one, together, by_all = of_others
+        assert (parts.trials, by_one.trials, together.trials, by_all.trials) == (4, 5, 1, 1)
+        assert parts.chance == pytest.approx(100 * 2 / 6) and by_one.value < 50  # two of the six who were not asked
+        assert (parts.value > 40) == (together.value == by_all.value == 100) == (equivalents == 60)
 
 
 def test_linkage_reads_codewords_that_clients_keep_over_rounds() -> None:

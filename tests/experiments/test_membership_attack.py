@@ -13,7 +13,7 @@ from sklearn.metrics import roc_auc_score
 from tinyruns import Silent, tiny
 from torch import Tensor, nn
 
-from coalface.core.method import generator
+from coalface.core.method import Models, generator
 from coalface.experiments.attacks import membership
 from coalface.experiments.attacks.base import NotAttackable, Outcome
 from coalface.experiments.attacks.membership import (
@@ -27,6 +27,7 @@ from coalface.experiments.attacks.membership import (
 )
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.attacks.updates import MEAN, UPDATE, people_of
+from coalface.experiments.prepare import prepare
 from coalface.experiments.run import begin_or_resume
 
 
@@ -101,12 +102,18 @@ def test_scores_of_members_are_held_against_those_of_others(
 ) -> None:
     """Planted: images trained on, other photographs and strangers score 3, 2 and 1, or the reverse."""
     scores = itertools.cycle([3.0, 2.0, 1.0] if members_first else [1.0, 2.0, 3.0])
-    monkeypatch.setattr(
-        membership, "span_shares", lambda net, gradient, images, n: torch.full((len(images),), next(scores))
-    )
-    seen = attacked(rounds=1, data={"test": {"images": 2}})
-    for target, what in itertools.product((UPDATE, MEAN), ("an image", "a person")):
-        assert seen[target, f"{what} by the last layer's span: AUC, %"].value == 100 * members_first
+
+    def planted(*about: Any) -> Tensor:
+        (images,) = (argument for argument in about if isinstance(argument, Tensor))
+        return torch.full((len(images),), next(scores))
+
+    monkeypatch.setattr(membership, "span_shares", planted)
+    monkeypatch.setattr(membership, "likelier", planted)
+    monkeypatch.setattr(membership, "batch_statistics_told", lambda before, after, steps: {"told": torch.ones(2, 3)})
+    seen, kinds = attacked(rounds=1, data={"test": {"images": 2}}), ("the last layer's span", "BatchNorm statistics")
+    for target, what, kind in itertools.product((UPDATE, MEAN), ("an image", "a person"), kinds):
+        auc, tpr = (seen[target, f"{what} by {kind}: {rate}"] for rate in ("AUC, %", "TPR at FPR 1 %, %"))
+        assert (auc.value, auc.chance, tpr.value, tpr.chance) == (100 * members_first, 50, 100 * members_first, 1)
 
 
 @pytest.mark.parametrize(("member", "pair", "stranger"), [(10, 20, 60), (40, 20, 10)])
@@ -130,6 +137,22 @@ def test_tightness_is_of_photographs_that_nobody_trained_on(
     seen = {o.figure: o.value for o in attack.outcomes(models) if o.target == "the model"}
     assert seen["a person by tightness: AUC, %"] == 100 * (pair < stranger)
     assert seen["an image by tightness: AUC, %"] == 100 * (member < pair)
+
+
+def test_the_first_model_is_scored_beside_the_last() -> None:
+    recipe = tiny(data={"test": {"images": 2}})
+    attack, models = replay(recipe, Membership, Silent(), begin_or_resume)
+    run = prepare(recipe, Silent(), begin_or_resume, elsewhere=False)
+    trained = attack.outcomes(models)
+    untrained = Membership(run, 0).outcomes(Models(shared=run.first_model))
+
+    def tightness(outcomes: list[Outcome], target: str) -> dict[str, float]:
+        return {o.figure: o.value for o in outcomes if o.target == target and "tightness" in o.figure}
+
+    before = tightness(trained, "the first model")
+    assert before == tightness(untrained, "the model") != tightness(trained, "the model")
+    (after,), (at_first,) = ([o for o in rows if "accuracy" in o.figure] for rows in (trained, untrained))
+    assert after.chance == at_first.chance == at_first.value != after.value
 
 
 def test_batchnorm_statistics_are_scored_where_they_are_sent() -> None:

@@ -176,13 +176,13 @@ def test_rebuilt_images_are_held_against_those_trained_on(told: bool, monkeypatc
     def planted(module: nn.Module, gradient: dict[str, Tensor], count: int, faces: Eigenfaces, *_: Any) -> Tensor:
         change = changes[-1]
         assert count == change.images == len(change.trained_on)
-        moved = change.after["fc.weight"] - change.before["fc.weight"]  # one step, at a rate of 0.05, decayed by 5e-4
-        expected = -moved.double() / 0.05 - 5e-4 * change.before["fc.weight"].double()
+        moved = change.after["fc.weight"] - change.before["fc.weight"]  # two steps, at a rate of 0.05, decayed by 5e-4
+        expected = -moved.double() / (2 * 0.05) - 5e-4 * change.before["fc.weight"].double()
         torch.testing.assert_close(gradient["fc.weight"], expected)
         return change.trained_on if told else faces.mean.expand_as(change.trained_on)
 
     monkeypatch.setattr(update_inversion, "rebuild", planted)
-    recipe = tiny(rounds=1, local=ONE_STEP, data={"augment": {"flip": False}})
+    recipe = tiny(rounds=1, local=ONE_STEP | {"steps_per_round": 2}, data={"augment": {"flip": False}})
     attack, models = replay(recipe, Noting, Silent(), begin_or_resume)
     seen = by_row(attack.outcomes(models))
     for target in (UPDATE, MEAN):
