@@ -281,3 +281,9 @@ def test_a_figure_begins_with_what_the_run_starts_from_and_stands_over_what_was_
     evaluated = [i for i, line in enumerate(run.metrics) if line.get("judged")]
     assert column(over_bytes.spec, "x") == pytest.approx([0, *sent[evaluated]], rel=1e-5)
     assert column(over_bytes.spec, "y") == column(over_rounds.spec, "y")
+    none, pooled = write_run("none"), write_run("merge", method="merge", pooled=True)
+    silent = [{**line, "bytes_down": 0, "bytes_up": 0} for line in run.metrics]
+    (none / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in silent))
+    (of_all,) = (c for c in charts.progress([runs.read(p) for p in (folder, none, pooled)]) if "sent" in c.title)
+    assert set(column(of_all.spec, "series")) == {run.label} and "Without none, merge" in of_all.caption
+    assert not any("sent" in chart.title for chart in charts.progress([runs.read(pooled)]))

@@ -115,7 +115,10 @@ def over_rounds(runs: Sequence[Run], key: str) -> Chart:
 
 
 def _figure_over_bytes(runs: Sequence[Run], key: str) -> list[Chart]:
-    """A figure over what was sent until then, to all parties and from them; nothing where nobody sent anything."""
+    """A figure over what was sent until then, to all parties and from them, of the runs that send in place of pooling.
+
+    What is counted in a pooled run is not what brought the images together.
+    """
     curves = []
     for series, run in enumerate(runs):
         sent, points = 0.0, [(0.0, run.untrained[key])] if key in run.untrained else []
@@ -123,10 +126,12 @@ def _figure_over_bytes(runs: Sequence[Run], key: str) -> list[Chart]:
             sent += sum(number(record.get(way)) or 0 for way in ("bytes_down", "bytes_up")) / 1e6
             value = flat_figures(record.get("judged")).get(key)
             points += [] if value is None else [(sent, value)]
-        curves.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
-    title = f"{axis_title(key)} by what was sent"
+        if points and points[-1][0] > 0 and not run.summary.get("pooled"):
+            curves.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
     spec = specs.lines(curves, x="MB sent, both ways", y=axis_title(key), whole=False)
-    return [Chart(title, spec)] if any(len(curve.x) > 1 and curve.x[-1] > 0 for curve in curves) else []
+    absent = [run.label for run in runs if run.label not in {curve.label for curve in curves}]
+    caption = f"Without {', '.join(absent)}: nothing is sent, or the images are pooled." if absent else ""
+    return [Chart(f"{axis_title(key)} by what was sent", spec, caption)] if spec else []
 
 
 def secure_sums(runs: Sequence[Run]) -> list[Chart]:

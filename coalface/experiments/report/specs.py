@@ -26,6 +26,8 @@ DASHES: tuple[list[int], ...] = ([], [6, 3], [2, 2])
 """Of the series that first have each colour, of the second ones, and of the third."""
 LEVEL = [4, 4]
 """The dashes of what is no series of its own: a level, chance."""
+NAMES = ("series", "setting", "pairs")
+"""The fields of rows that are no numbers."""
 SHORT = 16
 """Letters of a row's name up to which it stands beside its dot, on a phone too; a longer one stands above."""
 
@@ -74,7 +76,7 @@ def lines(
     across = number("x", x, nice=False, zero=False, padding=6)
     across["axis"] = {"grid": False, **({"format": "d", "tickMinStep": 1} if whole else {})}
     return of_layers(
-        _points(curves), [*_stages(marks, x), *_curves(curves, across, number("y", y, zero=False))], height
+        _points(curves), [*_stages(marks, x), *_curves(curves, across, number("y", y, zero=False, padding=6))], height
     )
 
 
@@ -217,9 +219,9 @@ def picked(opacity: float) -> Spec:
 
 def tips(*fields: str, **titles: str) -> list[Spec]:
     """What a pointer shows of a row."""
-    is_number = {"low", "high", "value", "mean", "x", "y", "at", "from", "to", "share"}
+    form = {"format": ".6~g"}
     return [
-        {"field": field, "title": clean(titles.get(field, field)), **({"format": ".6~g"} if field in is_number else {})}
+        {"field": field, "title": clean(titles.get(field, field)), **({} if field in NAMES else form)}
         for field in fields
     ]
 
