@@ -387,6 +387,8 @@ class Method(HasSteps, ABC):
     taught: ClassVar[bool] = False
     """Whether a trainer is given a teacher's embeddings of its images, in their order, as its `extra_data`: (n, d),
     of length 1."""
+    takes_public: ClassVar[bool] = False
+    """Whether it is given public images where a recipe has some, though its scenario needs none."""
     rounds: int
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -86,6 +86,7 @@ class PrivacyFace(FedAvg):
     title: ClassVar[str] = "clients keep away from others' clusters, which leave with noise (after PrivacyFace)"
     paper: ClassVar[str] = "after Meng et al. 2022"
     setting: ClassVar[str] = "cross-silo"
+    takes_public: ClassVar[bool] = True
 
     clustering: LocalClustering = LocalClustering()
     every: int = 5

@@ -11,6 +11,7 @@ import naive
 import naive_clients as clients
 import numpy as np
 import pytest
+import tinyruns
 import torch
 from cases import by_default
 from naive_clients import heard_run, metrics
@@ -20,6 +21,7 @@ from coalface.core import codec
 from coalface.core.method import Party, Tensors, step
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run
+from coalface.experiments.setup.parts import Parts
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.privacyface import Global, Place, PrivacyFace, Update
 from coalface.privacy.local_clustering import LocalClustering, sanitised_centres
@@ -211,3 +213,10 @@ class Odd(PrivacyFace):
 def test_what_no_clustering_gives_is_left_out(what: str, tmp_path: Path) -> None:
     ran = run(Odd(rounds=2, local=WORK, loss=LOSS, clustering=EASY, every=1, what=what), tmp_path, EXACT)
     assert set(ran.state.centres) == {"silo-0", "silo-1"}
+
+
+def test_a_recipe_with_public_people_gives_them_to_its_parties() -> None:
+    data = {"scenario": "private-public", "private": {"identities": 4}, "partition": {"parties": 2}}
+    for method, given in (("privacyface", True), ("fedavg", False)):
+        parts = Parts(tinyruns.tiny(method=method, data=data))
+        assert (parts.public is not None) is given

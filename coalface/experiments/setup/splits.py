@@ -138,7 +138,8 @@ def public_faces(recipe: Recipe, own: Split, packing: Packing | None = None) -> 
     They are those, in the same order, that a pre-training on the public identities trains on. Raises RecipeError where
     the method needs some and the recipe does not say which.
     """
-    if METHODS[recipe.method].scenario != "private-public":
+    method = METHODS[recipe.method]
+    if method.scenario != "private-public" and not (method.takes_public and recipe.own is None and recipe.private):
         return None
     if recipe.own is not None:
         return _of_nobody(recipe, recipe.own, own, _public_alone(recipe, recipe.own, packing))
