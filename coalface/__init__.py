@@ -43,7 +43,8 @@ _NAMES = {
     "training.losses.subcenter": "SubCenterArcFace",
     "training.losses.hinge": "PositiveHinge",
     "methods": "FedAvg FedProx Scaffold Mime MimeLite FedNova FedDyn Moon SlowMo FedAdam FedYogi FedAdagrad PFM PFMFV "
-    "FedAvgFV Solo Centralized FedFace FedAwS FedFV FedUV PositiveOnly RandomInit FedFRJoint Finetune KD FedFaceMulti "
+    "FedAvgFV Ditto FedRep FedBABU FedGC PrivacyFace Solo Centralized FedFace FedAwS FedFV FedUV PositiveOnly "
+    "RandomInit FedFRJoint AdaFedFR SSFedFR CLFedFR Finetune KD FedFaceMulti "
     "FedFRUDA FinetunePseudo SourceOnly TargetOnly Merge DAN DANN Distill",
     "experiments.callbacks.base": "Callback",
     "experiments.callbacks.progress": "Progress",

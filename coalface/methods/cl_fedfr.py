@@ -37,4 +37,4 @@ class CLFedFR(FedFRJoint):
     title: ClassVar[str] = "after CL-FedFR: FedFR on each client's easier images first"
     paper: ClassVar[str] = "Dube et al. 2024, but for the measure"
 
-    curriculum: Curriculum = Curriculum(order="norm")
+    curriculum: Curriculum | None = Curriculum()

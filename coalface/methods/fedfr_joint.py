@@ -178,8 +178,8 @@ class FedFRJoint(Method):
     pseudo_labels: float | None = None
     """Before each local epoch, an image of unknown identity joins with that of its largest cosine to [Φ ; W] where this
     is above so much, and the client's own; with `local.steps_per_round` before each round. None: none ever joins."""
-    curriculum: Curriculum = Curriculum()
-    """The easier half of a client's images first, then all; the rounds of `order: none` have all."""
+    curriculum: Curriculum | None = None
+    """The easier half of a client's images first, then all; None: all in every round."""
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -301,7 +301,7 @@ class FedFRJoint(Method):
 
     def own_faces(self, party: Party, faces: FaceSet, common: Global, kept: Tensors) -> FaceSet:
         """Those of some of the client's own images that it may train on in this round."""
-        if not self.curriculum.applies(party):
+        if self.curriculum is None or not self.curriculum.applies(party):
             return faces
         return self.curriculum.easier(party, faces, common.backbone, kept)
 

@@ -73,7 +73,7 @@ class FedGC(FedAvg):
     A client that was not asked, or did not answer, keeps its W_k at the server, where it is corrected with the others.
     """
 
-    title: ClassVar[str] = "a softmax at each client; the server corrects it across clients (after FedGC)"
+    title: ClassVar[str] = "after FedGC: the server corrects each client's softmax"
     paper: ClassVar[str] = "after Niu & Deng 2022"
     setting: ClassVar[str] = "cross-silo"
 

@@ -83,7 +83,7 @@ class PrivacyFace(FedAvg):
     ε is of what the sanitised centres tell of one identity's images beside the backbones, which have no noise.
     """
 
-    title: ClassVar[str] = "clients keep away from others' clusters, which leave with noise (after PrivacyFace)"
+    title: ClassVar[str] = "after PrivacyFace: against others' clusters, sent with noise"
     paper: ClassVar[str] = "after Meng et al. 2022"
     setting: ClassVar[str] = "cross-silo"
     takes_public: ClassVar[bool] = True

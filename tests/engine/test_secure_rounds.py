@@ -270,7 +270,7 @@ def test_the_ledgers_list_the_bytes_of_all_stages_and_what_is_in_the_vector(tmp_
     lines = [json.loads(line) for line in (tmp_path / "ledger" / "silo-0.jsonl").read_text().splitlines()]
     assert {line["protection"] for line in lines} == {"secure sum"}
     assert [line["sum"] for line in lines if line["name"] != "header"] == 2 * list(STAGES)
-    assert {line["of"] for line in lines if line["sum"] == "mask"} == {"values, delta"}
+    assert {line["of"] for line in lines if line["sum"] == "mask"} == {"values, delta, images, loss"}
     assert not any("rows" in line for line in lines)
 
 

@@ -30,7 +30,7 @@ def takes_one(name: str) -> bool:
     roles: dict[str, list[str]] = {}
     for party, member in world.members().items():
         roles.setdefault(member.role, []).append(party)
-    return not on_paper.plan(method, roles, world.backbone, world.public).own_server_step
+    return not on_paper.plan(method, roles, world.backbone, world.at_server).own_server_step
 
 
 COMPOSED = [name for name in METHODS if takes_one(name)]
@@ -38,8 +38,9 @@ COMPOSED = [name for name in METHODS if takes_one(name)]
 
 def test_methods_that_make_the_mean_their_backbone_take_one_and_no_other() -> None:
     devices = {name for name, cls in METHODS.items() if cls.scenario == "devices"}
-    joint = {"fedfr-joint", "finetune", "kd", "fedface-multi", "fedfr-uda", "finetune-pseudo"}
-    assert set(COMPOSED) == devices | joint | {"fedavg", "fedprox", "mime", "mimelite", "moon", "pfm"}
+    joint = "fedfr-joint adafedfr ss-fedfr cl-fedfr finetune kd fedface-multi fedfr-uda finetune-pseudo".split()
+    silos = "fedavg fedprox mime mimelite moon pfm ditto fedrep fedbabu fedgc privacyface".split()
+    assert set(COMPOSED) == {*devices, *joint, *silos}
 
 
 @pytest.mark.parametrize("name", by_default(1, PEERS))

@@ -58,6 +58,7 @@ def rows(faces: FaceSet | None) -> set[int]:
 def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
     validators = {"evaluation": {"kind": "balanced", "identities": 2, "pairs": 10}}
     public = METHODS[method].scenario == "private-public"
+    at_parties = public and not METHODS[method].public_at_server
     data = {"scenario": "devices"} if METHODS[method].scenario == "devices" else dict[str, Any](SILOS)
     data |= {"scenario": "private-public", "private": {"identities": 4}} if public else {}
     tiny_recipe = recipe(method=method, data=data, validators=validators)
@@ -69,8 +70,8 @@ def test_no_party_of_any_method_holds_a_test_image(method: str) -> None:
         and train.counts().tolist() == [3] * len(train.names)
     )
     rows_of = {party: rows(faces) for party, faces in federated.data.items()}
-    assert not rows(test) & set.union(*rows_of.values()) and (federated.public is not None) is public
-    if public:
+    assert not rows(test) & set.union(*rows_of.values()) and (federated.public is not None) is at_parties
+    if at_parties:
         assert federated.public is not None and not {*federated.public.names} & {*train.names}
         assert not rows(federated.public) & (rows(test) | rows(train))
     trainers = [rows_of[name] for name, member in federated.members().items() if member.role == "trainer"]

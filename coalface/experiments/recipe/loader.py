@@ -185,7 +185,7 @@ def _data_before(recipe: Recipe, data: Mapping[str, Any], pretrain: Mapping[str,
     if method is not None and method.pools and not recipe.party_augment and assigned:
         tree["partition"] = {"seed": tree["partition"]["seed"]}  # nothing is assigned
     if recipe.private is not None:  # of public people nothing is kept to test or unknown, whoever holds the others
-        tree |= {"side": "public", "test": None, "unlabelled": 0.0, "private": {**tree["private"], "assigned": None}}
+        tree |= {"side": "public", "test": None, "unlabelled": None, "private": {**tree["private"], "assigned": None}}
     return tree
 
 

@@ -93,7 +93,7 @@ class Tested(Data):
     test: Testing | None = None
     """Images that no method trains on, of identities whose others are trained on: see
     `coalface.evaluation.enrolled`."""
-    unlabelled: float = Field(0.0, ge=0, lt=1)
+    unlabelled: float | None = Field(None, ge=0, lt=1)
     """The share of each identity's training images, rounded down, whose identity its party does not know; drawn by a
     fixed seed. A method that has no use for them trains without them."""
     party_augment: dict[PartyName, Augmentation] = {}

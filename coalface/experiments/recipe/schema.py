@@ -218,7 +218,7 @@ class Recipe(Section):
     @property
     def unlabelled(self) -> float:
         """The share of the parties' images whose identity they do not know."""
-        return self.data.unlabelled if isinstance(self.data, Tested) else 0.0
+        return (self.data.unlabelled or 0.0) if isinstance(self.data, Tested) else 0.0
 
     @property
     def dp(self) -> PartyPrivacy | None:

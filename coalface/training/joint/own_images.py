@@ -26,9 +26,8 @@ BLOCK = 4096
 class Curriculum:
     """The easier half of a client's images first, then all."""
 
-    order: Literal["none", "norm", "sharpness"] = "none"
-    """What tells an easy image: the length of its embedding by the model that the client was sent, or how sharp it is;
-    none: all images in every round."""
+    order: Literal["norm", "sharpness"] = "norm"
+    """What tells an easy image: the norm of its embedding by the model that the client was sent, or its sharpness."""
     rounds: float = 0.5
     """The share of the stage's rounds that have the easier half alone."""
 
@@ -38,7 +37,7 @@ class Curriculum:
 
     def applies(self, party: Party) -> bool:
         """Whether the party's round under way has the easier half alone."""
-        return self.order != "none" and party.round <= self.rounds * party.rounds
+        return party.round <= self.rounds * party.rounds
 
     def easier(self, party: Party, faces: FaceSet, backbone: Tensors, kept: Tensors | None) -> FaceSet:
         """The easier half of some images of the party's, in their order; the party's module is left loaded."""
