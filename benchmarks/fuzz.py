@@ -8,8 +8,8 @@
 With atheris installed, mutation is guided by the lines that an input reaches; without it, inputs are mutated blindly.
 `tests/fuzz/readers.py` has the readers, their sound inputs and the errors by which they may refuse. Anything else is
 found: another error, an input of more than 5 s, and more than 3 GiB. It is written to `CORPUS/found/`, and the fuzzing
-goes on. What was covered lies in `CORPUS` (`build/fuzz/NAME` by default), and a later call goes on from there. With
-`--page FILE` a table of that page counts up what was done.
+goes on. What was covered lies in `CORPUS` (`build/fuzz/NAME` by default), and a later call goes on from there. Minutes
+are the processor's. With `--page FILE` a table of that page counts up what was done.
 """
 
 from __future__ import annotations
@@ -129,6 +129,12 @@ def fuzz_blindly(reader: Any, corpus: Path, seconds: float) -> None:
     print(f"stat::number_of_executed_units: {executions}", flush=True)
 
 
+def processor_seconds() -> float:
+    """Of the processes that have ended: those beside them on the machine do not count as minutes of a reader."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def fuzz(reader: Any, name: str, corpus: Path, minutes: float, atheris: Any) -> tuple[int, int, int]:
     """Fuzz a reader in processes of its own, the next after one that died: (executions, coverage, findings)."""
     for folder in ("inputs", "found"):
@@ -137,9 +143,9 @@ def fuzz(reader: Any, name: str, corpus: Path, minutes: float, atheris: Any) -> 
         (corpus / "inputs" / hashlib.sha1(data).hexdigest()).write_bytes(data)
     log = corpus / "log.txt"
     log.write_bytes(b"")
-    end, deaths = time.monotonic() + 60 * minutes, 0
-    while (seconds := end - time.monotonic()) > 5 and deaths < 50:
-        deaths += 1
+    begun, processes = processor_seconds(), 0
+    while (seconds := 60 * minutes - (processor_seconds() - begun)) > 5 and processes < 50:
+        processes += 1
         if (process := os.fork()) == 0:
             try:
                 fuzz_here(reader, name, corpus, seconds, atheris)
