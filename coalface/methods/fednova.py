@@ -32,6 +32,11 @@ class FedNova(FedProx):
     """μ of a proximal term as `fedprox` has it; 0: without."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.local.lr * self.mu >= 1:
+            raise ValueError(
+                f"mu is {self.mu}, and a step of local.lr={self.local.lr} passes x by; use less than 1 / lr"
+            )
         if self.momentum == "keep":
             raise ValueError("momentum is keep, and a_i counts the steps of one round; use reset or none")
 
@@ -39,7 +44,7 @@ class FedNova(FedProx):
         weights = fed.weights("trainer")
         shrink = self.local.lr_at(fed.round, self.rounds) * self.mu
         beta = self.local.momentum if self.momentum == "reset" else 0.0
-        steps = {p: self.local.count(int(images)) for p, images in weights.items()}
+        steps = {p: self.local.count(fed.images(p)) for p in weights}
         normalisers = {count: normaliser(count, beta, shrink) for count in set(steps.values())}
         a = {p: normalisers[count] for p, count in steps.items()}
         by_step = Mean("backbone", by={p: w / a[p] for p, w in weights.items()}, of="differences", name="by step")

@@ -6,6 +6,7 @@ embeddings stay with their party, as in `fedavg`, and are not held.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -27,6 +28,10 @@ class FedProx(FedAvg):
 
     mu: float = 0.01
     """μ; 0 is FedAvg."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < math.inf:
+            raise ValueError(f"mu is {self.mu}; give 0 (fedavg) or more, such as 0.01")
 
     def pull(self, party: Party, backbone: Tensors) -> Pull:
         return pull_towards(backbone, self.mu, party.device)  # ∇ (μ/2) ‖w − w^t‖² = μ (w − w^t)

@@ -82,7 +82,7 @@ class LocalClustering(TypedSettings):
 
     def __post_init__(self) -> None:
         for name, allowed, within in (
-            ("angle", "a number above 0 and up to π/2 (1.5707)", 0 < self.angle <= math.pi / 2),
+            ("angle", "a number from 0.01 to π/2 (1.5707)", 0.01 <= self.angle <= math.pi / 2),
             ("members", "a number above 0", 0 < self.members < math.inf),
             ("clusters", "1 or more", self.clusters >= 1),
             ("directions", "0 or more", self.directions >= 0),
@@ -160,10 +160,11 @@ def capped_sum(members: Tensor, direction: Tensor, angle: float) -> Tensor:
 def release(party: Party, centres: Tensor, directions: Tensor, settings: LocalClustering) -> Tensor | None:
     """`sanitised_centres` with noise from the party's secret; None where the target allows no further release.
 
-    The same centres and directions in the same round have the same noise, and others other noise: it would cancel.
+    The same centres, directions and settings in the same round have the same noise, and others other noise: it would
+    cancel.
     """
     if not settings.allows(party.releases + 1):
         return None
-    of = codec.raw(centres.cpu().contiguous()), codec.raw(directions.cpu().contiguous())
+    of = codec.raw(centres.cpu().contiguous()), codec.raw(directions.cpu().contiguous()), repr(settings).encode()
     name = f"{party.name}/{party.stage}/{party.round}/{digest(party.secret, *of)}"
     return sanitised_centres(centres, directions, settings, SecretNoise(party.secret, name))

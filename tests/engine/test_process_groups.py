@@ -63,9 +63,10 @@ def test_pfm_with_one_of_three_parties_over_several_processes_is_the_run_over_on
     assert (moved - whole.velocity[HEAD]).abs().max() < 1e-9
 
 
-APART = (
-    "pfm dan dann fedfr-joint adafedfr ss-fedfr cl-fedfr finetune kd fedface-multi fedgc privacyface distill".split()
-)
+APART = {
+    *("pfm", "dan", "dann", "moon", "fedfr-joint", "adafedfr", "ss-fedfr", "cl-fedfr", "finetune", "kd"),
+    *("fedface-multi", "fedgc", "privacyface", "distill"),
+}
 SEVERAL = [name for name, cls in METHODS.items() if cls.scenario != "devices" and name not in APART]
 """Methods whose parties have class embeddings to share out; `pfm` is looked at more closely above, and neither batches
 of two domains nor several losses over one batch are split, nor class embeddings that are sent, nor a softmax

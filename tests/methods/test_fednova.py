@@ -146,3 +146,21 @@ def test_the_optimum_is_not_that_of_who_takes_more_steps(tmp_path: Path) -> None
         ran = run(recipe(name, rounds=60, local=work, loss=naive.Square())[0], tmp_path / name, line)
         rest[name] = abs(float(ran.state.backbone["w"]) + 0.6)
     assert rest["fedavg"] > 0.1 > 5 * rest["fednova"]
+
+
+@pytest.mark.parametrize("mu", [-0.1, 10.0, 20.0, float("nan")])
+def test_a_proximal_term_that_passes_x_by_is_refused(mu: float) -> None:
+    with pytest.raises(ValueError, match="mu"):
+        FedNova(mu=mu, local=LocalTraining(lr=0.1))
+
+
+def test_a_cap_on_a_party_s_weight_leaves_its_steps_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = set[int]()
+    monkeypatch.setattr(
+        "coalface.methods.fednova.normaliser", lambda steps, *_: counted.add(steps) or normaliser(steps, 0.0, 0.0)
+    )
+    work, build = LocalTraining(epochs=1, batch_size=1, lr=0.01), Tiny(parties=4)
+    run(FedNova(local=work, rounds=1, momentum="none"), tmp_path, build, max_share=0.26)
+    assert counted == {work.count(len(faces)) for faces in build().data.values()} and len(counted) > 1

@@ -308,6 +308,9 @@ def test_a_release_has_noise_of_its_own_and_ends_at_the_target() -> None:
     moved[0, 0] += 1e-12
     for other in (sent(round=5), sent(secret=b"t" * 32), sent(name="silo-1"), sent(of=moved)):
         assert other.shape != sent().shape or (other - sent()).abs().max() > 1e-6
+    wider = release(party(), centres, directions, replace(settings, noise_multiplier=0.2 + 1e-9))
+    assert wider is not None  # less noise by a hair: of the same noise two releases would tell the sum
+    assert wider.shape != sent().shape or (wider - sent()).abs().max() > 1e-6
     limited = replace(settings, target_epsilon=settings.epsilon(2))
     assert release(party(releases=1), centres, directions, limited) is not None
     assert release(party(releases=2), centres, directions, limited) is None
@@ -315,7 +318,7 @@ def test_a_release_has_noise_of_its_own_and_ends_at_the_target() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"angle": 1.6}, {"angle": 0.0}, {"members": 0.0}, {"clusters": 0}, {"directions": -1}, {"noise_multiplier": 0.0},
+    [{"angle": 1.6}, {"angle": 1e-8}, {"members": 0.0}, {"clusters": 0}, {"directions": -1}, {"noise_multiplier": 0.0},
      {"noise_multiplier": math.nan}, {"delta": 1.0}, {"target_epsilon": 0.0}],
 )  # fmt: skip
 def test_settings_that_promise_nothing_are_refused(settings: dict[str, Any]) -> None:
