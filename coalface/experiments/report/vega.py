@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 from markupsafe import Markup
@@ -60,6 +61,10 @@ CONFIG = {
 }
 _SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 _MIME = "application/vnd.vegalite.v5+json"
+
+
+TITLE = 44
+"""Letters of a title in one line of a chart."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ class Chart:
 
     @property
     def _whole(self) -> dict[str, Any]:
-        return {"$schema": _SCHEMA, "config": CONFIG, **self.spec, "title": self.title}
+        return {"$schema": _SCHEMA, "config": CONFIG, **self.spec, "title": wrap(self.title, TITLE)}
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         return {_MIME: self._whole, "image/svg+xml": draw(json.dumps(self._whole)), "text/plain": repr(self)}
