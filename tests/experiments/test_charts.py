@@ -121,7 +121,11 @@ def test_a_chart_is_saved_with_its_title_as_its_suffix_says(tmp_path: Path, monk
     assert "accuracy over rounds" in texts(chart.save(tmp_path / "a.svg").read_text())
     assert chart.save(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     saved = json.loads(chart.save(tmp_path / "a.json").read_text())
-    assert saved["data"] == chart.spec["data"] and " ".join(saved["title"]) == chart.title and "vega-lite" in saved["$schema"]
+    assert (
+        saved["data"] == chart.spec["data"]
+        and " ".join(saved["title"]) == chart.title
+        and "vega-lite" in saved["$schema"]
+    )
     with pytest.raises(RecipeError):
         chart.save(tmp_path / "a.gif")
     bundle = chart._repr_mimebundle_()
