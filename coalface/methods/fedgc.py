@@ -30,11 +30,10 @@ from coalface.core.method import (
 from coalface.methods import fedavg
 from coalface.methods.fedavg import FedAvg, Global
 from coalface.methods.fedface_multi import fits
-from coalface.training.local_training import Learner, learn
+from coalface.training.local_training import Learner
 from coalface.training.losses.base import unit
 from coalface.training.losses.cross_client import Correction
 from coalface.training.losses.spreadout import mean_cosine
-from coalface.training.stacked_training import learn_together
 
 
 @message
@@ -116,34 +115,16 @@ class FedGC(FedAvg):
             raise ValueError(
                 "class embeddings that are sent are not split over processes: leave out engine.processes_per_party"
             )
-        loss, learner = learn(
-            party,
-            common.backbone,
-            _corrected(own, each),
-            self.local,
-            self.loss,
-            momentum=self.momentum,
-            head_momentum=self.head_momentum,
-            pull=self.pull(party, common.backbone),
-        )
-        return _update(party, party.backbone.shared(), loss, learner), learner
+        update, learner = super().train(party, _corrected(own, each), common)
+        return _with_classes(update, learner), learner
 
     @batched("train")
     def train_batched(
         self, parties: Sequence[Party], own: Sequence[Learner | None], common: Global, each: Sequence[Classes]
     ) -> list[tuple[Update, Learner]]:
-        backbone, trained = learn_together(
-            parties,
-            common.backbone,
-            [_corrected(learner, sent) for learner, sent in zip(own, each, strict=True)],
-            self.local,
-            self.loss,
-            momentum=self.momentum,
-            head_momentum=self.head_momentum,
-            pulls=[pull for party in parties if (pull := self.pull(party, common.backbone)) is not None],
-        )
-        pairs = zip(parties, trained, strict=True)
-        return [(_update(party, backbone, loss, learner), learner) for party, (loss, learner) in pairs]
+        before = [_corrected(learner, sent) for learner, sent in zip(own, each, strict=True)]
+        trained = super().train_batched(parties, before, common)
+        return [(_with_classes(update, learner), learner) for update, learner in trained]
 
     def models(self, fed: Federation, state: State) -> Models:  # type: ignore[override]
         return replace(Models.by_policy(fed, Global(backbone=state.backbone)), class_embeddings=state.classes)
@@ -154,5 +135,5 @@ def _corrected(own: Learner | None, each: Classes) -> Learner | None:
     return own if own is None or not len(each.classes) else replace(own, head=each.classes)
 
 
-def _update(party: Party, backbone: Tensors, loss: float, learner: Learner) -> Update:
-    return Update(backbone=backbone, classes=unit(learner.head).cpu(), images=len(party.data), loss=loss)
+def _with_classes(update: fedavg.Update, learner: Learner) -> Update:
+    return Update(**vars(update), classes=unit(learner.head).cpu())

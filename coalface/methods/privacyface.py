@@ -148,8 +148,8 @@ class PrivacyFace(FedAvg):
         released = None
         if (party.round - 1) % self.every == 0:
             released = release(party, *self._clustered(party, common), self.clustering)
-        mine = slice(each.first, each.first + each.count)
-        others = torch.cat([common.centres[: mine.start], common.centres[mine.stop :]])
+        own_rows = slice(each.first, each.first + each.count)
+        others = torch.cat([common.centres[: own_rows.start], common.centres[own_rows.stop :]])
         loss, learner = learn(
             party,
             common.backbone,

@@ -181,9 +181,9 @@ def feature_by_update(exchange: Exchange) -> Tensor | None:
         return mean_feature_told(update, before)
     run.data.backbone.load(before)
     after = {name: before[name] + change for name, change in update.items()}
-    told = batch_statistics_told(before, after, run.recipe.local.work(party, len(data))[0])
+    statistics = batch_statistics_told(before, after, run.recipe.local.work(party, len(data))[0])
     image = torch.zeros_like(to_images(data.select(np.arange(1))))
-    return embedding_by_statistics(run.data.backbone.module, told, image.to(run.numerics.device))
+    return embedding_by_statistics(run.data.backbone.module, statistics, image.to(run.numerics.device))
 
 
 def mean_feature_told(update: Tensors, backbone: Tensors) -> Tensor:
@@ -197,7 +197,7 @@ def mean_feature_told(update: Tensors, backbone: Tensors) -> Tensor:
     return backbone[weight].double() @ h + backbone[bias].double()
 
 
-def embedding_by_statistics(module: nn.Module, told: Mapping[str, Tensor], image: Tensor) -> Tensor | None:
+def embedding_by_statistics(module: nn.Module, statistics: Mapping[str, Tensor], image: Tensor) -> Tensor | None:
     """(d,) the embedding of the mean that a BatchNorm layer was given (`batch_statistics_told`); None where none tells.
 
     It is the first layer that reads one number a channel. Those after it tell nothing, nor do gradients: of a batch of
@@ -206,14 +206,14 @@ def embedding_by_statistics(module: nn.Module, told: Mapping[str, Tensor], image
     replaced: list[str] = []
 
     def replace(name: str, read: Tensor) -> Tensor:
-        if replaced or read.numel() != told[name].shape[1]:
+        if replaced or read.numel() != statistics[name].shape[1]:
             return read
         replaced.append(name)
-        return told[name][0].to(read).reshape(read.shape)
+        return statistics[name][0].to(read).reshape(read.shape)
 
     hooks = [
         module.get_submodule(name).register_forward_pre_hook(lambda _, read, name=name: (replace(name, read[0]),))
-        for name in told
+        for name in statistics
     ]
     try:
         with eval_mode(module), torch.no_grad():

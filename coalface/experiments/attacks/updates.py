@@ -104,8 +104,8 @@ def embeddings_told(gradient: Tensors, before: Tensors) -> Tensor:
     """
     weight, bias = list(gradient)[-2:]
     slopes = gradient[bias]
-    told = slopes.abs() > slopes.abs().max() / 1000
-    inputs = gradient[weight][told] / slopes[told, None]
+    moved = slopes.abs() > slopes.abs().max() / 1000
+    inputs = gradient[weight][moved] / slopes[moved, None]
     return inputs @ before[weight].double().T + before[bias].double()
 
 
@@ -117,11 +117,11 @@ def embeddings_told_by_rows(gradient: Tensor, before: Tensor) -> Tensor:
     first eigenvector of the sum of their projections, weighted by the rows' lengths; it comes first.
     """
     lengths = gradient.norm(dim=1)
-    told = lengths > lengths.max() / 1000
-    if not told.any():
+    moved = lengths > lengths.max() / 1000
+    if not moved.any():
         return gradient[:0]
-    rows, sizes = normalize(gradient[told], dim=1), lengths[told]
-    own = normalize(before[told].double(), dim=1)
+    rows, sizes = normalize(gradient[moved], dim=1), lengths[moved]
+    own = normalize(before[moved].double(), dim=1)
     across = normalize(rows - (rows * own).sum(1, keepdim=True) * own, dim=1)
     planes = torch.einsum("k,ki,kj->ij", sizes, own, own) + torch.einsum("k,ki,kj->ij", sizes, across, across)
     common = torch.linalg.eigh(planes)[1][:, -1]
@@ -136,12 +136,14 @@ def batch_statistics_told(before: Tensors, after: Tensors, steps: int, momentum:
     steps' statistics, m torch's `momentum`. Empty where none are sent.
     """
     kept = (1 - momentum) ** steps
-    told: dict[str, Tensor] = {}
+    statistics: dict[str, Tensor] = {}
     for name in (name for name in after if name.endswith("running_mean")):
         layer = name.rpartition(".")[0]
         of_layer = [name, f"{layer}.running_var"]
-        told[layer] = torch.stack([(after[n].double() - kept * before[n].double()) / (1 - kept) for n in of_layer])
-    return told
+        statistics[layer] = torch.stack(
+            [(after[n].double() - kept * before[n].double()) / (1 - kept) for n in of_layer]
+        )
+    return statistics
 
 
 @dataclass(frozen=True)

@@ -57,13 +57,13 @@ def sharpness(faces: FaceSet) -> NDArray[np.float64]:
 
     Colours are averaged first.
     """
-    found = np.empty(len(faces))
+    variances = np.empty(len(faces))
     for at in range(0, len(faces), BLOCK):
         places = np.arange(at, min(at + BLOCK, len(faces)))
         grey = faces.take(places).mean(axis=3)
         laplacian = 4 * grey[:, 1:-1, 1:-1] - grey[:, :-2, 1:-1] - grey[:, 2:, 1:-1] - grey[:, 1:-1, :-2]
-        found[places] = (laplacian - grey[:, 1:-1, 2:]).var(axis=(1, 2))
-    return found
+        variances[places] = (laplacian - grey[:, 1:-1, 2:]).var(axis=(1, 2))
+    return variances
 
 
 def confident_labels(features: Tensor, head: Tensor, public: int, threshold: float) -> NDArray[np.int64]:
