@@ -47,7 +47,8 @@ def attack(
         ),
     ] = None,
     seed: Annotated[
-        list[int] | None, typer.Option(min=0, help="A seed to replay; repeatable. By default the run's.")
+        list[int] | None,
+        typer.Option(min=0, help="A seed, of other synthetic people too; repeatable. By default the run's."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder for cells and table; the run's own, or attacks/KIND.")

@@ -29,7 +29,9 @@ from coalface.experiments.attacks.judge import digest_of
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.prepare import Make
+from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.recipe.sections import Synthetic
 from coalface.models.folder import read_about, read_tensors
 
 KINDS = {
@@ -78,14 +80,16 @@ def measure(
 ) -> list[Cell]:
     """The cells of an attack, computed where `out` has none, seed by seed; `out` also comes to hold the table.
 
-    `load` gives the recipe with some changes; a defence is such changes, as a line. Of a `run` whose recipe that is, a
-    replay that leaves another model is warned of, and that it has none yet. Raises RecipeError where the recipe cannot
-    be had with a defence, or be run without one.
+    Another seed than the recipe's draws other synthetic people too: a range is of people as well. `load` gives the
+    recipe with some changes; a defence is such changes, as a line. Of a `run` whose recipe that is, a replay that
+    leaves another model is warned of, and that it has none yet. Raises RecipeError where the recipe cannot be had with
+    a defence, or be run without one.
     """
     attack = attack_of(kind)
     _check_options(attack, options := options or {})
+    as_given = load(())
     recipes = [
-        (seed, defence, load([*([] if defence == NONE else shlex.split(defence)), f"seed={seed}"]))
+        (seed, defence, load([*([] if defence == NONE else shlex.split(defence)), *_changes_of(seed, as_given)]))
         for seed in seeds
         for defence in (NONE, *defences)
     ]
@@ -103,6 +107,14 @@ def measure(
             append_cell(out / CELLS, known[cell.key])
         write_text(out / TABLE, "\n".join(table(list(known.values()))) + "\n")
     return list(known.values())
+
+
+def _changes_of(seed: int, recipe: Recipe) -> list[str]:
+    """The changes to a recipe by which it is played with another seed: with other people too, where they are drawn."""
+    changes, faces = [f"seed={seed}"], recipe.data.faces if isinstance(recipe.data, OfFaces) else None
+    if isinstance(faces, Synthetic) and seed != recipe.seed:
+        changes.append(f"data.faces.seed={faces.seed ^ recipe.seed ^ seed}")
+    return changes
 
 
 def _check_options(attack: type[Attack], options: dict[str, Any]) -> None:
