@@ -112,7 +112,7 @@ def test_the_command_keeps_its_cells_and_goes_on(tmp_path: Path) -> None:
     open_, noised = ([Outcome(**outcome) for outcome in line["outcomes"]] for line in lines)
     assert open_ == attack.outcomes(models) != noised
     written = (out / measure.TABLE).read_text()
-    assert "| others | client | parts assigned by other photographs, % |" in written
+    assert "| others, by the client: parts assigned by other photographs, % (" in written
     assert written.strip() in printed
 
 
@@ -186,11 +186,20 @@ def test_a_table_has_means_ranges_and_chance_and_why_a_cell_is_missing() -> None
     refused = Cell("a", "r", "linkage", '{"k": 2}', "secure", 0, refused="no templates leave")
     cells = [cell(0, 40.0), cell(1, 60.0), refused, cell(0, 12.0, 20.0, "noise")]
     assert list(table(cells)) == [
-        "| `coalface attack …` | on | by | figure | trials | chance | none | secure | noise |",
-        "|---|---|---|---|---:|---:|---:|---:|---:|",
-        "| `a --kind linkage --option k=2` | centre | server | found, % | 5 | 10.0 | "
-        "50.0 (40.0 to 60.0) [10.0] | – [–] | 12.0 [20.0] |",
-        "\n`a --kind linkage --option k=2`, secure: no templates leave",
+        "`coalface attack a --kind linkage --option k=2`, seeds 0, 1; chance in brackets:",
+        "",
+        "|  | none | secure | noise |",
+        "|---|---:|---:|---:|",
+        "| centre, by the server: found, % (5 trials) | 50.0 (40.0 to 60.0) [10.0] | – | 12.0 [20.0] |",
+        "\nsecure: no templates leave",
+        "",
+    ]
+    many = [cell(0, 40.0, defence=f"mean {number}") for number in range(6)]
+    assert list(table(many))[2:] == [
+        "|  | centre, by the server: found, % (5 trials) |",
+        "|---|---:|",
+        *(f"| mean {number} | 40.0 [10.0] |" for number in range(6)),
+        "",
     ]
 
 
@@ -274,7 +283,7 @@ def test_a_defence_that_the_method_cannot_have_is_said_in_the_table(tmp_path: Pa
     recipe = tinyruns.write(tmp_path / "recipe.yaml", **DEVICES)
     printed, _ = outputs("attack", recipe, "--out", tmp_path / "a", "--defence", "privacy.secure.dropouts=0", "--quiet")
     why = printed.strip().splitlines()[-1]
-    assert "--kind linkage`, privacy.secure.dropouts=0: " in why
+    assert why.startswith("privacy.secure.dropouts=0: ")
 
 
 @pytest.mark.parametrize("text", ["rounds", "=3", "deep=3"])

@@ -18,6 +18,8 @@ from coalface.core.parsing import parse_json
 from coalface.experiments.attacks.base import Outcome
 
 NOTHING = "–"
+MOST_COLUMNS = 5
+"""Defences that stand side by side."""
 
 
 @dataclass(frozen=True)
@@ -81,36 +83,51 @@ def append_cell(path: Path, cell: Cell) -> None:
 
 
 def table(cells: Sequence[Cell]) -> Iterator[str]:
-    """Markdown: a row for each figure, a column for chance and for each defence; means over seeds, and their range.
+    """Markdown: for each command a table of its figures by defence, means over seeds and their range.
 
-    Where chance differs between cells (as that of a model without liars does), each figure has its own in brackets.
+    Each figure has chance beside it in brackets (as that of a model without liars, it may differ between defences).
     """
+    by_command: dict[str, list[Cell]] = {}
+    for cell in cells:
+        by_command.setdefault(cell.command, []).append(cell)
+    for command, group in by_command.items():
+        seeds = ", ".join(map(str, sorted({cell.seed for cell in group})))
+        yield from (f"`coalface attack {command}`, seeds {seeds}; chance in brackets:", "")
+        yield from _table_of(group)
+        refusals = (f"{cell.defence}: {cell.refused}" for cell in group if cell.refused)
+        yield from (f"\n{refusal}" for refusal in dict.fromkeys(refusals))
+        yield ""
+
+
+def _table_of(cells: Sequence[Cell]) -> Iterator[str]:
+    """The lines of one command's table; with many defences these are its rows."""
     defences = list(dict.fromkeys(cell.defence for cell in cells))
-    rows: dict[tuple[str, ...], dict[str, list[Outcome]]] = {}
+    by_figure: dict[str, dict[str, list[Outcome]]] = {}
     for cell in cells:
         for outcome in cell.outcomes:
-            row: tuple[str, ...] = (f"`{cell.command}`", outcome.target, outcome.attacker, outcome.figure)
-            rows.setdefault(row, {}).setdefault(cell.defence, []).append(outcome)
-    yield f"| `coalface attack …` | on | by | figure | trials | chance | {' | '.join(defences)} |"
-    yield f"|---|---|---|---|---:|---:|{'---:|' * len(defences)}"
-    for row, by_defence in rows.items():
-        chances = {
-            defence: _text(sorted({round(o.chance, 1) for o in by_defence.get(defence, [])})) for defence in defences
-        }
-        values = [_text([o.value for o in by_defence.get(defence, [])]) for defence in defences]
-        if len(set(chances.values()) - {NOTHING}) > 1:  # a chance of its own beside each value
-            values = [f"{value} [{chances[defence]}]" for defence, value in zip(defences, values, strict=True)]
-        first = next(iter(by_defence.values()))
-        about = str(first[0].trials), chances[next(iter(by_defence))]
-        yield f"| {' | '.join((*row, *about, *values))} |"
-    for refused in dict.fromkeys(f"`{cell.command}`, {cell.defence}: {cell.refused}" for cell in cells if cell.refused):
-        yield f"\n{refused}"
+            trials = f"{outcome.trials:,} trial{'s' * (outcome.trials != 1)}"
+            figure = f"{outcome.target}, by the {outcome.attacker}: {outcome.figure} ({trials})"
+            by_figure.setdefault(figure, {}).setdefault(cell.defence, []).append(outcome)
+    lines = [["", *defences]]
+    lines += [[figure, *(_value(by.get(defence, [])) for defence in defences)] for figure, by in by_figure.items()]
+    if len(defences) > MOST_COLUMNS:
+        lines = [list(line) for line in zip(*lines, strict=True)]
+    if by_figure:
+        yield f"| {' | '.join(lines[0])} |"
+        yield f"|---|{'---:|' * (len(lines[0]) - 1)}"
+        yield from (f"| {' | '.join(line)} |" for line in lines[1:])
+
+
+def _value(outcomes: Sequence[Outcome]) -> str:
+    if not outcomes:
+        return NOTHING
+    return f"{_text([o.value for o in outcomes])} [{_text(sorted({round(o.chance, 1) for o in outcomes}))}]"
 
 
 def _text(values: Sequence[float]) -> str:
     """The mean and the range of several seeds; a number alone is of one."""
     if len(values) < 2:
-        return f"{values[0]:.1f}" if values else NOTHING
+        return f"{values[0]:.1f}"
     return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
