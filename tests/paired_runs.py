@@ -11,7 +11,7 @@ from scipy.stats import t as student
 
 from coalface.evaluation.metrics.bootstrap import Bootstrap
 from coalface.evaluation.metrics.paired import PairedDifference
-from coalface.experiments.compare import differences, merged, resampled
+from coalface.experiments.comparison.paired import differences, merged, resampled
 
 
 def paired(
