@@ -11,7 +11,7 @@ from scipy.stats import t as student
 
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities
 from coalface.evaluation.metrics.paired import PairedDifference
-from coalface.experiments.compare import differences, merged, resampled
+from coalface.experiments.comparison.paired import differences, merged, resampled
 
 
 def small_list(seed: int, people: int = 15, pairs: int = 400, headline: bool = True) -> PairIdentities:

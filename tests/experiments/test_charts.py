@@ -14,11 +14,11 @@ import torch
 
 from coalface.core.errors import RecipeError
 from coalface.experiments.report import charts, page, runs, specs, vega
-from coalface.experiments.report.series import Level, Line, Over, Spread
 from coalface.experiments.report.specs import Curve, Interval, Spec
-from coalface.experiments.report.sweeps import is_log, levels_drawn, lines_over
 from coalface.experiments.report.vega import HOVER, IN_THE_DARK, PALETTE, PAPER, SOFT, Chart, draw
 from coalface.experiments.summary import class_embeddings
+from coalface.experiments.sweep.charts import is_log, levels_drawn, lines_over
+from coalface.experiments.sweep.series import Level, Line, Over, Spread
 from coalface.training.losses.base import unit
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -244,7 +244,7 @@ def test_a_run_with_validators_draws_weights_and_scores(write_run):
     weight, score = charts.weightings([runs.read(folder)])
     assert column(weight.spec, "y", series="a") == weights["a"] and column(weight.spec, "y", series="b") == weights["b"]
     assert column(score.spec, "x") == [2, 3]  # the round without a score has no point
-    assert "weight/a" not in page.render([runs.read(folder)])
+    assert "weight/a" not in page.render(runs.read(folder))
     assert charts.weightings([runs.read(write_run("plain"))]) == []
 
 

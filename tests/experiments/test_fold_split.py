@@ -20,7 +20,7 @@ from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.metrics.paired import compare, resample
 from coalface.evaluation.metrics.verification import eer, evaluate_pairs, score_pairs, tenths
 from coalface.evaluation.verification import Verification, VerificationPairs
-from coalface.experiments.compare import intervals
+from coalface.experiments.comparison.paired import intervals
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.setup import pair_lists
 from coalface.experiments.setup.parts import Parts, first_backbone

@@ -21,6 +21,7 @@ from coalface.experiments import run as experiment
 from coalface.experiments import summary
 from coalface.experiments.report import charts, groups, hardest, holdings, page, runs, specs
 from coalface.experiments.report.specs import Curve
+from coalface.experiments.sharing import shared
 
 
 def page_of(folder: Path) -> Reader:
@@ -247,3 +248,10 @@ def test_the_command_and_the_versions_stand_open(write_run) -> None:
     reader = page_of(write_run(environment=environment))
     assert "with Coalface 0.1.0, commit abc, Python 3.11.7, torch 2.13.0, on 2026-11-25 02:34:42 UTC." in reader.text
     assert '<pre class="command">coalface run x &lt;y&gt;</pre>' in reader.page
+
+
+def test_a_page_to_pass_on_shows_no_face_and_names_no_party(fedavg_run: Path) -> None:
+    run = shared(runs.read(fedavg_run))
+    assert "<img" not in page.render(run) and hardest.read(fedavg_run)
+    (chart,) = holdings.charts(run)
+    assert {row["party"] for row in chart.rows} == {"party 1", "party 2"}

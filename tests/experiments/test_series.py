@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coalface.experiments.report.series import Level, Line, Point, Spread, axes, name_of, over
+from coalface.experiments.sweep.series import Level, Line, Point, Spread, axes, name_of, over
 
 KEY = "local.steps_per_round"
 

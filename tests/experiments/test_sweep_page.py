@@ -14,10 +14,10 @@ from pages import Reader, markdown_rows
 
 from coalface.cli import main
 from coalface.experiments.recipe import loader
-from coalface.experiments.report import sweeps
 from coalface.experiments.sweep import page as charting
 from coalface.experiments.sweep import run as sweeping
 from coalface.experiments.sweep.grid import Cell, grid
+from coalface.experiments.sweep.series import Point
 
 GRIDS = """recipe: tiny.yaml
 grids:
@@ -195,16 +195,16 @@ def test_a_cell_is_a_point_without_what_is_averaged_over() -> None:
         lines[recipe.digest()] = {**start, "figures": {"unseen": {"eer": eer, "eer_se": 1.0}}}
     points = charting.points(cells, lines)
     assert points == [
-        sweeps.Point({"method": "pfm"}, 3, {"unseen/eer": eer}, half, "untrained", {"unseen/eer": 40.0})
+        Point({"method": "pfm"}, 3, {"unseen/eer": eer}, half, "untrained", {"unseen/eer": 40.0})
         for half, eer in (("first", 10.0), ("second", 20.0))
     ]
-    assert charting.points(cells, {})[0] == sweeps.Point({"method": "pfm"}, 3, {}, "first", "untrained", {})
+    assert charting.points(cells, {})[0] == Point({"method": "pfm"}, 3, {}, "first", "untrained", {})
 
 
 def test_every_string_is_escaped() -> None:
-    point = sweeps.Point({"method": EVIL, "k": 1}, 0, {f"{EVIL}/eer": 1.0})
-    second = sweeps.Point({"method": EVIL, "k": 2}, 0, {f"{EVIL}/eer": 2.0})
+    point = Point({"method": EVIL, "k": 1}, 0, {f"{EVIL}/eer": 1.0})
+    second = Point({"method": EVIL, "k": 2}, 0, {f"{EVIL}/eer": 2.0})
     text = f"| {EVIL} | x |\n|---|--:|\n| **{EVIL}** | a\\|b |\n\n- {EVIL}\n\n**{EVIL}** {EVIL}"
-    html = sweeps.render(EVIL, EVIL, EVIL, text, [point, second], ["k"], EVIL)
+    html = charting.render(EVIL, EVIL, EVIL, text, [point, second], ["k"], EVIL)
     Reader(html).check_offline()
     assert html.count("<b>&lt;/title&gt;") == 2 and ">a|b<" in html

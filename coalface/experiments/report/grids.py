@@ -22,7 +22,6 @@ from coalface.experiments.report.runs import (
     whole_number,
     without_errors,
 )
-from coalface.experiments.report.table import Comparison, grid
 
 MOST_ROWS = 60
 """Rows shown of a table with a row a party, a failure or a logged number; the page says how many there are in all."""
@@ -128,20 +127,6 @@ def _by(
     ]
     grid = pivot(records, {"setting": "run", "by": head}, single, metrics)
     return Grid.of(grid.header, grid.rows, left=2, most=MOST_ROWS).without_empty_columns()
-
-
-def compared(comparison: Comparison) -> Grid:
-    """The runs side by side; an interval beside its difference would be too wide."""
-    runs_grid = grid(comparison, time=True)
-    rows = [[cell.replace(" [", "\n[").replace("] ", "]\n") for cell in row] for row in runs_grid.rows]
-    return Grid.of(runs_grid.header, rows, left=2).without_empty_columns()
-
-
-def apart(comparison: Comparison) -> Grid:
-    labels = [row.run for row in comparison.rows]
-    rows = [[a.where, a.key, *(a.values.get(label, "") for label in labels)] for a in comparison.apart]
-    header = ("where", "key", *labels)
-    return Grid.of(header, rows, left=len(header), most=MOST_ROWS)
 
 
 def parties(run: Run) -> Grid:

@@ -33,6 +33,8 @@ class Run:
     summary: dict[str, Any]
     skipped: tuple[str, ...] = ()
     """Lines of the events that are damaged, and left out."""
+    is_shared: bool = False
+    """Whether it is as its page may be passed on; then no page shows a face, or reads what else lies in the folder."""
 
     @property
     def name(self) -> str:

@@ -1,18 +1,14 @@
-"""The page of a sweep: what its table says, and its figures over the settings that take several numbers."""
+"""The charts of a sweep: its figures by setting, and over the settings that take several numbers."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup, escape
-
 from coalface.core.text import clean
 from coalface.evaluation.figures import axis_title, figure_name, figure_of
 from coalface.experiments.report.long_table import Grid
-from coalface.experiments.report.series import Level, Line, Over, Point, Spread, over
 from coalface.experiments.report.specs import (
     DASHES,
     FEW,
@@ -32,8 +28,8 @@ from coalface.experiments.report.specs import (
     tips,
     values_of,
 )
-from coalface.experiments.report.templates import template
-from coalface.experiments.report.vega import PALETTE, Chart, scripts
+from coalface.experiments.report.vega import PALETTE, Chart
+from coalface.experiments.sweep.series import Level, Line, Over, Point, Spread, over
 
 MOST_LINES, MOST_LEVELS = 16, 8
 """Lines and levels of one chart; the table has all."""
@@ -62,40 +58,6 @@ class Axis:
     tables: tuple[tuple[str, Grid], ...]
 
 
-@dataclass(frozen=True)
-class Block:
-    """A paragraph, a list or a table of a text."""
-
-    lines: tuple[Markup, ...] = ()
-    listed: bool = False
-    grid: Grid | None = None
-
-
-def render(
-    name: str,
-    command: str,
-    lead: str,
-    text: str,
-    points: Sequence[Point],
-    axes: Sequence[str],
-    otherwise: str = "",
-    baseline: Mapping[str, Any] | None = None,
-) -> str:
-    """The page as HTML. `text` is the sweep's table in Markdown, `axes` the keys that its figures are drawn over.
-
-    `baseline` is what was chosen in the setting that the others are compared with.
-    """
-    return template("sweep.html").render(
-        scripts=scripts(),
-        name=name,
-        command=command,
-        lead=lead,
-        settings=settings(points, baseline or {}, otherwise),
-        axes=[axis for key in axes if (axis := _axis(points, key, otherwise)).tables],
-        blocks=blocks(text),
-    )
-
-
 def settings(points: Sequence[Point], baseline: Mapping[str, Any], otherwise: str) -> list[Chart]:
     """Each figure by setting: a dot at the mean over seeds, a bar from the lowest to the highest, the baseline a line.
 
@@ -117,7 +79,8 @@ def settings(points: Sequence[Point], baseline: Mapping[str, Any], otherwise: st
     return charts
 
 
-def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
+def axis_of(points: Sequence[Point], key: str, otherwise: str) -> Axis:
+    """The figures over a key: a chart of each, and their numbers."""
     names = list(dict.fromkeys(name for point in points for name in point.figures))
     curves = {name: over(points, key, name, otherwise) for name in names}
     curves = {name: curve for name, curve in curves.items() if curve.lines}
@@ -258,49 +221,3 @@ def _cell(value: Spread | None, digits: int) -> str:
     between = f"\n({value.low:.{digits}f} to {value.high:.{digits}f})" if value.seeds > 1 else ""
     missing = "" if value.seeds == value.planned else f"\n{value.seeds} of {value.planned} seeds"
     return f"{value.mean:.{digits}f}{between}{missing}"
-
-
-def blocks(text: str) -> list[Block]:
-    """The paragraphs, lists and tables of a text in the Markdown that tables of sweeps are written in."""
-    text_blocks = []
-    for part in re.split(r"\n\s*\n", text.strip("\n")):
-        lines = part.split("\n")
-        if all(line.startswith("|") for line in lines) and len(lines) > 1:
-            text_blocks.append(Block(grid=_grid(lines)))
-        elif all(line.startswith("- ") for line in lines):
-            text_blocks.append(Block(tuple(_marked(line[2:]) for line in lines), listed=True))
-        else:
-            text_blocks.append(Block((_marked(" ".join(lines)),)))
-    return text_blocks
-
-
-def _grid(lines: Sequence[str]) -> Grid:
-    header, rule, *body = [
-        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])] for line in lines
-    ]
-    numeric = frozenset(i for i, cell in enumerate(rule) if cell.endswith(":"))
-    return Grid(header, [[_marked(cell) for cell in row] for row in body], numeric)
-
-
-def _marked(text: str) -> Markup:
-    """Text with what stands between two pairs of stars in bold and between backticks as code, all else as it is."""
-    pieces: list[Markup] = []
-    for piece in re.split(r"(\*\*.+?\*\*|`[^`]+`)", clean(text)):
-        if piece.startswith("**") and len(piece) > 4:
-            pieces.append(Markup("<b>{}</b>").format(piece[2:-2]))
-        elif piece.startswith("`") and len(piece) > 2:
-            pieces.append(Markup("<code>{}</code>").format(piece[1:-1]))
-        else:
-            pieces.append(escape(piece))
-    return Markup("").join(pieces)
-
-
-def figures(line: Mapping[str, Mapping[str, float]], clients: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The figures of a cell by one name each, without standard errors; then those of its run's own clients."""
-    by_list = {**line, **{f"{ENROLLED}{kind}": by_kind for kind, by_kind in clients.items()}}
-    return {
-        f"{on}/{name}": value
-        for on, by_figure in by_list.items()
-        for name, value in by_figure.items()
-        if not name.endswith("_se")
-    }
