@@ -11,7 +11,7 @@ from coalface.evaluation.metrics.figure import PERCENT
 from coalface.evaluation.metrics.verification import TAR
 from coalface.experiments.comparison import table
 from coalface.experiments.comparison.table import Comparison, Intervals, compare_runs, difference_sentence
-from coalface.experiments.report import charts, faults, grids, specs
+from coalface.experiments.report import charts, faults, grids, groups, specs
 from coalface.experiments.report.long_table import Grid, Record
 from coalface.experiments.report.runs import Run, as_dicts, mapping, number, read_all
 from coalface.experiments.report.specs import Interval
@@ -126,7 +126,8 @@ def _work(comparison: Comparison) -> Grid:
 def _groups(runs: Sequence[Run]) -> list[tuple[str, str, Grid]]:
     """Title, caption and table of the figures that only some kinds of runs have."""
     return [
-        ("By domain", "In percent. The gap is the source's figure less the target's, in points.", grids.domains(runs)),
+        ("By list", "In percent. The gap is the source's figure less the target's, in points.", groups.lists(runs)),
+        ("How evenly they serve all", "Worst to best in points; the deviation is of n − 1.", groups.spreads(runs)),
         ("Clusters for labels", "In percent but for counts.", grids.clusters(runs)),
         ("Clients verified by their own images", "In percent.", grids.enrolled(runs)),
         ("Each client's own people", "In percent, the mean over clients.", grids.personalised(runs)),

@@ -237,15 +237,14 @@ def similarity(runs: Sequence[Run]) -> list[Chart]:
     names = list(dict.fromkeys(name for curves in by_run for name in curves))
     charts = []
     for name in names:
-        curves = []
-        for series, (run, by_list) in enumerate(zip(runs, by_run, strict=True)):
-            rates = mapping(mapping(by_list.get(name)).get("roc"))
-            points = list(zip(_numbers(rates.get("far")), _numbers(rates.get("tar")), strict=False))
-            curves.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
+        curves = [_roc(run.label, series, mapping(by_run[series].get(name))) for series, run in enumerate(runs)]
+        banded = any(curve.band for curve in curves) and len(curves) <= specs.BANDED
+        shaded = " Shaded: 95 % of draws of the people in the pairs." if banded else ""
         if spec := specs.roc(curves):
-            charts.append(Chart(f"{name} ROC: TAR (%) over FAR", spec, f"Dashed: chance.{_areas(runs, name)}"))
+            caption = f"Dashed: chance.{shaded}{_areas(runs, name)}"
+            charts.append(Chart(f"{name} ROC: TAR (%) over FAR", spec, caption))
         if spec := specs.roc(curves, is_det=True):
-            charts.append(Chart(f"{name} DET: 1 − TAR (%) over FAR", spec))
+            charts.append(Chart(f"{name} DET: 1 − TAR (%) over FAR", spec, shaded.strip()))
     for run, by_list in zip(runs, by_run, strict=True):
         for name in names[:1] if len(runs) > 1 else names:
             counts = mapping(mapping(by_list.get(name)).get("histogram"))
@@ -256,11 +255,24 @@ def similarity(runs: Sequence[Run]) -> list[Chart]:
     return charts
 
 
+def _roc(label: str, series: int, curves: Mapping[str, Any]) -> Curve:
+    """The ROC of a list, with its band where the run has one for every point."""
+    rates = mapping(curves.get("roc"))
+    far, tar, low, high = (_numbers(rates.get(key)) for key in ("far", "tar", "low", "high"))
+    points = list(zip(far, tar, strict=False))
+    band = list(zip(low, high, strict=True)) if len(low) == len(high) == len(points) else []
+    return Curve(label, [x for x, _ in points], [y for _, y in points], series, band)
+
+
 def _areas(runs: Sequence[Run], name: str) -> str:
-    """The area under the ROC of each run that has one."""
-    areas = [(run.label, number(mapping(mapping(run.summary.get("curves")).get(name)).get("auc"))) for run in runs]
-    words = [f"{label} {area:.2f} %" if len(runs) > 1 else f"{area:.2f} %" for label, area in areas if area is not None]
-    return f" AUC: {', '.join(words)}." if words else ""
+    """The area under the ROC of each run that has one, with its interval."""
+    areas = []
+    for run in runs:
+        curves = mapping(mapping(run.summary.get("curves")).get(name))
+        if (area := number(curves.get("auc"))) is not None:
+            ends = " to ".join(f"{end:.2f}" for end in _numbers(mapping(curves.get("intervals")).get("auc")))
+            areas.append(f"{run.label} " * (len(runs) > 1) + f"{area:.2f} %" + (ends and f" ({ends})"))
+    return f" AUC: {', '.join(areas)}." if areas else ""
 
 
 def _threshold(curves: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from coalface.core.text import clean, several, size
 from coalface.evaluation.figures import figure_name, figure_of, figure_text
-from coalface.experiments.report import charts, faults, grids
+from coalface.experiments.report import charts, faults, grids, groups, hardest, holdings
 from coalface.experiments.report.long_table import Grid
 from coalface.experiments.report.runs import (
     Run,
@@ -57,7 +57,11 @@ def render(run: Run) -> str:
         tiles=_tiles(run, evaluated),
         figures=grids.figures(run),
         thresholds=grids.thresholds(runs),
-        domains=grids.domains(runs),
+        has_intervals=bool(run.intervals),
+        hardest=[] if run.is_shared else hardest.read(run.path),
+        lists=groups.lists(runs),
+        by_group=groups.charts(run),
+        spreads=groups.spreads(runs),
         clusters=grids.clusters(runs),
         enrolled=grids.enrolled(runs),
         enrolled_of=_enrolled_counts(run),
@@ -70,6 +74,7 @@ def render(run: Run) -> str:
         logged=charts.logged(runs),
         similarity=charts.similarity(runs),
         parties=grids.parties(run),
+        holdings=holdings.charts(run),
         failures=grids.failures(run),
         bytes=grids.traffic(run),
         messages=grids.messages(run),
@@ -78,6 +83,7 @@ def render(run: Run) -> str:
         summed=bool(mapping(run.config.get("privacy")).get("secure")),
         readable=str(run.summary.get("readable") or ""),
         contents=grids.contents(run),
+        templates_left=grids.templates_left(run),
         tensors=grids.tensors(run),
         not_counted=faults.not_counted(run),
         ledger=ledger,
@@ -87,6 +93,8 @@ def render(run: Run) -> str:
         ledger_lines=grids.integer_text(ledger.get("lines")),
         ledger_bytes=grids.size_text(ledger.get("bytes")),
         heads=grids.heads(ledger),
+        provenance=_provenance(run),
+        command=str(mapping(run.summary.get("environment")).get("command") or ""),
         numerics=Grid(("setting", "value"), list(flatten(mapping(run.summary.get("numerics"))).items())),
         environment=Grid(("what", "value"), list(flatten(mapping(run.summary.get("environment"))).items())),
         config=Markup("\n").join(escape(clean(line)) for line in run.config_text.rstrip().split("\n")),
@@ -163,6 +171,17 @@ def _start(run: Run, key: str) -> str:
     """The figure of what the run starts from: `untrained 60.0 %`."""
     figure = figure_of(key)
     return f"{run.start} {figure.text(run.untrained[key])}{figure.unit.sign}"
+
+
+def _provenance(run: Run) -> str:
+    """What the run was last carried out with, and when, in a sentence."""
+    environment = mapping(run.summary.get("environment"))
+    versions = [f"{name} {environment[key]}" for key, name in _VERSIONS.items() if environment.get(key)]
+    when = str(environment.get("date") or "").replace("T", " ").replace("+00:00", " UTC")
+    return f"Carried out with {', '.join(versions)}{f', on {when}' if when else ''}." if versions else ""
+
+
+_VERSIONS = {"coalface": "Coalface", "commit": "commit", "python": "Python", "torch": "torch"}
 
 
 def _tiles(run: Run, evaluated: Sequence[str]) -> list[Tile]:

@@ -17,6 +17,8 @@ from coalface.experiments.report.vega import HOVER, PALETTE, PAPER, SOFT
 WIDTH, HEIGHT, TALL = 340, 190, 300
 FEW = 4
 """Curves up to which a chart is not tall."""
+BANDED = 3
+"""Curves up to which each has its band: more bands than that hide each other."""
 MOST_POINTS = 400
 """Points drawn of one curve; a longer one is thinned evenly and keeps its last point."""
 MOST_MARKS, MARKS = 20, 8
@@ -26,6 +28,8 @@ DASHES: tuple[list[int], ...] = ([], [6, 3], [2, 2])
 """Of the series that first have each colour, of the second ones, and of the third."""
 LEVEL = [4, 4]
 """The dashes of what is no series of its own: a level, chance."""
+LEAST = 1e-7
+"""Percent below which a rate is 0, and has no logarithm."""
 NAMES = ("series", "setting", "pairs")
 """The fields of rows that are no numbers."""
 SHORT = 16
@@ -42,6 +46,8 @@ class Curve:
     x: Sequence[float]
     y: Sequence[float]
     series: int = 0
+    band: Sequence[tuple[float, float]] = ()
+    """The ends of an interval about each `y`, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -75,30 +81,35 @@ def lines(
         return {}
     across = number("x", x, nice=False, zero=False, padding=6)
     across["axis"] = {"grid": False, **({"format": "d", "tickMinStep": 1} if whole else {})}
-    return of_layers(
-        _points(curves), [*_stages(marks, x), *_curves(curves, across, number("y", y, zero=False, padding=6))], height
-    )
+    up = number("y", y, zero=False, padding=6) | {"axis": {"title": None}}  # which the chart is called
+    return of_layers(_points(curves), [*_stages(marks, x), *_curves(curves, across, up)], height)
 
 
 def roc(curves: Sequence[Curve], *, is_det: bool = False) -> Spec:
     """ROC curves over a logarithmic FAR, or with `is_det` 1 − TAR over it, logarithmic too (DET).
 
-    `x` is FAR and `y` TAR, both as fractions; points without a logarithm are left out.
+    `x` is FAR and `y` TAR, both as fractions, as the ends of bands are; points without a logarithm are left out.
     """
     kept = []
     for curve in curves:
-        rates = [(far, 100 * (1 - tar if is_det else tar)) for far, tar in zip(curve.x, curve.y, strict=True)]
-        if points := [(far, rate) for far, rate in rates if 0 < far <= 1 and (rate > 1e-7 or not is_det)]:
-            kept.append(_thinned(Curve(curve.label, [x for x, _ in points], [y for _, y in points], curve.series)))
+        rates = [100 * (1 - tar if is_det else tar) for tar in curve.y]
+        floor = min((rate for rate in rates if rate > LEAST), default=0.0) if is_det else 0.0
+        ends = [sorted(max(floor, 100 * (1 - end if is_det else end)) for end in pair) for pair in curve.band]
+        places = [i for i, far in enumerate(curve.x) if 0 < far <= 1 and (rates[i] > LEAST or not is_det)]
+        if places:
+            band = [(ends[i][0], ends[i][1]) for i in places] if ends and len(curves) <= BANDED else []
+            in_percent = Curve(
+                curve.label, [curve.x[i] for i in places], [rates[i] for i in places], curve.series, band
+            )
+            kept.append(_thinned(in_percent))
     if not kept:
         return {}
     decade = max(-7, min(-1, math.floor(math.log10(min(curve.x[0] for curve in kept)) + 1e-9)))
     axis = {"grid": False, "format": "~g", "labelOverlap": "greedy"}
     across = number("x", "FAR", type="log", nice=False, domain=[10.0**decade, 1.0]) | {"axis": axis}
     if is_det:
-        return of_layers(
-            _points(kept), _curves(kept, across, number("y", "1 − TAR (%)", type="log", nice=False) | {"axis": axis})
-        )
+        up = number("y", "1 − TAR (%)", type="log", nice=False) | {"axis": axis}
+        return of_layers(_points(kept), [*_bands(kept, across, up), *_curves(kept, across, up)])
     up = number("y", "TAR (%)", domain=[0, 100])
     chance = [10.0 ** (decade * (1 - i / 40)) for i in range(41)]
     dashed = {
@@ -106,7 +117,7 @@ def roc(curves: Sequence[Curve], *, is_det: bool = False) -> Spec:
         "mark": {"type": "line", "color": SOFT, "strokeDash": LEVEL, "strokeWidth": 1},
         "encoding": {"x": across, "y": up},
     }
-    return of_layers(_points(kept), [dashed, *_curves(kept, across, up)])
+    return of_layers(_points(kept), [dashed, *_bands(kept, across, up), *_curves(kept, across, up)])
 
 
 def histogram(
@@ -238,8 +249,28 @@ def rounded(value: float | None) -> float | None:
 def _points(curves: Sequence[Curve], places: Mapping[int, Sequence[int]] | None = None) -> list[Spec]:
     return [
         {"series": curve.label, "x": rounded(curve.x[i]), "y": rounded(curve.y[i])}
+        | (
+            {end: rounded(value) for end, value in zip(("low", "high"), curve.band[i], strict=True)}
+            if curve.band
+            else {}
+        )
         for number, curve in enumerate(curves)
         for i in (range(len(curve.x)) if places is None else places[number])
+    ]
+
+
+def _bands(curves: Sequence[Curve], x: Spec, y: Spec) -> list[Spec]:
+    """The intervals about the points of curves, as areas behind them."""
+    if not any(curve.band for curve in curves):
+        return []
+    names = [curve.label for curve in curves]
+    color = ranged("series", names, [PALETTE[curve.series % len(PALETTE)] for curve in curves])
+    return [
+        {
+            "transform": [{"filter": {"field": "low", "valid": True}}],
+            "mark": {"type": "area", "opacity": 0.18, "clip": True},
+            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": color},
+        }
     ]
 
 
@@ -310,4 +341,5 @@ def _level(level: tuple[str, float], title: str) -> list[Spec]:
 def _thinned(curve: Curve) -> Curve:
     step = math.ceil(len(curve.x) / MOST_POINTS)
     places = sorted({*range(0, len(curve.x), step), len(curve.x) - 1}) if step > 1 else range(len(curve.x))
-    return Curve(clean(curve.label), [curve.x[i] for i in places], [curve.y[i] for i in places], curve.series)
+    band = [curve.band[i] for i in places] if curve.band else ()
+    return Curve(clean(curve.label), [curve.x[i] for i in places], [curve.y[i] for i in places], curve.series, band)
