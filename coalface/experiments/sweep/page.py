@@ -26,6 +26,8 @@ from coalface.experiments.sweep.grid import AVERAGED, Cell
 from coalface.experiments.sweep.records import clients_of, shares
 from coalface.experiments.sweep.series import Point
 
+SHORT_LABEL = 16
+"""Letters of a setting's name that stand on a line in any table."""
 SHARE = "share of the public images that clients trained on"
 
 
@@ -138,10 +140,18 @@ def render(
         name=name,
         command=command,
         lead=lead,
+        label=_label_width(text),
         settings=settings(points, baseline or {}, otherwise),
         axes=[axis for key in axes if (axis := axis_of(points, key, otherwise)).tables],
         blocks=blocks(text),
     )
+
+
+def _label_width(text: str) -> int:
+    """Letters of a line in the first column of the tables: the longest name of a setting takes two lines at most."""
+    names = [block.grid.rows for block in blocks(text) if block.grid]
+    longest = max((len(Markup(row[0]).striptags()) for rows in names for row in rows), default=0)
+    return 0 if longest <= SHORT_LABEL else longest // 2 + SHORT_LABEL // 2
 
 
 def blocks(text: str) -> list[Block]:
@@ -163,7 +173,13 @@ def _grid(lines: Sequence[str]) -> Grid:
         [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])] for line in lines
     ]
     numeric = frozenset(i for i, cell in enumerate(rule) if cell.endswith(":"))
-    return Grid(header, [[_marked(cell) for cell in row] for row in body], numeric)
+    return Grid([_in_two(title) for title in header], [[_marked(cell) for cell in row] for row in body], numeric)
+
+
+def _in_two(title: str) -> Markup:
+    """The head of a column, which breaks after its first word alone: `unseen`, and beneath it `TAR at FAR 0.01`."""
+    first, space, others = title.partition(" ")
+    return escape(clean(first + space)) + Markup("&nbsp;").join(clean(others).split(" "))
 
 
 def _marked(text: str) -> Markup:
