@@ -28,8 +28,8 @@ CLOSENESS = "cosine"
 """What methods log whose server knows all class embeddings: the mean cosine of their pairs."""
 COLLAPSED = 0.95
 """Mean cosine of all pairs of class embeddings from which on the page says that they have collapsed."""
-MOST_CURVES = 12
-"""Curves of one chart of it."""
+MOST_CURVES, MOST_HISTOGRAMS = 12, 4
+"""Curves of one chart, and lists of a run that have a histogram."""
 DRAWN_FAR = 0.01
 """The false accept rate whose threshold stands in a histogram."""
 MOST_FIGURES = 12
@@ -232,27 +232,37 @@ def class_embeddings(runs: Sequence[Run]) -> list[Chart]:
 
 
 def similarity(runs: Sequence[Run]) -> list[Chart]:
-    """ROC and DET curves of all the runs, of each list; then histograms of the first list, a chart a run."""
-    by_run = [mapping(run.summary.get("curves")) for run in runs]
-    names = list(dict.fromkeys(name for curves in by_run for name in curves))
+    """ROC, DET and histograms: of one run all lists in a chart, of several a chart for each list, with all runs in it.
+
+    Of several runs the first list alone has histograms.
+    """
+    names = list(dict.fromkeys(name for run in runs for name in mapping(run.summary.get("curves"))))
+    of_one_run = [[(name if len(names) > 1 else runs[0].label, runs[0], name) for name in names]] if names else []
+    of_each_list = [[(run.label, run, name) for run in runs] for name in names]
     charts = []
-    for name in names:
-        curves = [_roc(run.label, series, mapping(by_run[series].get(name))) for series, run in enumerate(runs)]
+    for members in of_one_run if len(runs) == 1 else of_each_list:
+        of = f"{members[0][2]} " if len({name for _, _, name in members}) == 1 else ""
+        curves = [_roc(label, series, _curves_of(run, name)) for series, (label, run, name) in enumerate(members)]
+        curves = curves[:MOST_CURVES]
         banded = any(curve.band for curve in curves) and len(curves) <= specs.BANDED
         shaded = " Shaded: 95 % of draws of the people in the pairs." if banded else ""
         if spec := specs.roc(curves):
-            caption = f"Dashed: chance.{shaded}{_areas(runs, name)}"
-            charts.append(Chart(f"{name} ROC: TAR (%) over FAR", spec, caption))
+            charts.append(Chart(f"{of}ROC: TAR (%) over FAR", spec, f"Dashed: chance.{shaded}{_areas(members)}"))
         if spec := specs.roc(curves, is_det=True):
-            charts.append(Chart(f"{name} DET: 1 − TAR (%) over FAR", spec, shaded.strip()))
-    for run, by_list in zip(runs, by_run, strict=True):
-        for name in names[:1] if len(runs) > 1 else names:
-            counts = mapping(mapping(by_list.get(name)).get("histogram"))
+            charts.append(Chart(f"{of}DET: 1 − TAR (%) over FAR", spec, shaded.strip()))
+    for run in runs:
+        for name in names[: 1 if len(runs) > 1 else MOST_HISTOGRAMS]:
+            counts = mapping(_curves_of(run, name).get("histogram"))
             edges, genuine, impostor = (_numbers(counts.get(key)) for key in ("edges", "genuine", "impostor"))
             title = f"{run.label}: {name} similarities" if len(runs) > 1 else f"{name} similarities"
-            if spec := specs.histogram(edges, genuine, impostor, _threshold(mapping(by_list.get(name)))):
+            if spec := specs.histogram(edges, genuine, impostor, _threshold(_curves_of(run, name))):
                 charts.append(Chart(title, spec))
     return charts
+
+
+def _curves_of(run: Run, name: str) -> dict[str, Any]:
+    """What the summary has of the curves of a list."""
+    return mapping(mapping(run.summary.get("curves")).get(name))
 
 
 def _roc(label: str, series: int, curves: Mapping[str, Any]) -> Curve:
@@ -264,14 +274,14 @@ def _roc(label: str, series: int, curves: Mapping[str, Any]) -> Curve:
     return Curve(label, [x for x, _ in points], [y for _, y in points], series, band)
 
 
-def _areas(runs: Sequence[Run], name: str) -> str:
-    """The area under the ROC of each run that has one, with its interval."""
+def _areas(members: Sequence[tuple[str, Run, str]]) -> str:
+    """The area under the ROC of each curve, by its label, that has one, with its interval."""
     areas = []
-    for run in runs:
-        curves = mapping(mapping(run.summary.get("curves")).get(name))
+    for label, run, name in members:
+        curves = _curves_of(run, name)
         if (area := number(curves.get("auc"))) is not None:
             ends = " to ".join(f"{end:.2f}" for end in _numbers(mapping(curves.get("intervals")).get("auc")))
-            areas.append(f"{run.label} " * (len(runs) > 1) + f"{area:.2f} %" + (ends and f" ({ends})"))
+            areas.append(f"{label} " * (len(members) > 1) + f"{area:.2f} %" + (ends and f" ({ends})"))
     return f" AUC: {', '.join(areas)}." if areas else ""
 
 
