@@ -95,7 +95,13 @@ def progress(runs: Sequence[Run]) -> list[Chart]:
     apart = "Losses of different methods are not on one scale." if len({run.method for run in runs}) > 1 else ""
     charts = _over_rounds(runs, "loss", lambda record: record.get("loss"), apart)
     keys = without_errors(key for run in runs for record in run.metrics for key in flat_figures(record.get("judged")))
-    charts += [over_rounds(runs, key) for key in keys[:MOST_FIGURES]]
+    by_figure: dict[str, list[str]] = {}
+    for key in keys:
+        by_figure.setdefault(key.rpartition("/")[2] if len(runs) == 1 else key, []).append(key)
+    charts += [
+        over_rounds(runs, of_figure[0]) if len(of_figure) == 1 else _lists_over_rounds(runs[0], figure, of_figure)
+        for figure, of_figure in list(by_figure.items())[:MOST_FIGURES]
+    ]
     for key in keys[:1]:
         charts += _figure_over_bytes(runs, key)
     return charts
@@ -103,15 +109,28 @@ def progress(runs: Sequence[Run]) -> list[Chart]:
 
 def over_rounds(runs: Sequence[Run], key: str) -> Chart:
     """What rounds logged, such as `loss`, or a figure such as `unseen/eer`, which has what a run starts from at 0."""
-    curves = _curves(runs, lambda record: record[key] if key in record else flat_figures(record.get("judged")).get(key))
-    for place, run in enumerate(runs):
-        if curves[place].x and key in run.untrained:
-            x, y = [0, *curves[place].x], [run.untrained[key], *curves[place].y]
-            curves[place] = replace(curves[place], x=x, y=y)
     starts = {run.start for run in runs if key in run.untrained}
     caption = f"Round 0: {starts.pop() if len(starts) == 1 else 'what each run starts from'}." if starts else ""
     title = axis_title(key) if "/" in key else key.replace("_", " ")
-    return Chart(title, specs.lines(curves, x="round", y=title, marks=_marks(runs)), caption)
+    return Chart(title, specs.lines(_from_start(runs, key), x="round", y=title, marks=_marks(runs)), caption)
+
+
+def _from_start(runs: Sequence[Run], key: str) -> list[Curve]:
+    """What rounds logged, or a figure, with that of what a run starts from at 0."""
+    curves = _curves(runs, lambda record: record[key] if key in record else flat_figures(record.get("judged")).get(key))
+    return [
+        replace(curve, x=[0, *curve.x], y=[run.untrained[key], *curve.y]) if curve.x and key in run.untrained else curve
+        for run, curve in zip(runs, curves, strict=True)
+    ]
+
+
+def _lists_over_rounds(run: Run, figure: str, keys: Sequence[str]) -> Chart:
+    """A figure of several lists of a run."""
+    lists = [(key.rpartition("/")[0], key) for key in keys[:MOST_CURVES]]
+    curves = [replace(_from_start([run], key)[0], label=name, series=n) for n, (name, key) in enumerate(lists)]
+    caption = f"Round 0: {run.start}." if any(key in run.untrained for key in keys) else ""
+    spec = specs.lines(curves, x="round", y=axis_title(figure), marks=_marks([run]))
+    return Chart(axis_title(figure), spec, caption)
 
 
 def _figure_over_bytes(runs: Sequence[Run], key: str) -> list[Chart]:

@@ -81,8 +81,13 @@ def lines(
         return {}
     across = number("x", x, nice=False, zero=False, padding=6)
     across["axis"] = {"grid": False, **({"format": "d", "tickMinStep": 1} if whole else {})}
-    up = number("y", y, zero=False, padding=6) | {"axis": {"title": None}}  # which the chart is called
-    return of_layers(_points(curves), [*_stages(marks, x), *_curves(curves, across, up)], height)
+    middle = (min(curve.x[0] for curve in curves) + max(curve.x[-1] for curve in curves)) / 2
+    values = [value for curve in curves for value in curve.y]
+    flat = (
+        {"domain": [values[0] - 1, values[0] + 1]} if len(set(values)) == 1 else {}
+    )  # else its tick is another number
+    up = number("y", y, zero=False, padding=6, **flat) | {"axis": {"title": None}}  # which the chart is called
+    return of_layers(_points(curves), [*_stages(marks, x, middle), *_curves(curves, across, up)], height)
 
 
 def roc(curves: Sequence[Curve], *, is_det: bool = False) -> Spec:
@@ -315,12 +320,14 @@ def _marked(count: int, several: bool) -> list[int]:
     return sorted({round(i * (count - 1) / (MARKS - 1)) for i in range(MARKS)}) if several else []
 
 
-def _stages(marks: Sequence[tuple[float, str]], x: str) -> list[Spec]:
-    """Vertical lines, each with its name at its upper end."""
+def _stages(marks: Sequence[tuple[float, str]], x: str, middle: float) -> list[Spec]:
+    """Vertical lines, each with its name at its upper end, on the side of the middle, where there is room."""
     if not marks:
         return []
     data = values_of([{"at": place, "stage": clean(name)} for place, name in marks])
-    text = {"type": "text", "align": "left", "baseline": "top", "dx": 3, "limit": 110}
+    sides = (("align", "'right'", "'left'"), ("dx", -3, 3))
+    side = {key: {"expr": f"datum.at > {middle} ? {late} : {early}"} for key, late, early in sides}
+    text = {"type": "text", "baseline": "top", "limit": 110, **side}
     at = {"x": number("at", x)}
     return [
         {"data": data, "mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": at},

@@ -54,6 +54,7 @@ CONFIG = {
     "legend": {
         "labelFontSize": 12,
         "labelColor": INK,
+        "titleColor": INK,
         "titleFontSize": 12,
         "symbolSize": 70,
         "symbolStrokeWidth": 0,
