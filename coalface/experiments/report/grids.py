@@ -175,7 +175,7 @@ def traffic(run: Run) -> Grid:
         cells = [_median([entry.get(key) for entry in entries]) for key in (down, up)]
         if any(cells):
             rows.append([name, *cells])
-    rows += [[f"of a party's, each {step}: {field}", *cells] for (step, field), cells in _by_field(run).items()]
+    rows += [[f"{field}, of a party in each {step}", *cells] for (step, field), cells in _by_field(run).items()]
     return Grid(("of what", "to the parties", "from the parties"), rows, frozenset({1, 2}))
 
 
@@ -222,8 +222,8 @@ def contents(run: Run) -> Grid:
 
 
 def _meaning(kind: str) -> str:
-    """What a content is, in words; of several the first that says something."""
-    return next((words for word, words in CONTENT.items() if re.search(rf"\b{word}\b", kind)), "")
+    """What a content is, in words."""
+    return "; ".join(words for word, words in CONTENT.items() if re.search(rf"\b{word}\b", kind))
 
 
 def templates_left(run: Run) -> str:

@@ -89,14 +89,19 @@ def _named(key: str, values: Mapping[str, float], name: str) -> str:
 
 def charts(run: Run) -> list[Chart]:
     """The first figures by group, a dot each, with a bar where the run knows an interval or a standard error."""
-    drawn = []
-    for over, figures in by_group(run).items():
+    drawn, groups = [], by_group(run)
+    for over in [
+        over for over in (LISTS, PARTIES, *[over for over in groups if over not in ONE_OF][-1:]) if over in groups
+    ]:
+        figures = groups[over]
         for key in [key for key, values in figures.items() if len(values) <= MOST_NAMES][:MOST_DRAWN]:
             rows = [Interval(name, value, _bar(run, over, key, name)) for name, value in figures[key].items()]
             ends = "± one standard error" if key.endswith(ACCURACY.name) else "95 % of draws of the people in the pairs"
             caption = f"Bars: {ends}." if any(row.bar for row in rows) else ""
             spec = specs.intervals(rows, x=axis_title(key), level=None)
-            drawn.append(Chart(f"{figure_name(key)} by {ONE_OF.get(over, 'client')}", spec, caption))
+            drawn.append(
+                Chart(f"{figure_name(key)} by {ONE_OF.get(over, over.replace('clients', 'client'))}", spec, caption)
+            )
     return drawn
 
 

@@ -19,8 +19,8 @@ FEW = 4
 """Curves up to which a chart is not tall."""
 BANDED = 3
 """Curves up to which each has its band: more bands than that hide each other."""
-MOST_POINTS = 400
-"""Points drawn of one curve; a longer one is thinned evenly and keeps its last point."""
+MOST_POINTS, MOST_RATES = 400, 100
+"""Points drawn of one curve, and of an ROC; a longer one is thinned evenly and keeps its last point."""
 MOST_MARKS, MARKS = 20, 8
 """Points up to which all of a curve are marked, and how many are of a longer one beside others."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
@@ -81,8 +81,13 @@ def lines(
         return {}
     across = number("x", x, nice=False, zero=False, padding=6)
     across["axis"] = {"grid": False, **({"format": "d", "tickMinStep": 1} if whole else {})}
-    up = number("y", y, zero=False, padding=6) | {"axis": {"title": None}}  # which the chart is called
-    return of_layers(_points(curves), [*_stages(marks, x), *_curves(curves, across, up)], height)
+    middle = (min(curve.x[0] for curve in curves) + max(curve.x[-1] for curve in curves)) / 2
+    values = [value for curve in curves for value in curve.y]
+    flat = (
+        {"domain": [values[0] - 1, values[0] + 1]} if len(set(values)) == 1 else {}
+    )  # else its tick is another number
+    up = number("y", y, zero=False, padding=6, **flat) | {"axis": {"title": None}}  # which the chart is called
+    return of_layers(_points(curves), [*_stages(marks, x, middle), *_curves(curves, across, up)], height)
 
 
 def roc(curves: Sequence[Curve], *, is_det: bool = False) -> Spec:
@@ -101,7 +106,7 @@ def roc(curves: Sequence[Curve], *, is_det: bool = False) -> Spec:
             in_percent = Curve(
                 curve.label, [curve.x[i] for i in places], [rates[i] for i in places], curve.series, band
             )
-            kept.append(_thinned(in_percent))
+            kept.append(_thinned(in_percent, MOST_RATES))
     if not kept:
         return {}
     decade = max(-7, min(-1, math.floor(math.log10(min(curve.x[0] for curve in kept)) + 1e-9)))
@@ -137,7 +142,7 @@ def histogram(
         for i in range(used[0], used[-1] + 1):
             row = {"pairs": kind, "from": rounded(edges[i]), "to": rounded(edges[i + 1])}
             rows.append(row | {"share": rounded(100 * counts[i] / (sum(counts) or 1))})
-    kinds = ["genuine", "impostor"]
+    kinds, drawn = ["genuine", "impostor"], (edges[used[0]], edges[used[-1] + 1])
     x = number("from", "cosine similarity", nice=False, zero=False) | {"axis": {"grid": False}}
     y = number("share", "% of pairs") | {"stack": None}
     area = {
@@ -150,7 +155,7 @@ def histogram(
         "mark": {"type": "bar", "opacity": 0, "binSpacing": 0},
         "encoding": {"x": {**x, "bin": "binned"}, "x2": {"field": "to"}, "y": y, "tooltip": tips(*rows[0])},
     }
-    return of_layers(rows, [area, *(_level(threshold, "cosine similarity") if threshold else []), bars])
+    return of_layers(rows, [area, *(_level(threshold, "cosine similarity", drawn) if threshold else []), bars])
 
 
 def intervals(rows: Sequence[Interval], *, x: str, level: tuple[str, float] | None) -> Spec:
@@ -188,7 +193,8 @@ def intervals(rows: Sequence[Interval], *, x: str, level: tuple[str, float] | No
         for layer, chosen in [*parts, (rings, [row.is_open for row in rows])]
         if any(chosen)
     ]
-    levels = _level(level, x) if level else []
+    ends = [end for row in rows for end in (row.value, *(row.bar or ()))]
+    levels = _level(level, x, (min(ends), max(ends))) if level else []
     return of_layers(values, [*levels, *layers], (40 if is_long else 28) * len(rows) + 10)
 
 
@@ -314,12 +320,14 @@ def _marked(count: int, several: bool) -> list[int]:
     return sorted({round(i * (count - 1) / (MARKS - 1)) for i in range(MARKS)}) if several else []
 
 
-def _stages(marks: Sequence[tuple[float, str]], x: str) -> list[Spec]:
-    """Vertical lines, each with its name at its upper end."""
+def _stages(marks: Sequence[tuple[float, str]], x: str, middle: float) -> list[Spec]:
+    """Vertical lines, each with its name at its upper end, on the side of the middle, where there is room."""
     if not marks:
         return []
     data = values_of([{"at": place, "stage": clean(name)} for place, name in marks])
-    text = {"type": "text", "align": "left", "baseline": "top", "dx": 3, "limit": 110}
+    sides = (("align", "'right'", "'left'"), ("dx", -3, 3))
+    side = {key: {"expr": f"datum.at > {middle} ? {late} : {early}"} for key, late, early in sides}
+    text = {"type": "text", "baseline": "top", "limit": 110, **side}
     at = {"x": number("at", x)}
     return [
         {"data": data, "mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": at},
@@ -327,19 +335,20 @@ def _stages(marks: Sequence[tuple[float, str]], x: str) -> list[Spec]:
     ]
 
 
-def _level(level: tuple[str, float], title: str) -> list[Spec]:
-    """A dashed line down the chart, with its name beside its upper end."""
+def _level(level: tuple[str, float], title: str, drawn: tuple[float, float]) -> list[Spec]:
+    """A dashed line down a chart from one value to another, with its name beside its upper end, where there is room."""
     name, value = level
+    side = {"align": "left", "dx": 3} if value < sum(drawn) / 2 else {"align": "right", "dx": -3}
     data, at = values_of([{"level": rounded(value), "name": clean(name)}]), {"x": number("level", title, zero=False)}
-    text = {"type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": 1}
+    text = {"type": "text", "baseline": "bottom", "dy": 1, **side}
     return [
         {"data": data, "mark": {"type": "rule", "strokeDash": LEVEL}, "encoding": at},
         {"data": data, "mark": text, "encoding": {**at, "y": {"value": 0}, "text": {"field": "name"}}},
     ]
 
 
-def _thinned(curve: Curve) -> Curve:
-    step = math.ceil(len(curve.x) / MOST_POINTS)
+def _thinned(curve: Curve, most: int = MOST_POINTS) -> Curve:
+    step = math.ceil(len(curve.x) / most)
     places = sorted({*range(0, len(curve.x), step), len(curve.x) - 1}) if step > 1 else range(len(curve.x))
     band = [curve.band[i] for i in places] if curve.band else ()
     return Curve(clean(curve.label), [curve.x[i] for i in places], [curve.y[i] for i in places], curve.series, band)
