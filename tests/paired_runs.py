@@ -1,4 +1,4 @@
-"""Paired differences of runs, from their evidence."""
+"""Lists of pairs drawn again, and paired differences of runs from their evidence."""
 
 from __future__ import annotations
 
@@ -9,9 +9,33 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from coalface.evaluation.metrics.bootstrap import Bootstrap
+from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities
 from coalface.evaluation.metrics.paired import PairedDifference
-from coalface.experiments.compare import differences, merged, resampled
+from coalface.experiments.comparison.paired import differences, merged, resampled
+
+
+def small_list(seed: int, people: int = 15, pairs: int = 400, headline: bool = True) -> PairIdentities:
+    rng = np.random.default_rng(seed)
+    left = rng.integers(people, size=pairs) * 3 + 2  # identity numbers with gaps: the list names some of a larger set
+    right = np.where(rng.random(pairs) < 0.4, left, rng.permutation(left))
+    counts = rng.random(pairs) < 0.7 if headline else None
+    return PairIdentities(left, right, sha256="abc", headline=counts)
+
+
+def scored(pairs: PairIdentities, seed: int, ties: bool = True, gap: float = 0.4) -> NDArray[np.float64]:
+    scores = np.random.default_rng(seed).normal(gap * pairs.same, 0.3)
+    return np.round(scores, 1) if ties else scores
+
+
+def repeated(pairs: PairIdentities, counts: NDArray[np.int32]) -> NDArray[np.int64]:
+    """The places of the list, each as often as its pair weighs in one draw."""
+    count = dict(zip(pairs.people.tolist(), counts.tolist(), strict=True))
+    places: list[int] = []
+    for place, (a, b) in enumerate(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)):
+        if a == b and pairs.headline is not None and not pairs.headline[place]:
+            continue
+        places += [place] * (count[a] if a == b else count[a] * count[b])
+    return np.array(places)
 
 
 def paired(

@@ -17,7 +17,7 @@ from coalface.evaluation import figures
 from coalface.evaluation.metrics import pair_figures
 from coalface.experiments import run as runner
 from coalface.experiments.callbacks.base import Callback
-from coalface.experiments.compare import intervals, left_out
+from coalface.experiments.comparison.paired import intervals, left_out
 from coalface.experiments.recipe import loader
 from coalface.experiments.sweep.run import sweep
 

@@ -60,6 +60,10 @@ def test_modules_that_the_architecture_names_exist(page: Path) -> None:
 def test_the_readme_holds_on_a_package_index() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not re.findall(r"\]\((?!\w+:)", text), "a link that leads nowhere on an index: name the page in its place"
+    for picture, words in re.findall(
+        r'<img src="([^"]+)"[^>]* alt="([^"]+)"', text
+    ):  # which a reader there does not see
+        assert (ROOT / picture).stat().st_size < 150_000 and picture in words
     named = re.findall(r"`((?:docs|coalface)/[\w./-]+)`", text)
     assert named and not [name for name in named if not (ROOT / name).exists()]
 

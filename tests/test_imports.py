@@ -19,7 +19,7 @@ DATA = "data data.readers data.synthetic data.tools"
 TRAINING = "training training.clustering training.distributed training.domain_adaptation training.joint training.losses"
 ENGINE = "engine engine.party engine.robust engine.sums"
 BELOW = f"core {DATA} models models.pretrained {TRAINING} privacy privacy.secure_sums evaluation.metrics"
-_WITHIN = "api attacks setup callbacks conformance export gallery plan recipe report sweep"
+_WITHIN = "api attacks comparison setup callbacks conformance export gallery plan recipe report sweep"
 EXPERIMENTS = " ".join(["experiments", *(f"experiments.{name}" for name in _WITHIN.split())])
 FLOWER = "flower.app flower.party flower.provision"
 RULES = {
@@ -51,13 +51,14 @@ RULES = {
         "experiments.api": f"{BELOW} methods evaluation {EXPERIMENTS}",
         "experiments.gallery": "core data data.readers data.tools.decode_check data.tools.ignored_files models "
         "evaluation.feature_file experiments.api",
-        "experiments.export": f"{BELOW} {ENGINE} evaluation experiments experiments.api experiments.gallery "
-        "experiments.recipe experiments.setup",
+        "experiments.export": f"{BELOW} {ENGINE} evaluation experiments experiments.api "
+        "experiments.comparison experiments.gallery experiments.recipe experiments.setup",
         "experiments.setup": f"{BELOW} {ENGINE} methods evaluation experiments.recipe",
         "experiments.plan": f"{BELOW} {ENGINE} methods experiments.callbacks experiments.recipe experiments.setup",
         "experiments.conformance": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "experiments.attacks": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
-        "experiments.report": "core evaluation.figures evaluation.npz",
+        "experiments.report": "core evaluation.figures evaluation.metrics.verification evaluation.npz",
+        "experiments.comparison": "core evaluation evaluation.metrics experiments.report",
         "experiments.callbacks": "core evaluation.figures experiments.recipe experiments.report",
         "experiments": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "experiments.sweep": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",

@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 PANELS: dict[str, tuple[Any, ...]] = {
     "Train": (runs.run, runs.resume, runs.demo, sweeps.sweep),
-    "Results": (runs.compare, ledger.ledger, attack.attack, export.export_client),
+    "Results": (runs.report, runs.compare, ledger.ledger, attack.attack, export.export_client),
     "Use a model": (gallery.embed, gallery.verify, gallery.gallery, export.export),
     "Evaluate a model": (evaluation.evaluate, evaluation.ijb, evaluation.megaface),
     "Look up": (catalogue.methods, catalogue.models, catalogue.messages),

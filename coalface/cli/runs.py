@@ -1,4 +1,4 @@
-"""Commands about runs: `coalface run`, `resume`, `demo` and `compare`."""
+"""Commands about runs: `coalface run`, `resume`, `demo`, `report` and `compare`."""
 
 from __future__ import annotations
 
@@ -129,21 +129,44 @@ def demo(
     print_json(demonstrated.as_dict()) if as_json else typer.echo(demonstrated.text())
 
 
+def report(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    share: Annotated[
+        bool,
+        typer.Option("--share", help="Leave out paths, names of parties, host, user, command and messages of errors."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The page to write; RUN/report.html, or RUN/shared.html, by default.")
+    ] = None,
+) -> None:
+    """Write the report page of a run again, or one to pass on (`--share`)."""
+    from coalface.experiments import sharing
+    from coalface.experiments.report import page
+
+    typer.echo(f"report: {(sharing.build if share else page.build)(run_folder, out)}")
+
+
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; differences are to the first.")],
-    page: Annotated[Path | None, typer.Option(help="Also write a report page of all runs.")] = None,
+    page: Annotated[Path | None, typer.Option("--report", help="Also write a page of all runs, with charts.")] = None,
+    as_latex: Annotated[bool, typer.Option("--latex", help="Print a LaTeX table (booktabs).")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, a line for each run and figure.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare runs: their figures, differences and 95 % intervals (paired bootstrap over identities and seeds)."""
-    from coalface.experiments import compare as comparing
-    from coalface.experiments.report import page as pages
-    from coalface.experiments.report import table
+    from coalface.core.errors import RecipeError
+    from coalface.experiments.comparison import latex, paired, table
+    from coalface.experiments.comparison import page as pages
 
-    intervals = comparing.intervals(runs)
-    compared = table.compare(runs, intervals, comparing.left_out(runs))
+    if as_latex + as_csv + as_json > 1:
+        raise RecipeError("choose one form to print", where="--latex, --csv, --json")
+    intervals, left_out = paired.intervals(runs), paired.left_out(runs)
+    compared = table.compare(runs, intervals, left_out)
     if page is not None:
-        pages.build(runs[0], *runs[1:], intervals=intervals, to=page)
+        pages.build(runs, page, intervals, left_out)
     if as_json:
         print_json(table.as_dict(compared))
-        return
-    print_wide(table.rendered(compared), width=80)
+    elif as_latex or as_csv:
+        typer.echo((latex.latex if as_latex else table.csv)(compared), nl=False)
+    else:
+        print_wide(table.rendered(compared), width=80)

@@ -22,12 +22,23 @@ from coalface.data.pairs import PairList, list_sha256
 from coalface.engine.server import Server
 from coalface.evaluation import embedding
 from coalface.evaluation.base import Evaluator
+from coalface.evaluation.hardest import FILE, LISTS, hardest_pairs
 from coalface.evaluation.metrics import pair_figures
-from coalface.evaluation.metrics.bootstrap import PairIdentities
+from coalface.evaluation.metrics.bootstrap import PairIdentities, bootstrap_of
+from coalface.evaluation.metrics.curve_intervals import curve_intervals
 from coalface.evaluation.metrics.evidence import accuracy_evidence, hits_evidence, tar_evidence
 from coalface.evaluation.metrics.identification import identify
 from coalface.evaluation.metrics.pair_figures import PairFigure
-from coalface.evaluation.metrics.verification import auc, evaluate_pairs, histogram, roc, score_pairs, tar_at_far
+from coalface.evaluation.metrics.verification import (
+    EER,
+    TAR,
+    auc,
+    evaluate_pairs,
+    histogram,
+    roc,
+    score_pairs,
+    tar_at_far,
+)
 from coalface.evaluation.npz import read_npz
 from coalface.models.calibration import FARS as CALIBRATED
 from coalface.models.calibration import Threshold
@@ -52,6 +63,8 @@ class VerificationPairs:
     queries: NDArray[np.int64] | None = None
     """(q,) images of `faces` that are looked up in `gallery`; None: none are."""
     gallery: NDArray[np.int64] | None = None
+    pictured: bool = False
+    """Whether a run keeps pictures of its hardest pairs."""
 
     @functools.cached_property
     def identities(self) -> PairIdentities:
@@ -109,6 +122,10 @@ class Verification(Evaluator):
         figures = self.evaluate_round(server, models)
         keep_lists(server.folder / "judged", self.pairs)
         write_json(server.folder / "evidence.json", self.evidence())
+        if pictures := self.hardest():
+            write_json(server.folder / FILE, pictures)
+        else:
+            (server.folder / FILE).unlink(missing_ok=True)
         own = {"own_figures": pair_figures.declarations(self.pair_figures)} if self.pair_figures else {}
         evaluated = {"figures": figures, "curves": self.curves(), "judged": self.last_parties, **own}
         return evaluated | {"thresholds": self.thresholds()}
@@ -175,6 +192,16 @@ class Verification(Evaluator):
                 )
         return thresholds
 
+    def hardest(self) -> dict[str, Any]:
+        """The hardest pairs of the lists that may be pictured, by the mean score of the models last evaluated."""
+        hardest = {}
+        for chosen in [chosen for chosen in self._evaluated_last() if chosen.pictured][:LISTS]:
+            pairs, places = chosen.pairs, _counted(chosen)
+            scores = np.mean(self.last_scores[chosen.name], axis=0)[places]
+            images = pairs.left[places], pairs.right[places]
+            hardest[chosen.name] = hardest_pairs(scores, pairs.same[places], *images, chosen.faces)
+        return hardest
+
     def _evaluated_last(self) -> list[VerificationPairs]:
         """The lists of the last evaluation: none where each party keeps its model to itself."""
         return [chosen for chosen in self.pairs if chosen.name in self.last_scores]
@@ -182,40 +209,56 @@ class Verification(Evaluator):
     def curves(self) -> dict[str, dict[str, Any]]:
         """ROC, similarity histograms and thresholds of the last evaluation, all models' pairs taken together.
 
-        The thresholds are those at the false accept rates that the pairs carry, with the rate that each attains.
+        The thresholds are those at the false accept rates that the pairs carry, with the rate that each attains. The
+        intervals, and the ends of the band about the ROC, hold 95 % of the draws of the list's identities.
         """
+        return {chosen.name: self._curves(chosen) for chosen in self._evaluated_last()}
+
+    def _curves(self, chosen: VerificationPairs) -> dict[str, Any]:
+        models, pairs = self.last_scores[chosen.name], chosen.pairs
+        counted = _counted(chosen)
+        places = np.tile(counted, len(models))
+        scores, same = np.concatenate([of_pairs[counted] for of_pairs in models]), pairs.same[places]
+        curve, bars = roc(scores, same), histogram(scores, same)
         fars = sorted({*(self.fars or FARS), *CALIBRATED}, reverse=True)
-        curves = {}
-        for chosen in self._evaluated_last():
-            models = self.last_scores[chosen.name]
-            scores, same = np.concatenate(models), np.tile(chosen.pairs.same, len(models))
-            counted = np.ones(len(same), dtype=bool)
-            if chosen.evaluated_folds is not None and chosen.pairs.fold is not None:
-                counted = np.tile(np.isin(chosen.pairs.fold, chosen.evaluated_folds), len(models))
-            if chosen.pairs.headline is not None:
-                counted = np.tile(chosen.pairs.headline, len(models)) | ~same
-            scores, same = scores[counted], same[counted]
-            curve, bars = roc(scores, same), histogram(scores, same)
-            curves[chosen.name] = {
-                "auc": 100 * auc(scores, same),
-                "thresholds": [
-                    {
-                        "far": at.far,
-                        "attained": at.false_accepts / at.impostors,
-                        "tar": at.tar,
-                        "threshold": at.threshold,
-                    }
-                    for at in tar_at_far(scores, same, fars)
-                    if at.carried
-                ],
-                "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()},
-                "histogram": {
-                    "edges": bars.edges.tolist(),
-                    "genuine": bars.genuine.tolist(),
-                    "impostor": bars.impostor.tolist(),
-                },
+        tars = [at for at in tar_at_far(scores, same, fars) if at.carried]
+        curves: dict[str, Any] = {
+            "auc": 100 * auc(scores, same),
+            "thresholds": [
+                {"far": at.far, "attained": at.false_accepts / at.impostors, "tar": at.tar, "threshold": at.threshold}
+                for at in tars
+            ],
+            "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()},
+            "histogram": {
+                "edges": bars.edges.tolist(),
+                "genuine": bars.genuine.tolist(),
+                "impostor": bars.impostor.tolist(),
+            },
+        }
+        drawn_fars = [*curve.far, *(at.far for at in tars)]
+        if (drawn := curve_intervals(scores, places, bootstrap_of(chosen.identities), drawn_fars)) is not None:
+            low, high = drawn.tar.tolist()
+            curves["roc"] |= {"low": low[: len(curve.far)], "high": high[: len(curve.far)]}
+            curves["intervals"] = {"auc": _percent(*drawn.auc), EER.name: _percent(*drawn.eer)}
+            curves["intervals"] |= {
+                TAR.at(at.far): _percent(*ends)
+                for at, *ends in zip(tars, low[len(curve.far) :], high[len(curve.far) :], strict=True)
             }
         return curves
+
+
+def _counted(chosen: VerificationPairs) -> NDArray[np.int64]:
+    """The places of the pairs that count: of the evaluated folds, and with a headline its genuine ones."""
+    pairs = chosen.pairs
+    if pairs.headline is not None:
+        return np.flatnonzero(pairs.headline | ~pairs.same)
+    if chosen.evaluated_folds is not None and pairs.fold is not None:
+        return np.flatnonzero(np.isin(pairs.fold, chosen.evaluated_folds))
+    return np.arange(len(pairs))
+
+
+def _percent(low: float, high: float) -> list[float]:
+    return [100 * low, 100 * high]
 
 
 def _evidence(scores: NDArray[np.float64], chosen: VerificationPairs, fars: Sequence[float]) -> dict[str, Any]:

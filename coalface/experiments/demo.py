@@ -10,12 +10,11 @@ from typing import Any
 
 from coalface import __version__
 from coalface.core.errors import RecipeError
-from coalface.experiments import compare
 from coalface.experiments import run as experiment
 from coalface.experiments.callbacks.base import Callback
+from coalface.experiments.comparison import page, paired, table
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.report import page, table
 
 METHODS = ("fedavg", "solo", "centralized")
 
@@ -77,8 +76,8 @@ def run(out: Path, callback: Callback, *, fresh: bool = False) -> Demonstration:
             experiment.resume(place, callback)
         else:
             experiment.run(recipe(method), place, callback)
-    intervals = compare.intervals(runs)
-    page.build(runs[0], *runs[1:], intervals=intervals, to=out / REPORT)
+    intervals = paired.intervals(runs)
+    page.build(runs, out / REPORT, intervals)
     return Demonstration(out, table.compare(runs, intervals), trained)
 
 

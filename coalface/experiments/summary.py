@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 
 from coalface.core.method import Method, Models
 from coalface.core.steps import plays
+from coalface.core.text import natural
+from coalface.data.faceset import FaceSet
 from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.server import READ, Server
 from coalface.engine.transport import Member
@@ -40,6 +43,7 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
         "seed": recipe.seed,
         "rounds": len(runs.read_metrics(server.folder)),
         "parties": parties,
+        "holdings": holdings(run.data.data, members),
         "bytes": {name: count for name, count in server.at.totals.items() if count or name in ("down", "up")},
         "numerics": server.numerics.record(),
         "messages": messages.as_dicts(run.plan.sent),
@@ -57,6 +61,47 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
     about |= {key: value for key, value in evaluated.items() if key != "judged"}
     work = trained(method, about, runs.read_metrics(server.folder))
     return about if work is None else about | {"trained": work}
+
+
+MOST_ROWS, MOST_COLUMNS = 30, 120
+"""Of the record of who holds what: of more parties or identities, several are one row or one column."""
+
+
+def holdings(faces: Mapping[str, FaceSet], members: Mapping[str, Member]) -> dict[str, Any]:
+    """Who holds what: images by party and identity, as a matrix with at most `MOST_ROWS` × `MOST_COLUMNS` entries.
+
+    Identities are numbered by the party that has most of their images, and those of a party by how many it has. They
+    are not named. A row is a party, or the first and the last of several. Empty where a party's images are not known
+    here, or where one party has them all.
+    """
+    if len(faces) < 2 or any(len(faces[name]) != members[name].images for name in faces):
+        return {}
+    parties = sorted(faces, key=natural)
+    held: dict[str, dict[int, int]] = {}  # identity -> party -> images
+    for place, name in enumerate(parties):
+        for identity, count in zip(faces[name].names, faces[name].counts().tolist(), strict=True):
+            if count:
+                held.setdefault(identity, {})[place] = count
+    if not held:
+        return {}
+    owners = {identity: max(by_party, key=lambda p: (by_party[p], -p)) for identity, by_party in held.items()}
+    order = sorted(held, key=lambda identity: (owners[identity], -held[identity][owners[identity]], identity))
+    high, wide = math.ceil(len(parties) / MOST_ROWS), math.ceil(len(order) / MOST_COLUMNS)
+    cells: dict[tuple[int, int], int] = {}
+    for column, identity in enumerate(order):
+        for place, count in held[identity].items():
+            cell = place // high, column // wide
+            cells[cell] = cells.get(cell, 0) + count
+    groups = [parties[first : first + high] for first in range(0, len(parties), high)]
+    images = sorted(sum(by_party.values()) for by_party in held.values())
+    return {
+        "identities": len(order),
+        "shared": sum(len(by_party) > 1 for by_party in held.values()),
+        "images": [images[0], images[len(images) // 2], images[-1]],
+        "parties": [list(dict.fromkeys([group[0], group[-1]])) for group in groups],
+        "identities_per_column": wide,
+        "cells": [[*cell, count] for cell, count in sorted(cells.items())],
+    }
 
 
 def trained(method: Method, summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> dict[str, int] | None:

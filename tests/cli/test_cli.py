@@ -82,7 +82,7 @@ def test_compare_as_text_json_and_page(fedavg_run: Path, solo_run: Path, tmp_pat
     assert [run["method"] for run in compared["runs"]] == ["fedavg", "solo"]
     against = compared["runs"][1]["against_first"]["unseen/accuracy"]
     assert against["low"] < against["high"] and against["verdict"] in ("decided", "undecided")
-    text = said("compare", fedavg_run, solo_run, "--page", tmp_path / "page.html")
+    text = said("compare", fedavg_run, solo_run, "--report", tmp_path / "page.html")
     assert max(map(len, text.splitlines())) <= 80 and "In brackets" in text
     assert re.search(r"[+−]\d+\.\d\d \[[+−]\d+\.\d\d, [+−]\d+\.\d\d\]", text)
     assert "solo" in (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -344,7 +344,7 @@ def test_a_result_is_json_for_programs(words: str, tmp_path: Path, monkeypatch: 
 
 def test_every_command_with_a_result_has_json() -> None:
     """Others write files, end something, or print text that is the result, such as a log."""
-    texts = "new method", "resume", "data preview", "provision make", "provision rotate", "party rekey", "up", "logs"
+    texts = "new method", "resume", "report", "data preview", "provision make", "provision rotate", "party rekey"
 
     def walk(group: Any, words: str) -> Iterator[tuple[str, set[str]]]:
         for name, command in getattr(group, "commands", {}).items():
@@ -357,7 +357,7 @@ def test_every_command_with_a_result_has_json() -> None:
     lacking = {
         words.strip() for words, options in walk(typer.main.get_command(main.app), "") if "--json" not in options
     }
-    assert lacking <= {*texts, "import-config", "flower new"}
+    assert lacking <= {*texts, "up", "logs", "import-config", "flower new"}
 
 
 def test_what_needs_no_torch_does_not_wait_for_it() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from paired_runs import naive_interval
+from paired_runs import naive_interval, repeated, scored, small_list
 from scipy.stats import norm, ttest_1samp, ttest_ind
 from scipy.stats import t as student
 
@@ -13,30 +13,6 @@ from coalface.evaluation.metrics import paired
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities, draw_identities
 from coalface.evaluation.metrics.evidence import _packed, accuracy_evidence, hits_evidence, tar_evidence
 from coalface.evaluation.metrics.verification import eer, tar_at_far, ten_fold_accuracy, tenths
-
-
-def small_list(seed, people=15, pairs=400, headline=True):
-    rng = np.random.default_rng(seed)
-    left = rng.integers(people, size=pairs) * 3 + 2  # identity numbers with gaps: the list names some of a larger set
-    right = np.where(rng.random(pairs) < 0.4, left, rng.permutation(left))
-    counts = rng.random(pairs) < 0.7 if headline else None
-    return PairIdentities(left, right, sha256="abc", headline=counts)
-
-
-def scored(pairs, seed, ties=True, gap=0.4):
-    scores = np.random.default_rng(seed).normal(gap * pairs.same, 0.3)
-    return np.round(scores, 1) if ties else scores
-
-
-def repeated(pairs, counts):
-    """The places of the list, each as often as its pair weighs in one draw."""
-    count = dict(zip(pairs.people.tolist(), counts.tolist(), strict=True))
-    places = []
-    for place, (a, b) in enumerate(zip(pairs.left.tolist(), pairs.right.tolist(), strict=True)):
-        if a == b and pairs.headline is not None and not pairs.headline[place]:
-            continue
-        places += [place] * (count[a] if a == b else count[a] * count[b])
-    return np.array(places)
 
 
 @pytest.mark.parametrize("ties", [False, True])

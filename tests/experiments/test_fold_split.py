@@ -20,7 +20,7 @@ from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.metrics.paired import compare, resample
 from coalface.evaluation.metrics.verification import eer, evaluate_pairs, score_pairs, tenths
 from coalface.evaluation.verification import Verification, VerificationPairs
-from coalface.experiments.compare import intervals
+from coalface.experiments.comparison.paired import intervals
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.setup import pair_lists
 from coalface.experiments.setup.parts import Parts, first_backbone
@@ -230,7 +230,7 @@ def test_where_a_half_is_missing_the_number_of_runs_says_so(swept: Path, tmp_pat
     done = read_cells(swept / "out" / "cells.jsonl")
     less = {c.recipe.digest(): done[c.recipe.digest()] for c in cells[:-1]}
     text, *_ = table(cells, less)
-    figures = {row[0]: row[1] for row in rows(text.partition("Figures in percent")[0])}
+    figures = {row[0]: row[3] for row in rows(text.partition("Figures in percent")[0])}
     assert figures["method=fedavg"] == "2" and figures["method=fedavg-fv"] == "1 of 2"
     assert "method=fedavg-fv, fold_split=second" not in figures
     assert "evaluated on other pairs" in text  # a half is not held against both
@@ -239,7 +239,7 @@ def test_where_a_half_is_missing_the_number_of_runs_says_so(swept: Path, tmp_pat
 def test_one_half_alone_is_told_of_the_table(swept: Path) -> None:
     cells = grid(swept / "tiny.yaml", ["method=fedavg,fedavg-fv", "seed=0,1"])
     text, *_ = table(cells, read_cells(swept / "out" / "cells.jsonl"))
-    assert rows(text)[0][1] == "seeds" and "fold_split=" not in rows(text)[3][0]
+    assert rows(text)[0][3] == "seeds" and "fold_split=" not in rows(text)[3][0]
     assert "Of unseen these are of one half alone: fold_split=first,second gives both and their mean." in text
 
 

@@ -253,6 +253,7 @@ def test_the_digest_changes_with_what_the_result_depends_on(changes: dict[str, A
 def test_the_digest_does_not_change_with_name_root_or_workers() -> None:
     values = {
         "data.root": "/x",
+        "evaluation.pictures": True,
         "engine.workers": 3,
         "engine.max_in_flight": 5,
         "engine.save_replies": False,

@@ -21,9 +21,9 @@ from tinyruns import Silent
 import coalface
 from coalface.core.errors import PluginError, RecipeError
 from coalface.experiments import run as runner
+from coalface.experiments.comparison import table
 from coalface.experiments.provenance import plugins
 from coalface.experiments.recipe import loader
-from coalface.experiments.report import table
 from coalface.experiments.report.runs import keep_digests
 from coalface.models.folder import ABOUT
 

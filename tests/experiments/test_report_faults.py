@@ -10,6 +10,7 @@ import tinyruns
 import yaml
 from commands import outputs
 
+from coalface.experiments.comparison import page as comparison
 from coalface.experiments.report import faults, page, runs
 
 
@@ -44,7 +45,7 @@ def test_what_was_simulated_stands_at_the_head(write_run: Any, trouble: dict[str
 def test_a_run_without_trouble_says_nothing_of_it(write_run: Any, trouble: Any) -> None:
     run = troubled(write_run(), trouble)
     assert faults.at_the_head(run) == [] and faults.not_counted(run) == ""
-    assert "Simulated" not in page.render([run])
+    assert "Simulated" not in page.render(run)
 
 
 def test_targets_whose_images_are_all_in_one_cluster_stand_at_the_head(write_run: Any) -> None:
@@ -69,8 +70,8 @@ def test_parties_that_never_counted_and_abandoned_rounds_stand_at_the_head(write
         "No reply of silo-01 ever counted.",
         "2 of 6 rounds were abandoned: the model stayed as it was.",
     ]
-    text = page.render([runs.read(folder), runs.read(write_run("other"))])
-    head = text[: text.index("The runs side by side")]
+    text = comparison.render([runs.read(folder), runs.read(write_run("other"))])
+    head = text[: text.index("</header>")]
     assert "demo-fedavg: No reply of silo-01 ever counted. 2 of 6 rounds were" in head and 'warn">other' not in head
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coalface.experiments.report.series import Level, Line, Point, Spread, axes, name_of, over
+from coalface.experiments.sweep.series import Level, Line, Point, Spread, axes, name_of, over, panels
 
 KEY = "local.steps_per_round"
 
@@ -108,3 +108,31 @@ def test_a_setting_is_named_in_few_words_but_never_by_the_same_ones() -> None:
         "local.batch_size=1, pretrain.local.batch_size=2",
         "local.batch_size=2, pretrain.local.batch_size=1",
     ]
+
+
+def cells_of_two_settings(*, methods: tuple[str, ...] = ("fedavg", "pfm", "solo")) -> list[Point]:
+    values = [(m, k, rate) for m in methods for k in (5, 25, 75) for rate in (0.01, 0.02)]
+    return [cell(0, 70.0 + k / 10 + rate, method=m, K=k, local__lr=rate) for m, k, rate in values]
+
+
+def test_cells_are_cut_by_the_second_setting_and_those_without_it_are_in_each_part() -> None:
+    centralized = cell(0, 90.0, method="centralized")
+    parts = panels([*cells_of_two_settings(), centralized], KEY)
+    assert list(parts) == ["lr=0.01", "lr=0.02"] and all(part[-1] == centralized for part in parts.values())
+    for rate, part in zip((0.01, 0.02), parts.values(), strict=True):
+        lines, levels = lines_and_levels(*part)
+        assert [line.name for line in lines] == ["fedavg", "pfm", "solo"] and [at.name for at in levels] == [
+            "centralized"
+        ]
+        assert [s.mean for s in lines[0].at.values() if s] == [70.0 + k / 10 + rate for k in (5, 25, 75)]
+
+
+def test_of_several_settings_numbers_come_first_and_a_method_is_no_part() -> None:
+    points = [
+        cell(0, 1.0, method=m, K=k, loss=n, parties=p) for m in "ab" for k in (1, 2) for n in "xyz" for p in (2, 4)
+    ]
+    assert list(panels(points, KEY)) == ["parties=2", "parties=4"]
+    assert panels([cell(0, 1.0, method=m, K=k) for m in "ab" for k in (1, 2)], KEY) == {}
+    lacking = [cell(0, 1.0, method="c", K=k) for k in (1, 2)]  # a line that would be in every part
+    assert panels([*points, *lacking], KEY) == {}
+    assert panels([cell(0, 1.0, K=k, parties=p) for k in (1, 2) for p in range(10)], KEY) == {}

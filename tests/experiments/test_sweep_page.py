@@ -14,10 +14,10 @@ from pages import Reader, markdown_rows
 
 from coalface.cli import main
 from coalface.experiments.recipe import loader
-from coalface.experiments.report import sweeps
 from coalface.experiments.sweep import page as charting
 from coalface.experiments.sweep import run as sweeping
 from coalface.experiments.sweep.grid import Cell, grid
+from coalface.experiments.sweep.series import Point
 
 GRIDS = """recipe: tiny.yaml
 grids:
@@ -195,16 +195,46 @@ def test_a_cell_is_a_point_without_what_is_averaged_over() -> None:
         lines[recipe.digest()] = {**start, "figures": {"unseen": {"eer": eer, "eer_se": 1.0}}}
     points = charting.points(cells, lines)
     assert points == [
-        sweeps.Point({"method": "pfm"}, 3, {"unseen/eer": eer}, half, "untrained", {"unseen/eer": 40.0})
+        Point({"method": "pfm"}, 3, {"unseen/eer": eer}, half, "untrained", {"unseen/eer": 40.0})
         for half, eer in (("first", 10.0), ("second", 20.0))
     ]
-    assert charting.points(cells, {})[0] == sweeps.Point({"method": "pfm"}, 3, {}, "first", "untrained", {})
+    assert charting.points(cells, {})[0] == Point({"method": "pfm"}, 3, {}, "first", "untrained", {})
+
+
+def test_a_grid_of_two_settings_is_small_multiples_on_one_scale_and_in_one_colour_a_method() -> None:
+    """The lowest number is 71.5, untrained; the highest 90 + 7.5 + 0.5."""
+    rises = {"fedavg": 0.0, "pfm": 10.0, "solo": 5.0}
+    grid = [(m, k, rate) for m in rises for k in (5, 25, 75) for rate in (0.1, 0.5)]
+    chosen = [({"method": m, "K": k, "lr": rate}, 80 + rises[m] + k / 10 + rate) for m, k, rate in grid if m != "solo"]
+    chosen += [({"method": m, "K": k, "lr": rate}, 85 + rate) for m, k, rate in grid if m == "solo" and rate < 0.5]
+    points = [
+        Point(at, 0, {"unseen/accuracy": value}, None, "untrained", {"unseen/accuracy": 71.5}) for at, value in chosen
+    ]
+    html = charting.render("grid", "", "", "", points, ["K"])
+    assert re.findall(r"<h3>(.*?)</h3>", html)[1:] == [f"unseen accuracy (%) over K, lr={rate}" for rate in (0.1, 0.5)]
+    _, first, second = Reader(html).charts
+    for chart, names in ((first, ["fedavg", "pfm", "solo", "untrained"]), (second, ["fedavg", "pfm", "untrained"])):
+        encoding = chart["layer"][0]["encoding"]
+        assert encoding["y"]["scale"]["domain"] == [71.5, 98.0] and encoding["color"]["scale"]["domain"] == names
+    colours = [
+        dict(zip(*chart["layer"][0]["encoding"]["color"]["scale"].values(), strict=True)) for chart in (first, second)
+    ]
+    assert colours[1].items() <= colours[0].items() and len(set(colours[0].values())) == 4
+
+
+def test_a_setting_takes_two_lines_at_most_and_the_head_of_a_column_too() -> None:
+    name = "method=fedavg, loss.name=cosface, local.steps_per_round=75"
+    table = f"| setting | unseen TAR at FAR 0.01 |\n|---|--:|\n| {name} | 80.0 |"
+    html = charting.render("grid", "", "", table, [], [])
+    (letters,) = re.findall(r"min-width: (\d+)ch", html)
+    assert len(name) / 2 < int(letters) < len(name) and "unseen TAR&nbsp;at&nbsp;FAR&nbsp;0.01" in html
+    assert "ch; }" not in charting.render("grid", "", "", table.replace(name, "fedavg"), [], [])
 
 
 def test_every_string_is_escaped() -> None:
-    point = sweeps.Point({"method": EVIL, "k": 1}, 0, {f"{EVIL}/eer": 1.0})
-    second = sweeps.Point({"method": EVIL, "k": 2}, 0, {f"{EVIL}/eer": 2.0})
+    point = Point({"method": EVIL, "k": 1}, 0, {f"{EVIL}/eer": 1.0})
+    second = Point({"method": EVIL, "k": 2}, 0, {f"{EVIL}/eer": 2.0})
     text = f"| {EVIL} | x |\n|---|--:|\n| **{EVIL}** | a\\|b |\n\n- {EVIL}\n\n**{EVIL}** {EVIL}"
-    html = sweeps.render(EVIL, EVIL, EVIL, text, [point, second], ["k"], EVIL)
+    html = charting.render(EVIL, EVIL, EVIL, text, [point, second], ["k"], EVIL)
     Reader(html).check_offline()
     assert html.count("<b>&lt;/title&gt;") == 2 and ">a|b<" in html

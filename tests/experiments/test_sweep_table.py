@@ -20,7 +20,7 @@ from coalface.core import codec as wire
 from coalface.engine.party.commits import Commit
 from coalface.evaluation.metrics.bootstrap import bootstrap_of
 from coalface.evaluation.metrics.paired import resample
-from coalface.experiments.compare import intervals
+from coalface.experiments.comparison.paired import intervals
 from coalface.experiments.recipe import loader
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep.grid import Cell, grid
@@ -167,7 +167,7 @@ def test_two_runs_of_one_split_are_compared_and_of_two_where_they_were_judged_al
     assert "street/rank-1" in comparison["runs"][1]["against_first"]
     apart = {key.partition("/")[0] for _, key in intervals([first, second_seed])}
     assert apart == {"studio"}
-    text = said("compare", first, second, second_seed, "--page", swept / "page.html")
+    text = said("compare", first, second, second_seed, "--report", swept / "page.html")
     assert "fedfr-uda" in text and "source-only" in text
     page = (swept / "page.html").read_text(encoding="utf-8")
     assert "rank-1" in page and "fedfr-uda" in page

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import yaml
 
-from coalface.experiments.report import table
+from coalface.experiments.comparison import table
 
 
 def edit(folder, **changes):

@@ -209,7 +209,6 @@ KEYS_OF_RUNS = (
 
 def test_keys_that_runs_have_made_belong_where_they_lie(kits: Path) -> None:
     """Without them no run could go on: nobody is advised to delete one."""
-    (kits / "parties" / "silo-00" / "home").mkdir(mode=0o700)
     for place in KEYS_OF_RUNS:
         (kits / place).parent.mkdir(parents=True, exist_ok=True)
         disk.keep_secret(kits / place)

@@ -319,6 +319,11 @@ def eer(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
     # Entry j: the threshold is levels[j]; the last entry: above all.
     far = 1 - np.append(np.searchsorted(np.sort(scores[~same]), levels), (~same).sum()) / (~same).sum()
     missed = np.append(np.searchsorted(np.sort(scores[same]), levels), same.sum()) / same.sum()
+    return equal_error(far, missed)
+
+
+def equal_error(far: NDArray[np.float64], missed: NDArray[np.float64]) -> float:
+    """Where FAR = 1 − TAR on straight lines between points by ascending threshold, from (1, 0) to (0, 1)."""
     gap = missed - far  # rises from −1 to 1
     after = int(np.argmax(gap >= 0))
     step = -gap[after - 1] / (gap[after] - gap[after - 1])

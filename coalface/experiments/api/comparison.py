@@ -8,40 +8,31 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from coalface.core.text import html_table
-from coalface.experiments import compare as differences
 from coalface.experiments.api.finished_run import FinishedRun, Table, table
-from coalface.experiments.report import table as report_table
+from coalface.experiments.comparison import paired
+from coalface.experiments.comparison import table as comparison_table
 
 
 class Comparison:
     """Runs side by side with the first of them; it shows itself as text, and in a notebook."""
 
     def __init__(self, runs: Sequence[Path]) -> None:
-        self._compared = report_table.compare(runs, differences.intervals(runs), differences.left_out(runs))
+        self._compared = comparison_table.compare(runs, paired.intervals(runs), paired.left_out(runs))
 
     def to_frame(self) -> Table:
         """A row for each run and figure: value, difference to the first run, and its 95 % interval if it has one.
 
         `seeds` are those behind the difference, and `decided` is whether they are several and the interval has no zero.
         """
-        columns = ("run", "method", "seed", "pairs", "figure", "value", "difference", "low", "high", "seeds", "decided")
-        rows = []
-        for row in self._compared.rows:
-            for key in self._compared.figures:
-                pairs, _, figure = key.rpartition("/")
-                change = row.differences.get(key)
-                interval = (change.value, change.low, change.high, change.seeds) if change else (None,) * 4
-                values = (row.run, row.method, row.seed, pairs, figure, row.figures.get(key), *interval)
-                values += (change.is_decided if change else None,)
-                rows.append(dict(zip(columns, values, strict=True)))
-        return table(rows, columns, numbers=columns[5:10])
+        rows = comparison_table.tidy(self._compared)
+        return table(rows, comparison_table.TIDY, numbers=("value", "se", "difference", "low", "high", "seeds"))
 
     def __repr__(self) -> str:
-        return report_table.text(self._compared, width=100)
+        return comparison_table.text(self._compared, width=100)
 
     def _repr_html_(self) -> str:
-        grid = report_table.grid(self._compared)
-        notes = "".join(f"<p>{html.escape(note)}</p>" for note in report_table.notes(self._compared))
+        grid = comparison_table.grid(self._compared)
+        notes = "".join(f"<p>{html.escape(note)}</p>" for note in comparison_table.notes(self._compared))
         return html_table(grid.rows, grid.header) + notes
 
 

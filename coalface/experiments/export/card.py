@@ -13,8 +13,8 @@ from coalface.evaluation.figures import figure_name, figure_of
 from coalface.evaluation.metrics.bootstrap import bootstrap_of
 from coalface.evaluation.metrics.verification import THRESHOLD
 from coalface.evaluation.verification import read_lists
-from coalface.experiments import compare
 from coalface.experiments.api.face_model import FaceModel
+from coalface.experiments.comparison import paired
 from coalface.models.pretrained.input import convention_of
 
 _LOADED = {
@@ -177,7 +177,7 @@ def _figures(
     evidence = json.loads((run / "evidence.json").read_text("utf-8")) if (run / "evidence.json").exists() else {}
     for on, identities in read_lists(run / "judged") if by_list else ():
         models = evidence.get(on, ())
-        for key, drawn in compare.resampled(models[number : number + 1], bootstrap_of(identities), seed=0).items():
+        for key, drawn in paired.resampled(models[number : number + 1], bootstrap_of(identities), seed=0).items():
             low, high = drawn[0].scale * np.nanpercentile(drawn[0].values, [2.5, 97.5])
             intervals[on, key] = (float(low), float(high))
     return [

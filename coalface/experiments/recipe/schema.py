@@ -62,6 +62,7 @@ FREE = (
     "data.root",
     "model.weights",
     "model.party",
+    "evaluation.pictures",
     *(
         f"engine.{key}"
         for key in ("workers", "max_in_flight", "save_replies", "checkpoint_every", "keep_checkpoints", "trackers")

@@ -31,6 +31,11 @@ PartyName = Annotated[str, AfterValidator(check_party)]
 class Source(PluginSection):
     """Where face images come from."""
 
+    @property
+    def is_synthetic(self) -> bool:
+        """Whether its faces are drawn, so that pictures show nobody."""
+        return False
+
 
 class Reader(Source, ABC):
     """A kind of source of a plug-in: its keys, and how its images are read."""
@@ -54,6 +59,10 @@ class Synthetic(Source):
     """People of another seed are other people."""
     domains: tuple[PartyName, ...] = ("studio",)
     """Person i is seen in domain i modulo their number."""
+
+    @property
+    def is_synthetic(self) -> bool:
+        return True
 
 
 class OnDisk(Source):
@@ -92,6 +101,10 @@ class JoinedParts(Source):
     kind: Literal["joined"] = "joined"
     parts: dict[PartyName, Annotated[Source, PART]] = Field(min_length=1)
     """Their names and sources. Identity `s1` of part `orl` is called `orl/s1`."""
+
+    @property
+    def is_synthetic(self) -> bool:
+        return all(part.is_synthetic for part in self.parts.values())
 
 
 SOURCES = Kinds(Synthetic, Folder, Records, Pack, JoinedParts, group="coalface.readers", base=Reader)
@@ -202,6 +215,9 @@ class Evaluation(Section):
     """Figures of plug-ins beside those of the field, on every list: each a name, or `package.module:Class`."""
     parties: int = Field(16, ge=1)
     """Where each party has a model of its own: so many are evaluated, the first by name; the figure is their mean."""
+    pictures: bool | None = None
+    """Keep pictures of the hardest pairs in the run's folder, and show them on its page. None: where the faces are
+    synthetic. `true` shows people: set it where you may."""
     pairs: dict[Name, EvaluationPairs] = {}
     """Name -> a list of pairs to verify."""
     personalised: Personalised | None = None

@@ -28,8 +28,8 @@ CLOSENESS = "cosine"
 """What methods log whose server knows all class embeddings: the mean cosine of their pairs."""
 COLLAPSED = 0.95
 """Mean cosine of all pairs of class embeddings from which on the page says that they have collapsed."""
-MOST_CURVES = 12
-"""Curves of one chart of it."""
+MOST_CURVES, MOST_HISTOGRAMS = 12, 4
+"""Curves of one chart, and lists of a run that have a histogram."""
 DRAWN_FAR = 0.01
 """The false accept rate whose threshold stands in a histogram."""
 MOST_FIGURES = 12
@@ -95,7 +95,13 @@ def progress(runs: Sequence[Run]) -> list[Chart]:
     apart = "Losses of different methods are not on one scale." if len({run.method for run in runs}) > 1 else ""
     charts = _over_rounds(runs, "loss", lambda record: record.get("loss"), apart)
     keys = without_errors(key for run in runs for record in run.metrics for key in flat_figures(record.get("judged")))
-    charts += [over_rounds(runs, key) for key in keys[:MOST_FIGURES]]
+    by_figure: dict[str, list[str]] = {}
+    for key in keys:
+        by_figure.setdefault(key.rpartition("/")[2] if len(runs) == 1 else key, []).append(key)
+    charts += [
+        over_rounds(runs, of_figure[0]) if len(of_figure) == 1 else _lists_over_rounds(runs[0], figure, of_figure)
+        for figure, of_figure in list(by_figure.items())[:MOST_FIGURES]
+    ]
     for key in keys[:1]:
         charts += _figure_over_bytes(runs, key)
     return charts
@@ -103,15 +109,28 @@ def progress(runs: Sequence[Run]) -> list[Chart]:
 
 def over_rounds(runs: Sequence[Run], key: str) -> Chart:
     """What rounds logged, such as `loss`, or a figure such as `unseen/eer`, which has what a run starts from at 0."""
-    curves = _curves(runs, lambda record: record[key] if key in record else flat_figures(record.get("judged")).get(key))
-    for place, run in enumerate(runs):
-        if curves[place].x and key in run.untrained:
-            x, y = [0, *curves[place].x], [run.untrained[key], *curves[place].y]
-            curves[place] = replace(curves[place], x=x, y=y)
     starts = {run.start for run in runs if key in run.untrained}
     caption = f"Round 0: {starts.pop() if len(starts) == 1 else 'what each run starts from'}." if starts else ""
     title = axis_title(key) if "/" in key else key.replace("_", " ")
-    return Chart(title, specs.lines(curves, x="round", y=title, marks=_marks(runs)), caption)
+    return Chart(title, specs.lines(_from_start(runs, key), x="round", y=title, marks=_marks(runs)), caption)
+
+
+def _from_start(runs: Sequence[Run], key: str) -> list[Curve]:
+    """What rounds logged, or a figure, with that of what a run starts from at 0."""
+    curves = _curves(runs, lambda record: record[key] if key in record else flat_figures(record.get("judged")).get(key))
+    return [
+        replace(curve, x=[0, *curve.x], y=[run.untrained[key], *curve.y]) if curve.x and key in run.untrained else curve
+        for run, curve in zip(runs, curves, strict=True)
+    ]
+
+
+def _lists_over_rounds(run: Run, figure: str, keys: Sequence[str]) -> Chart:
+    """A figure of several lists of a run."""
+    lists = [(key.rpartition("/")[0], key) for key in keys[:MOST_CURVES]]
+    curves = [replace(_from_start([run], key)[0], label=name, series=n) for n, (name, key) in enumerate(lists)]
+    caption = f"Round 0: {run.start}." if any(key in run.untrained for key in keys) else ""
+    spec = specs.lines(curves, x="round", y=axis_title(figure), marks=_marks([run]))
+    return Chart(axis_title(figure), spec, caption)
 
 
 def _figure_over_bytes(runs: Sequence[Run], key: str) -> list[Chart]:
@@ -232,35 +251,57 @@ def class_embeddings(runs: Sequence[Run]) -> list[Chart]:
 
 
 def similarity(runs: Sequence[Run]) -> list[Chart]:
-    """ROC and DET curves of all the runs, of each list; then histograms of the first list, a chart a run."""
-    by_run = [mapping(run.summary.get("curves")) for run in runs]
-    names = list(dict.fromkeys(name for curves in by_run for name in curves))
+    """ROC, DET and histograms: of one run all lists in a chart, of several a chart for each list, with all runs in it.
+
+    Of several runs the first list alone has histograms.
+    """
+    names = list(dict.fromkeys(name for run in runs for name in mapping(run.summary.get("curves"))))
+    of_one_run = [[(name if len(names) > 1 else runs[0].label, runs[0], name) for name in names]] if names else []
+    of_each_list = [[(run.label, run, name) for run in runs] for name in names]
     charts = []
-    for name in names:
-        curves = []
-        for series, (run, by_list) in enumerate(zip(runs, by_run, strict=True)):
-            rates = mapping(mapping(by_list.get(name)).get("roc"))
-            points = list(zip(_numbers(rates.get("far")), _numbers(rates.get("tar")), strict=False))
-            curves.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
+    for members in of_one_run if len(runs) == 1 else of_each_list:
+        of = f"{members[0][2]} " if len({name for _, _, name in members}) == 1 else ""
+        curves = [_roc(label, series, _curves_of(run, name)) for series, (label, run, name) in enumerate(members)]
+        curves = curves[:MOST_CURVES]
+        banded = any(curve.band for curve in curves) and len(curves) <= specs.BANDED
+        shaded = " Shaded: 95 % of draws of the people in the pairs." if banded else ""
         if spec := specs.roc(curves):
-            charts.append(Chart(f"{name} ROC: TAR (%) over FAR", spec, f"Dashed: chance.{_areas(runs, name)}"))
+            charts.append(Chart(f"{of}ROC: TAR (%) over FAR", spec, f"Dashed: chance.{shaded}{_areas(members)}"))
         if spec := specs.roc(curves, is_det=True):
-            charts.append(Chart(f"{name} DET: 1 − TAR (%) over FAR", spec))
-    for run, by_list in zip(runs, by_run, strict=True):
-        for name in names[:1] if len(runs) > 1 else names:
-            counts = mapping(mapping(by_list.get(name)).get("histogram"))
+            charts.append(Chart(f"{of}DET: 1 − TAR (%) over FAR", spec, shaded.strip()))
+    for run in runs:
+        for name in names[: 1 if len(runs) > 1 else MOST_HISTOGRAMS]:
+            counts = mapping(_curves_of(run, name).get("histogram"))
             edges, genuine, impostor = (_numbers(counts.get(key)) for key in ("edges", "genuine", "impostor"))
             title = f"{run.label}: {name} similarities" if len(runs) > 1 else f"{name} similarities"
-            if spec := specs.histogram(edges, genuine, impostor, _threshold(mapping(by_list.get(name)))):
+            if spec := specs.histogram(edges, genuine, impostor, _threshold(_curves_of(run, name))):
                 charts.append(Chart(title, spec))
     return charts
 
 
-def _areas(runs: Sequence[Run], name: str) -> str:
-    """The area under the ROC of each run that has one."""
-    areas = [(run.label, number(mapping(mapping(run.summary.get("curves")).get(name)).get("auc"))) for run in runs]
-    words = [f"{label} {area:.2f} %" if len(runs) > 1 else f"{area:.2f} %" for label, area in areas if area is not None]
-    return f" AUC: {', '.join(words)}." if words else ""
+def _curves_of(run: Run, name: str) -> dict[str, Any]:
+    """What the summary has of the curves of a list."""
+    return mapping(mapping(run.summary.get("curves")).get(name))
+
+
+def _roc(label: str, series: int, curves: Mapping[str, Any]) -> Curve:
+    """The ROC of a list, with its band where the run has one for every point."""
+    rates = mapping(curves.get("roc"))
+    far, tar, low, high = (_numbers(rates.get(key)) for key in ("far", "tar", "low", "high"))
+    points = list(zip(far, tar, strict=False))
+    band = list(zip(low, high, strict=True)) if len(low) == len(high) == len(points) else []
+    return Curve(label, [x for x, _ in points], [y for _, y in points], series, band)
+
+
+def _areas(members: Sequence[tuple[str, Run, str]]) -> str:
+    """The area under the ROC of each curve, by its label, that has one, with its interval."""
+    areas = []
+    for label, run, name in members:
+        curves = _curves_of(run, name)
+        if (area := number(curves.get("auc"))) is not None:
+            ends = " to ".join(f"{end:.2f}" for end in _numbers(mapping(curves.get("intervals")).get("auc")))
+            areas.append(f"{label} " * (len(members) > 1) + f"{area:.2f} %" + (ends and f" ({ends})"))
+    return f" AUC: {', '.join(areas)}." if areas else ""
 
 
 def _threshold(curves: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -9,23 +10,33 @@ from typing import Any
 from coalface.core.compression import SCALES
 from coalface.core.text import size
 from coalface.evaluation.figures import SERVED_BY, figure_name, figure_of, figure_text
+from coalface.evaluation.metrics.verification import TAR
 from coalface.experiments.report.long_table import Grid, pivot, records_of, single
 from coalface.experiments.report.runs import (
     Run,
     as_dicts,
     as_list,
     flat_figures,
-    gaps,
     mapping,
     number,
     whole_number,
     without_errors,
 )
-from coalface.experiments.report.table import Comparison, grid
 
 MOST_ROWS = 60
 """Rows shown of a table with a row a party, a failure or a logged number; the page says how many there are in all."""
 MOST_TENSORS = 400
+TEMPLATE = "template"
+CONTENT = {
+    TEMPLATE: "template-like: an embedding or a class embedding of a person, or several fused",
+    "sanitised": "made of several people's, with noise",
+    "code": "a codeword or a text",
+    "weight": "weights of a network, their gradient or momentum",
+    "aggregate": "weights that were averaged over parties",
+    "score": "a score of images or models",
+    "count": "a count",
+}
+"""What the fields of messages hold, in words."""
 
 
 def integer_text(value: object) -> str:
@@ -36,6 +47,11 @@ def integer_text(value: object) -> str:
 def size_text(value: object) -> str:
     count = number(value)
     return "" if count is None else size(count)
+
+
+def ends_text(key: str, ends: tuple[float, float] | None) -> str:
+    """An interval of a figure: `37.0 to 43.1`."""
+    return "" if ends is None else " to ".join(map(figure_of(key).text, ends))
 
 
 def figures(run: Run) -> list[dict[str, str]]:
@@ -51,6 +67,7 @@ def figures(run: Run) -> list[dict[str, str]]:
             {
                 "name": figure_name(key),
                 "value": figure_text(run.figures, key),
+                "interval": ends_text(key, run.intervals.get(key)),
                 "untrained": figure_text(run.untrained, key),
                 "gain": "" if gain is None else figure.difference_text(gain),
                 "tone": tone,
@@ -63,30 +80,17 @@ def thresholds(runs: Sequence[Run]) -> Grid:
     """What each false accept rate asks for and comes to: the threshold, the rate that it attains, and the TAR."""
     rows = []
     for run in runs:
+        intervals = run.intervals
         for name, curves in mapping(run.summary.get("curves")).items():
             for point in as_dicts(mapping(curves).get("thresholds")):
                 values = [number(point.get(key)) for key in ("far", "threshold", "attained", "tar")]
                 far, threshold, attained, tar = values
                 if far is not None and threshold is not None and attained is not None and tar is not None:
+                    key = f"{name}/{TAR.at(far)}"
                     own = [f"{far:g}", f"{threshold:.4f}", f"{attained:.3g}", f"{100 * tar:.2f}"]
-                    rows.append([*([run.label] if len(runs) > 1 else []), name, *own])
-    header = [*(["run"] if len(runs) > 1 else []), "pairs", "FAR", "threshold (cosine)", "FAR attained", "TAR (%)"]
-    return Grid.of(header, rows, left=len(header) - 4)
-
-
-def domains(runs: Sequence[Run]) -> Grid:
-    """Each run's figures by domain: a row for every list, and the gap, source less target."""
-    rows, names = [], list(dict.fromkeys(k.rpartition("/")[2] for run in runs for k in run.evaluated if run.domains))
-    for run in runs:
-        label = run.label if len(runs) > 1 else ""
-        for name, domain in sorted(run.domains.items(), key=lambda pair: (pair[1], pair[0])):
-            rows.append([label, domain, name, *(figure_text(run.figures, f"{name}/{figure}") for figure in names)])
-        for title, values in ((f"gap, {run.start}", run.untrained), ("gap", run.figures)):
-            if gap := gaps(values, run.domains):
-                texts = (figure_of(name).difference_text(gap[name]) if name in gap else "" for name in names)
-                rows.append([label, title, "", *texts])
-    header = ("run", "domain", "list", *map(figure_name, names))
-    return Grid.of(header, rows, left=3).without_empty_columns()
+                    rows.append([run.label if len(runs) > 1 else "", name, *own, ends_text(key, intervals.get(key))])
+    header = ("run", "pairs", "FAR", "threshold (cosine)", "FAR attained", "TAR (%)", "95 % interval")
+    return Grid.of(header, rows, left=2).without_empty_columns()
 
 
 def clusters(runs: Sequence[Run]) -> Grid:
@@ -123,20 +127,6 @@ def _by(
     ]
     grid = pivot(records, {"setting": "run", "by": head}, single, metrics)
     return Grid.of(grid.header, grid.rows, left=2, most=MOST_ROWS).without_empty_columns()
-
-
-def compared(comparison: Comparison) -> Grid:
-    """The runs side by side; an interval beside its difference would be too wide."""
-    runs_grid = grid(comparison, time=True)
-    rows = [[cell.replace(" [", "\n[").replace("] ", "]\n") for cell in row] for row in runs_grid.rows]
-    return Grid.of(runs_grid.header, rows, left=2).without_empty_columns()
-
-
-def apart(comparison: Comparison) -> Grid:
-    labels = [row.run for row in comparison.rows]
-    rows = [[a.where, a.key, *(a.values.get(label, "") for label in labels)] for a in comparison.apart]
-    header = ("where", "key", *labels)
-    return Grid.of(header, rows, left=len(header), most=MOST_ROWS)
 
 
 def parties(run: Run) -> Grid:
@@ -185,8 +175,8 @@ def traffic(run: Run) -> Grid:
         cells = [_median([entry.get(key) for entry in entries]) for key in (down, up)]
         if any(cells):
             rows.append([name, *cells])
-    rows += [[f"of a party's, each {step}: {field}", *cells] for (step, field), cells in _by_field(run).items()]
-    return Grid(("", "to the parties", "from the parties"), rows, frozenset({1, 2}))
+    rows += [[f"{field}, of a party in each {step}", *cells] for (step, field), cells in _by_field(run).items()]
+    return Grid(("of what", "to the parties", "from the parties"), rows, frozenset({1, 2}))
 
 
 def _by_field(run: Run) -> dict[tuple[str, str], list[str]]:
@@ -224,8 +214,28 @@ def contents(run: Run) -> Grid:
         entry = sums.setdefault(str(tensor["content"]), [0, 0])
         entry[0] += 1
         entry[1] += number(tensor.get("bytes")) or 0
-    rows = [[kind, f"{count:,.0f}", size(count_bytes)] for kind, (count, count_bytes) in sums.items()]
-    return Grid(("content", "tensors", "bytes, once each"), rows, frozenset({1, 2}))
+    rows = [
+        [kind, _meaning(kind), f"{count:,.0f}", size(count_bytes)]
+        for kind, (count, count_bytes) in sorted(sums.items(), key=lambda item: TEMPLATE not in item[0])
+    ]
+    return Grid(("content", "what that is", "tensors", "bytes, once each"), rows, frozenset({2, 3}))
+
+
+def _meaning(kind: str) -> str:
+    """What a content is, in words."""
+    return "; ".join(words for word, words in CONTENT.items() if re.search(rf"\b{word}\b", kind))
+
+
+def templates_left(run: Run) -> str:
+    """What left that is like a template, in a sentence; nothing of a run that does not say what its messages hold."""
+    tensors = [tensor for tensor in _left(run) if TEMPLATE in str(tensor["content"])]
+    if not any(message.get("content") for message in as_dicts(run.summary.get("messages"))):
+        return ""
+    if not tensors:
+        return "No field that left is declared as a template of a person."
+    fields = dict.fromkeys(str(tensor.get("name", "")).partition("/")[0].removeprefix(SCALES) for tensor in tensors)
+    sent = sum((number(t.get("bytes")) or 0) * (whole_number(t.get("count")) or 0) for t in tensors)
+    return f"Template-like: {', '.join(fields)}, {size(sent)} in all. Guard it as a template: it tells a person apart."
 
 
 def _left(run: Run) -> list[dict[str, Any]]:

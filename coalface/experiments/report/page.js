@@ -20,6 +20,12 @@ for (const table of document.querySelectorAll("table:has(thead + tbody)")) {
   });
 }
 
+// What is wider than its place can be reached and moved by keys.
+const scrolled = new ResizeObserver((entries) => entries.forEach(({ target }) => {
+  target.scrollWidth > target.clientWidth ? target.tabIndex = 0 : target.removeAttribute("tabindex");
+}));
+document.querySelectorAll(".scroll, pre").forEach((place) => scrolled.observe(place));
+
 // Puts a live chart in the place of each drawn one: values on hover, series picked by the legend, zoom, files to save.
 (async () => {
   const text = (id) => document.getElementById(id).textContent;
@@ -62,6 +68,7 @@ for (const table of document.querySelectorAll("table:has(thead + tbody)")) {
     watch.unobserve(target);
     const spec = JSON.parse(target.querySelector("script").textContent), title = target.querySelector("h3").textContent;
     await embed(target.querySelector(".chart"), { ...spec, width: "container" });
+    target.querySelector("svg").ariaHidden = "true";  // the place around it has its name
     const saves = document.createElement("p");
     saves.className = "saves";
     saves.append("save ", ...["svg", "png", "csv"].map((kind) => button(kind, spec, title)));

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from markupsafe import Markup, escape
 
-from coalface.core.disk import writing
 from coalface.core.text import clean, several, size
 from coalface.evaluation.figures import figure_name, figure_of, figure_text
-from coalface.experiments.report import charts, faults, grids
+from coalface.experiments.report import charts, faults, grids, groups, hardest, holdings
 from coalface.experiments.report.long_table import Grid
 from coalface.experiments.report.runs import (
     Run,
@@ -20,11 +19,10 @@ from coalface.experiments.report.runs import (
     flatten,
     mapping,
     number,
-    read_all,
+    read,
     whole_number,
 )
-from coalface.experiments.report.table import Comparison, Intervals, compare_runs, difference_sentence
-from coalface.experiments.report.templates import template
+from coalface.experiments.report.templates import template, write_page
 from coalface.experiments.report.vega import scripts
 
 
@@ -37,48 +35,38 @@ class Tile:
     detail: str = ""
 
 
-def build(run: Path, *others: Path, intervals: Intervals | None = None, to: Path | None = None) -> Path:
-    """Write the report page of `run`, compared with `others` where there are any, and return its path.
+def build(run: Path, to: Path | None = None) -> Path:
+    """Write the report page of a run, to RUN/report.html by default, and return its path.
 
-    The page goes to `to`, else to RUN/report.html. `intervals` are those of `table.compare`: the differences of the
-    others to `run`, keyed by the paths as given here. Raises FileNotFoundError or ValueError where a run folder cannot
-    be read.
+    Raises FileNotFoundError or ValueError where the run folder cannot be read.
     """
-    target = to or run / "report.html"
-    page = render(read_all([run, *others]), intervals)
-    with writing(target):
-        target.write_bytes(page.encode("utf-8", "replace"))
-    return target
+    return write_page(to or run / "report.html", render(read(run)))
 
 
-def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
-    """The page of the first run, held against the others, as HTML."""
-    run = runs[0]
-    evaluated = run.evaluated
-    comparison = compare_runs(runs, intervals) if len(runs) > 1 else None
+def render(run: Run) -> str:
+    """The page as HTML."""
+    runs, evaluated = [run], run.evaluated
     ledger = mapping(run.summary.get("ledger"))
     chains, chains_hold = faults.checked_chains(ledger)
     return template("page.html").render(
         scripts=scripts(),
         run=run,
-        runs=runs,
-        pooled=[r.label for r in runs if r.summary.get("pooled")],
         sentence=_sentence(run),
-        result=_result(run, evaluated, comparison),
-        troubles=_by_run(runs, lambda run: " ".join(faults.at_the_head(run))),
+        result=_result(run, evaluated),
+        troubles=" ".join(faults.at_the_head(run)),
         tiles=_tiles(run, evaluated),
         figures=grids.figures(run),
         thresholds=grids.thresholds(runs),
-        domains=grids.domains(runs),
+        has_intervals=bool(run.intervals),
+        hardest=[] if run.is_shared else hardest.read(run.path),
+        lists=groups.lists(runs),
+        by_group=groups.charts(run),
+        spreads=groups.spreads(runs),
         clusters=grids.clusters(runs),
         enrolled=grids.enrolled(runs),
-        enrolled_of=" ".join(_by_run(runs, _enrolled_counts)),
+        enrolled_of=_enrolled_counts(run),
         personalised=grids.personalised(runs),
-        personalised_of=" ".join(_by_run(runs, _personalised_counts)),
-        comparison=comparison,
-        compared=grids.compared(comparison) if comparison else None,
-        overview=[charts.overview(runs, key) for key in evaluated[:3]] if comparison else [],
-        apart=grids.apart(comparison) if comparison else None,
+        personalised_of=_personalised_counts(run),
         progress=charts.progress(runs),
         secure_sums=charts.secure_sums(runs),
         weightings=charts.weightings(runs),
@@ -86,6 +74,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         logged=charts.logged(runs),
         similarity=charts.similarity(runs),
         parties=grids.parties(run),
+        holdings=holdings.charts(run),
         failures=grids.failures(run),
         bytes=grids.traffic(run),
         messages=grids.messages(run),
@@ -94,6 +83,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         summed=bool(mapping(run.config.get("privacy")).get("secure")),
         readable=str(run.summary.get("readable") or ""),
         contents=grids.contents(run),
+        templates_left=grids.templates_left(run),
         tensors=grids.tensors(run),
         not_counted=faults.not_counted(run),
         ledger=ledger,
@@ -103,16 +93,12 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None) -> str:
         ledger_lines=grids.integer_text(ledger.get("lines")),
         ledger_bytes=grids.size_text(ledger.get("bytes")),
         heads=grids.heads(ledger),
+        provenance=_provenance(run),
+        command=str(mapping(run.summary.get("environment")).get("command") or ""),
         numerics=Grid(("setting", "value"), list(flatten(mapping(run.summary.get("numerics"))).items())),
         environment=Grid(("what", "value"), list(flatten(mapping(run.summary.get("environment"))).items())),
         config=Markup("\n").join(escape(clean(line)) for line in run.config_text.rstrip().split("\n")),
     )
-
-
-def _by_run(runs: Sequence[Run], sentence_of: Callable[[Run], str]) -> list[str]:
-    """A sentence for each run that has one, of several runs behind its name."""
-    sentences = [(run.label, sentence) for run in runs if (sentence := sentence_of(run))]
-    return [f"{label}: {sentence}" if len(runs) > 1 else sentence for label, sentence in sentences]
 
 
 def _enrolled_counts(run: Run) -> str:
@@ -169,28 +155,33 @@ def _sentence(run: Run) -> str:
     return f"{run.method} trained {how}{length}" + (f", seed {seed}." if seed is not None else ".")
 
 
-def _result(run: Run, evaluated: Sequence[str], comparison: Comparison | None) -> list[str]:
-    """The first figure in words: against the model it started from, then against each other run."""
+def _result(run: Run, evaluated: Sequence[str]) -> str:
+    """The first figure in words, against the model that the run started from."""
     if not evaluated:
-        return ["This run has not been evaluated yet."]
+        return "This run has not been evaluated yet."
     key, figure = evaluated[0], figure_of(evaluated[0])
     first = f"{figure_name(key)}: {figure_text(run.figures, key, sign=True)}"
     if key in run.untrained:
         gain = figure.difference_text(run.figures[key] - run.untrained[key]) + figure.unit.difference
         first += f", {_start(run, key)} ({gain})"
-    sentences = [first + "."]
-    for row in comparison.rows[1:] if comparison else ():
-        if key in row.figures:
-            difference = row.differences.get(key)
-            apart = f", {difference_sentence(difference)}" if difference else ""
-            sentences.append(f"{row.run}: {figure_text(row.figures, key, sign=True)}{apart}.")
-    return sentences
+    return first + "."
 
 
 def _start(run: Run, key: str) -> str:
     """The figure of what the run starts from: `untrained 60.0 %`."""
     figure = figure_of(key)
     return f"{run.start} {figure.text(run.untrained[key])}{figure.unit.sign}"
+
+
+def _provenance(run: Run) -> str:
+    """What the run was last carried out with, and when, in a sentence."""
+    environment = mapping(run.summary.get("environment"))
+    versions = [f"{name} {environment[key]}" for key, name in _VERSIONS.items() if environment.get(key)]
+    when = str(environment.get("date") or "").replace("T", " ").replace("+00:00", " UTC")
+    return f"Carried out with {', '.join(versions)}{f', on {when}' if when else ''}." if versions else ""
+
+
+_VERSIONS = {"coalface": "Coalface", "commit": "commit", "python": "Python", "torch": "torch"}
 
 
 def _tiles(run: Run, evaluated: Sequence[str]) -> list[Tile]:

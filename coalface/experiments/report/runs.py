@@ -33,6 +33,8 @@ class Run:
     summary: dict[str, Any]
     skipped: tuple[str, ...] = ()
     """Lines of the events that are damaged, and left out."""
+    is_shared: bool = False
+    """Whether it is as its page may be passed on; then no page shows a face, or reads what else lies in the folder."""
 
     @property
     def name(self) -> str:
@@ -69,6 +71,19 @@ class Run:
     def untrained(self) -> dict[str, float]:
         """The figures of the model that the run starts from; `start` says what that is."""
         return flat_figures(self.summary.get("untrained"))
+
+    @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """Figure -> the ends of its 95 % interval over the people of its list, where one model was evaluated."""
+        if any(mapping(party.get("judged")) for party in self.parties):  # figures are means over several
+            return {}
+        return {
+            f"{name}/{figure}": (low, high)
+            for name, curves in mapping(self.summary.get("curves")).items()
+            for figure, ends in mapping(mapping(curves).get("intervals")).items()
+            for low, high in [[number(end) for end in [*as_list(ends), None, None][:2]]]
+            if low is not None and high is not None
+        }
 
     @property
     def domains(self) -> dict[str, str]:
@@ -270,7 +285,7 @@ def _text(path: Path) -> str:
 
 def keep_digests(path: Path) -> None:
     """Write the digests of a finished run's files."""
-    files = [path / name for name in ("metrics.jsonl", "summary.json", "evidence.json")]
+    files = [path / name for name in ("metrics.jsonl", "summary.json", "evidence.json", "hardest.json")]
     digests = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()}
     (path / DIGESTS).write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
 

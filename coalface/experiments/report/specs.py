@@ -17,8 +17,10 @@ from coalface.experiments.report.vega import HOVER, PALETTE, PAPER, SOFT
 WIDTH, HEIGHT, TALL = 340, 190, 300
 FEW = 4
 """Curves up to which a chart is not tall."""
-MOST_POINTS = 400
-"""Points drawn of one curve; a longer one is thinned evenly and keeps its last point."""
+BANDED = 3
+"""Curves up to which each has its band: more bands than that hide each other."""
+MOST_POINTS, MOST_RATES = 400, 100
+"""Points drawn of one curve, and of an ROC; a longer one is thinned evenly and keeps its last point."""
 MOST_MARKS, MARKS = 20, 8
 """Points up to which all of a curve are marked, and how many are of a longer one beside others."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
@@ -26,6 +28,8 @@ DASHES: tuple[list[int], ...] = ([], [6, 3], [2, 2])
 """Of the series that first have each colour, of the second ones, and of the third."""
 LEVEL = [4, 4]
 """The dashes of what is no series of its own: a level, chance."""
+LEAST = 1e-7
+"""Percent below which a rate is 0, and has no logarithm."""
 NAMES = ("series", "setting", "pairs")
 """The fields of rows that are no numbers."""
 SHORT = 16
@@ -42,6 +46,8 @@ class Curve:
     x: Sequence[float]
     y: Sequence[float]
     series: int = 0
+    band: Sequence[tuple[float, float]] = ()
+    """The ends of an interval about each `y`, if there are any."""
 
 
 @dataclass(frozen=True)
@@ -75,30 +81,40 @@ def lines(
         return {}
     across = number("x", x, nice=False, zero=False, padding=6)
     across["axis"] = {"grid": False, **({"format": "d", "tickMinStep": 1} if whole else {})}
-    return of_layers(
-        _points(curves), [*_stages(marks, x), *_curves(curves, across, number("y", y, zero=False, padding=6))], height
-    )
+    middle = (min(curve.x[0] for curve in curves) + max(curve.x[-1] for curve in curves)) / 2
+    values = [value for curve in curves for value in curve.y]
+    flat = (
+        {"domain": [values[0] - 1, values[0] + 1]} if len(set(values)) == 1 else {}
+    )  # else its tick is another number
+    up = number("y", y, zero=False, padding=6, **flat) | {"axis": {"title": None}}  # which the chart is called
+    return of_layers(_points(curves), [*_stages(marks, x, middle), *_curves(curves, across, up)], height)
 
 
 def roc(curves: Sequence[Curve], *, is_det: bool = False) -> Spec:
     """ROC curves over a logarithmic FAR, or with `is_det` 1 − TAR over it, logarithmic too (DET).
 
-    `x` is FAR and `y` TAR, both as fractions; points without a logarithm are left out.
+    `x` is FAR and `y` TAR, both as fractions, as the ends of bands are; points without a logarithm are left out.
     """
     kept = []
     for curve in curves:
-        rates = [(far, 100 * (1 - tar if is_det else tar)) for far, tar in zip(curve.x, curve.y, strict=True)]
-        if points := [(far, rate) for far, rate in rates if 0 < far <= 1 and (rate > 1e-7 or not is_det)]:
-            kept.append(_thinned(Curve(curve.label, [x for x, _ in points], [y for _, y in points], curve.series)))
+        rates = [100 * (1 - tar if is_det else tar) for tar in curve.y]
+        floor = min((rate for rate in rates if rate > LEAST), default=0.0) if is_det else 0.0
+        ends = [sorted(max(floor, 100 * (1 - end if is_det else end)) for end in pair) for pair in curve.band]
+        places = [i for i, far in enumerate(curve.x) if 0 < far <= 1 and (rates[i] > LEAST or not is_det)]
+        if places:
+            band = [(ends[i][0], ends[i][1]) for i in places] if ends and len(curves) <= BANDED else []
+            in_percent = Curve(
+                curve.label, [curve.x[i] for i in places], [rates[i] for i in places], curve.series, band
+            )
+            kept.append(_thinned(in_percent, MOST_RATES))
     if not kept:
         return {}
     decade = max(-7, min(-1, math.floor(math.log10(min(curve.x[0] for curve in kept)) + 1e-9)))
     axis = {"grid": False, "format": "~g", "labelOverlap": "greedy"}
     across = number("x", "FAR", type="log", nice=False, domain=[10.0**decade, 1.0]) | {"axis": axis}
     if is_det:
-        return of_layers(
-            _points(kept), _curves(kept, across, number("y", "1 − TAR (%)", type="log", nice=False) | {"axis": axis})
-        )
+        up = number("y", "1 − TAR (%)", type="log", nice=False) | {"axis": axis}
+        return of_layers(_points(kept), [*_bands(kept, across, up), *_curves(kept, across, up)])
     up = number("y", "TAR (%)", domain=[0, 100])
     chance = [10.0 ** (decade * (1 - i / 40)) for i in range(41)]
     dashed = {
@@ -106,7 +122,7 @@ def roc(curves: Sequence[Curve], *, is_det: bool = False) -> Spec:
         "mark": {"type": "line", "color": SOFT, "strokeDash": LEVEL, "strokeWidth": 1},
         "encoding": {"x": across, "y": up},
     }
-    return of_layers(_points(kept), [dashed, *_curves(kept, across, up)])
+    return of_layers(_points(kept), [dashed, *_bands(kept, across, up), *_curves(kept, across, up)])
 
 
 def histogram(
@@ -126,7 +142,7 @@ def histogram(
         for i in range(used[0], used[-1] + 1):
             row = {"pairs": kind, "from": rounded(edges[i]), "to": rounded(edges[i + 1])}
             rows.append(row | {"share": rounded(100 * counts[i] / (sum(counts) or 1))})
-    kinds = ["genuine", "impostor"]
+    kinds, drawn = ["genuine", "impostor"], (edges[used[0]], edges[used[-1] + 1])
     x = number("from", "cosine similarity", nice=False, zero=False) | {"axis": {"grid": False}}
     y = number("share", "% of pairs") | {"stack": None}
     area = {
@@ -139,7 +155,7 @@ def histogram(
         "mark": {"type": "bar", "opacity": 0, "binSpacing": 0},
         "encoding": {"x": {**x, "bin": "binned"}, "x2": {"field": "to"}, "y": y, "tooltip": tips(*rows[0])},
     }
-    return of_layers(rows, [area, *(_level(threshold, "cosine similarity") if threshold else []), bars])
+    return of_layers(rows, [area, *(_level(threshold, "cosine similarity", drawn) if threshold else []), bars])
 
 
 def intervals(rows: Sequence[Interval], *, x: str, level: tuple[str, float] | None) -> Spec:
@@ -177,7 +193,8 @@ def intervals(rows: Sequence[Interval], *, x: str, level: tuple[str, float] | No
         for layer, chosen in [*parts, (rings, [row.is_open for row in rows])]
         if any(chosen)
     ]
-    levels = _level(level, x) if level else []
+    ends = [end for row in rows for end in (row.value, *(row.bar or ()))]
+    levels = _level(level, x, (min(ends), max(ends))) if level else []
     return of_layers(values, [*levels, *layers], (40 if is_long else 28) * len(rows) + 10)
 
 
@@ -238,8 +255,28 @@ def rounded(value: float | None) -> float | None:
 def _points(curves: Sequence[Curve], places: Mapping[int, Sequence[int]] | None = None) -> list[Spec]:
     return [
         {"series": curve.label, "x": rounded(curve.x[i]), "y": rounded(curve.y[i])}
+        | (
+            {end: rounded(value) for end, value in zip(("low", "high"), curve.band[i], strict=True)}
+            if curve.band
+            else {}
+        )
         for number, curve in enumerate(curves)
         for i in (range(len(curve.x)) if places is None else places[number])
+    ]
+
+
+def _bands(curves: Sequence[Curve], x: Spec, y: Spec) -> list[Spec]:
+    """The intervals about the points of curves, as areas behind them."""
+    if not any(curve.band for curve in curves):
+        return []
+    names = [curve.label for curve in curves]
+    color = ranged("series", names, [PALETTE[curve.series % len(PALETTE)] for curve in curves])
+    return [
+        {
+            "transform": [{"filter": {"field": "low", "valid": True}}],
+            "mark": {"type": "area", "opacity": 0.18, "clip": True},
+            "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": color},
+        }
     ]
 
 
@@ -283,12 +320,14 @@ def _marked(count: int, several: bool) -> list[int]:
     return sorted({round(i * (count - 1) / (MARKS - 1)) for i in range(MARKS)}) if several else []
 
 
-def _stages(marks: Sequence[tuple[float, str]], x: str) -> list[Spec]:
-    """Vertical lines, each with its name at its upper end."""
+def _stages(marks: Sequence[tuple[float, str]], x: str, middle: float) -> list[Spec]:
+    """Vertical lines, each with its name at its upper end, on the side of the middle, where there is room."""
     if not marks:
         return []
     data = values_of([{"at": place, "stage": clean(name)} for place, name in marks])
-    text = {"type": "text", "align": "left", "baseline": "top", "dx": 3, "limit": 110}
+    sides = (("align", "'right'", "'left'"), ("dx", -3, 3))
+    side = {key: {"expr": f"datum.at > {middle} ? {late} : {early}"} for key, late, early in sides}
+    text = {"type": "text", "baseline": "top", "limit": 110, **side}
     at = {"x": number("at", x)}
     return [
         {"data": data, "mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": at},
@@ -296,18 +335,20 @@ def _stages(marks: Sequence[tuple[float, str]], x: str) -> list[Spec]:
     ]
 
 
-def _level(level: tuple[str, float], title: str) -> list[Spec]:
-    """A dashed line down the chart, with its name beside its upper end."""
+def _level(level: tuple[str, float], title: str, drawn: tuple[float, float]) -> list[Spec]:
+    """A dashed line down a chart from one value to another, with its name beside its upper end, where there is room."""
     name, value = level
+    side = {"align": "left", "dx": 3} if value < sum(drawn) / 2 else {"align": "right", "dx": -3}
     data, at = values_of([{"level": rounded(value), "name": clean(name)}]), {"x": number("level", title, zero=False)}
-    text = {"type": "text", "align": "left", "baseline": "bottom", "dx": 3, "dy": 1}
+    text = {"type": "text", "baseline": "bottom", "dy": 1, **side}
     return [
         {"data": data, "mark": {"type": "rule", "strokeDash": LEVEL}, "encoding": at},
         {"data": data, "mark": text, "encoding": {**at, "y": {"value": 0}, "text": {"field": "name"}}},
     ]
 
 
-def _thinned(curve: Curve) -> Curve:
-    step = math.ceil(len(curve.x) / MOST_POINTS)
+def _thinned(curve: Curve, most: int = MOST_POINTS) -> Curve:
+    step = math.ceil(len(curve.x) / most)
     places = sorted({*range(0, len(curve.x), step), len(curve.x) - 1}) if step > 1 else range(len(curve.x))
-    return Curve(clean(curve.label), [curve.x[i] for i in places], [curve.y[i] for i in places], curve.series)
+    band = [curve.band[i] for i in places] if curve.band else ()
+    return Curve(clean(curve.label), [curve.x[i] for i in places], [curve.y[i] for i in places], curve.series, band)

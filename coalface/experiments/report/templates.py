@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from coalface.core.disk import writing
 from coalface.core.text import clean
 from coalface.experiments.report.vega import IN_THE_DARK
 
@@ -25,6 +27,13 @@ def template(name: str) -> Template:
     )
     environment.globals["IN_THE_DARK"] = IN_THE_DARK
     return environment.get_template(name)
+
+
+def write_page(to: Path, page: str) -> Path:
+    """Write a page and return its path; a letter that is no text becomes a question mark."""
+    with writing(to):
+        to.write_bytes(page.encode("utf-8", "replace"))
+    return to
 
 
 def _shown(value: object) -> object:

@@ -51,7 +51,15 @@ CONFIG = {
         "tickColor": SOFT,
         "tickCount": 5,
     },
-    "legend": {"labelFontSize": 12, "labelColor": INK, "symbolSize": 70, "symbolStrokeWidth": 0, "rowPadding": 4},
+    "legend": {
+        "labelFontSize": 12,
+        "labelColor": INK,
+        "titleColor": INK,
+        "titleFontSize": 12,
+        "symbolSize": 70,
+        "symbolStrokeWidth": 0,
+        "rowPadding": 4,
+    },
     "line": {"strokeWidth": 2, "strokeJoin": "round"},
     "point": {"filled": True, "size": 36, "opacity": 1},
     "rule": {"color": SOFT},
@@ -133,10 +141,17 @@ def draw(text: str) -> str:
     spec = json.loads(text)
     spec["layer"] = [layer for layer in spec["layer"] if layer.get("name") != HOVER]
     svg = vl_convert.vegalite_to_svg(spec, config=CONFIG, allowed_base_urls=[])
+    svg = re.sub(' d="[^"]*"', lambda path: re.sub(r"-?[0-9]+\.[0-9]{3,}", _tenths, path[0]), svg)
+    svg = re.sub(' (?:role="graphics-[a-z]+"|aria-roledescription="[^"]*")', "", svg)  # which would want names
     # Vega counts its clips over a process and over a page: here they are named by the chart and their place in it.
     digest, clips = sha256(text.encode()).hexdigest()[:12], itertools.count()
     names = {name: f"clip-{digest}-{next(clips)}" for name in re.findall(r'id="(clip[0-9]+)"', svg)}
     return re.sub(r'(id="|url\(#)(clip[0-9]+)', lambda match: match[1] + names.get(match[2], match[2]), svg)
+
+
+def _tenths(coordinate: re.Match[str]) -> str:
+    """A tenth of a pixel is less than a screen shows, and the digits are half of a page's drawings."""
+    return f"{float(coordinate[0]):.1f}"
 
 
 def as_data(value: object) -> Markup:

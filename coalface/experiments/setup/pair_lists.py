@@ -73,11 +73,24 @@ def evaluation_pairs(
         if name in halved:
             fold = _folds(pairs, where)
             half = _half(fold, recipe.fold_split != "first")
-            lists.append(VerificationPairs(name, faces, replace(pairs, fold=fold), half))
+            chosen = VerificationPairs(name, faces, replace(pairs, fold=fold), half)
         else:
             looked_up = (None, None) if evaluated.rank1 is None else _looked_up(faces, pairs, name, evaluated.rank1)
-            lists.append(VerificationPairs(name, faces, pairs, None, *looked_up))
+            chosen = VerificationPairs(name, faces, pairs, None, *looked_up)
+        lists.append(replace(chosen, pictured=_is_pictured(recipe, evaluated)))
     return lists
+
+
+def _is_pictured(recipe: Recipe, evaluated: Pairs) -> bool:
+    """Whether pictures of a list's pairs may be kept: where the recipe says so, or its faces are drawn."""
+    if recipe.evaluation.pictures is not None:
+        return recipe.evaluation.pictures
+    if evaluated.kind in sections.WITH_IMAGES:
+        return False
+    source = evaluated.source
+    if source is None and isinstance(recipe.data, OfFaces):
+        source = recipe.data.parts[evaluated.part] if evaluated.part else recipe.data.faces
+    return source is not None and source.is_synthetic
 
 
 def _looked_up(faces: FaceSet, pairs: PairList, name: str, rank1: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

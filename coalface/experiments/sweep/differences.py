@@ -13,7 +13,7 @@ from coalface.evaluation.figures import figure_name, figure_of
 from coalface.evaluation.metrics.bootstrap import PairIdentities, bootstrap_of
 from coalface.evaluation.metrics.figure import PERCENT
 from coalface.evaluation.metrics.paired import interval
-from coalface.experiments.compare import differences, merged, resampled
+from coalface.experiments.comparison.paired import differences, merged, resampled
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.long_table import Grid, Record
 from coalface.experiments.setup.parts import Parts

@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from coalface.core.checks import unknown_name
-from coalface.evaluation.figures import figure_name, figure_of
-from coalface.evaluation.metrics.figure import PERCENT
-from coalface.experiments.report import specs
+from coalface.experiments.comparison.page import differences_chart
 from coalface.experiments.report.long_table import Record
-from coalface.experiments.report.specs import Interval
 from coalface.experiments.report.vega import Chart
 from coalface.experiments.sweep.grid import Cell
 
@@ -30,21 +27,9 @@ def figure(cells: Sequence[Cell], differences: Sequence[Record], base_of: Mappin
     """
     labels = {cell.setting: cell.label for cell in cells}
     records = [record for record in differences if record.by == base_of.get(record.setting)]
-    rows = [
-        Interval(
-            labels[record.setting],
-            record.value,
-            None if record.low is None or record.high is None else (record.low, record.high),
-            is_open=not record.is_decided,
-        )
-        for record in records
-        if record.metric == metric
-    ]
-    if not rows:
+    of_metric = [record for record in records if record.metric == metric]
+    if not of_metric:
         have = list(dict.fromkeys(record.metric for record in records if not np.isnan(record.value)))
         raise unknown_name(metric, have, "--figure")
     bases = {base_of[record.setting] for record in records}
-    base = labels[bases.pop()] if len(bases) == 1 else "the baseline most like it"
-    unit = "percent points" if figure_of(metric).unit == PERCENT else figure_of(metric).unit.name
-    title = f"{figure_name(metric)}, less that of {base}"
-    return Chart(title, specs.intervals(rows, x=f"less that of {base}, {unit}", level=("", 0.0)))
+    return differences_chart(of_metric, labels, labels[bases.pop()] if len(bases) == 1 else "the baseline most like it")

@@ -145,8 +145,8 @@ def _main(cells: Sequence[Cell], groups: Groups, halves: Sequence[str]) -> Grid:
         sent = (size(float(np.mean([line["bytes"][way] for line in group]))) if ran else "" for way in ("down", "up"))
         seconds = f"{np.mean([line['seconds']['total'] for line in group]):.0f}" if ran else ""
         work = [f"{mean:,.0f}" for mean in (work_of(group) if ran else ())] or [""] * len(titles)
-        rows.append([name, count, *means, *work, *sent, seconds])
-    header = ["setting", "runs" if halves else "seeds", *map(figure_name, metrics), *titles, "down", "up", "seconds"]
+        rows.append([name, *means, count, *work, *sent, seconds])
+    header = ["setting", *map(figure_name, metrics), "runs" if halves else "seeds", *titles, "down", "up", "seconds"]
     return Grid.of(header, rows, left=1)
 
 

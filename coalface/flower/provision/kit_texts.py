@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import json
 
 import yaml
 
 from coalface.experiments.recipe.sections import Privacy
 from coalface.flower.app.templates import TEMPLATES, render
-from coalface.flower.provision.project import LOOPBACK, LOOPBACK_6, ProvisionConfig, bracketed
+from coalface.flower.provision.project import LOOPBACK, LOOPBACK_6, PartyConfig, ProvisionConfig, bracketed
 
 ANY, ANY_6 = "0.0.0.0", "::"
 """All addresses of a machine."""
@@ -20,7 +21,7 @@ def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: st
 
     `privacy` is the recipe's: with secure sums no party takes part in a run that protects it less.
     """
-    link, outside = config.superlink, _outside(config)
+    link, outside, in_containers = config.superlink, _outside(config), runs_in_containers(config)
     bind = outside if link.loopback_port is None else "127.0.0.1"
     values = {
         "name": config.name,
@@ -31,13 +32,17 @@ def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: st
         "fingerprint": fingerprint,
         "bind": bind,
         "near": bracketed(LOOPBACK_6 if ":" in bind else "127.0.0.1"),
+        "in_containers": in_containers,
         "listen": str(link.port) if outside == ANY else f"{bracketed(outside)}:{link.port}",
     }
     paths = ["README.md", "superlink/start.sh", "superlink/README.md"]
     paths += ["operator/register.sh", "operator/run.sh", "operator/README.md"]
     if link.loopback_port is not None:
         paths += ["superlink/nginx.conf", "superlink/proxy.sh"]
+    paths += ["superlink/compose.yaml"] if in_containers else []
     texts = {path: render(f"kits/{path}", **values) for path in paths}
+    images = {name: render(f"kits/{name.removeprefix('.')}") for name in ("Dockerfile", ".dockerignore")}
+    texts |= {f"superlink/{name}": text for name, text in images.items() if in_containers}
     for number, (name, party) in enumerate(config.parties.items()):
         file = party.file(name)
         values |= {
@@ -52,10 +57,34 @@ def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: st
             "targeted": privacy.dp is not None and privacy.dp.target_epsilon is not None,
             "file": yaml.safe_dump(file, sort_keys=False, allow_unicode=True),
             "brings": "data" in file,
+            "mounts": [json.dumps(path.replace("$", "$$")) for path in _places(party)],
+            "asks_data": party.data is None and party.faces is None,
         }
-        for path in ("start.sh", "party.yaml", "README.md"):
+        for path in ("start.sh", "party.yaml", "README.md", *(["compose.yaml"] if in_containers else [])):
             texts[f"parties/{name}/{path}"] = render(f"kits/party/{path}", **values)
+        texts |= {f"parties/{name}/{path}": text for path, text in images.items() if in_containers}
     return texts
+
+
+def runs_in_containers(config: ProvisionConfig) -> bool:
+    """Whether its parts can be containers: not where they meet on the loopback, of which each container has its own."""
+    return _outside(config) in (ANY, ANY_6)
+
+
+def folders(config: ProvisionConfig) -> list[str]:
+    """What containers write to below a kit that is read-only: a mount needs a folder to lie on."""
+    if not runs_in_containers(config):
+        return []
+    at_superlink = ["flower", "runs", *(["proxy"] if config.superlink.loopback_port is not None else [])]
+    of_parties = [f"parties/{name}/{folder}" for name in config.parties for folder in ("home", "flower")]
+    return [*(f"superlink/{folder}" for folder in at_superlink), *of_parties]
+
+
+def _places(party: PartyConfig) -> list[str]:
+    """Where a party's data lies on its machine, outside its kit."""
+    sources = [getattr(source, "path", None) for source in (party.faces, party.pairs)]
+    paths = dict.fromkeys(str(path) for path in (party.data, *sources) if path is not None)
+    return [path for path in paths if path.startswith("/")]
 
 
 def render_flower_config(config: ProvisionConfig, root: str) -> str:

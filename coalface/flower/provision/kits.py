@@ -156,6 +156,8 @@ def _fill(
     texts = kit_texts.render_kits(config, now, hashlib.sha256(root).hexdigest(), privacy)
     texts["operator/flower/config.toml"] = kit_texts.render_flower_config(config, str(out / "operator" / "ca.crt"))
     files |= {path: text.encode() for path, text in texts.items()}
+    for path in kit_texts.folders(config):
+        (folder / path).mkdir(parents=True)
     for path, data in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         with writing(folder / path):

@@ -1,18 +1,14 @@
-"""The page of a sweep: what its table says, and its figures over the settings that take several numbers."""
+"""The charts of a sweep: its figures by setting, and over the settings that take several numbers."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup, escape
-
 from coalface.core.text import clean
 from coalface.evaluation.figures import axis_title, figure_name, figure_of
 from coalface.experiments.report.long_table import Grid
-from coalface.experiments.report.series import Level, Line, Over, Point, Spread, over
 from coalface.experiments.report.specs import (
     DASHES,
     FEW,
@@ -32,8 +28,8 @@ from coalface.experiments.report.specs import (
     tips,
     values_of,
 )
-from coalface.experiments.report.templates import template
-from coalface.experiments.report.vega import PALETTE, Chart, scripts
+from coalface.experiments.report.vega import PALETTE, Chart
+from coalface.experiments.sweep.series import Level, Line, Over, Point, Spread, over, panels
 
 MOST_LINES, MOST_LEVELS = 16, 8
 """Lines and levels of one chart; the table has all."""
@@ -55,45 +51,12 @@ class Axis:
     """One setting that takes several numbers: its charts, and all their numbers."""
 
     key: str
-    charts: tuple[Chart, ...]
+    charts: tuple[tuple[Chart, ...], ...]
+    """In groups that belong together: the panels of a figure, or all figures."""
     clients: tuple[Chart, ...]
     """Those of the runs' own clients."""
     caption: str
     tables: tuple[tuple[str, Grid], ...]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A paragraph, a list or a table of a text."""
-
-    lines: tuple[Markup, ...] = ()
-    listed: bool = False
-    grid: Grid | None = None
-
-
-def render(
-    name: str,
-    command: str,
-    lead: str,
-    text: str,
-    points: Sequence[Point],
-    axes: Sequence[str],
-    otherwise: str = "",
-    baseline: Mapping[str, Any] | None = None,
-) -> str:
-    """The page as HTML. `text` is the sweep's table in Markdown, `axes` the keys that its figures are drawn over.
-
-    `baseline` is what was chosen in the setting that the others are compared with.
-    """
-    return template("sweep.html").render(
-        scripts=scripts(),
-        name=name,
-        command=command,
-        lead=lead,
-        settings=settings(points, baseline or {}, otherwise),
-        axes=[axis for key in axes if (axis := _axis(points, key, otherwise)).tables],
-        blocks=blocks(text),
-    )
 
 
 def settings(points: Sequence[Point], baseline: Mapping[str, Any], otherwise: str) -> list[Chart]:
@@ -117,23 +80,31 @@ def settings(points: Sequence[Point], baseline: Mapping[str, Any], otherwise: st
     return charts
 
 
-def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
+def axis_of(points: Sequence[Point], key: str, otherwise: str) -> Axis:
+    """The figures over a key: a chart of each, and their numbers."""
     names = list(dict.fromkeys(name for point in points for name in point.figures))
     curves = {name: over(points, key, name, otherwise) for name in names}
     curves = {name: curve for name, curve in curves.items() if curve.lines}
-    charts = {
-        name: Chart(
-            f"{axis_title(name)} over {key}",
-            lines_over(curve, x=key, y=axis_title(name)),
-            _left_out(curve),
-            wide=len(curve.lines) > FEW,
-        )
-        for name, curve in curves.items()
-    }
+    cut = panels(points, key) if any(len(curve.lines) > FEW for curve in curves.values()) else {}
+    charts: dict[str, tuple[Chart, ...]] = {}
+    for name, curve in curves.items():
+        title, y = f"{axis_title(name)} over {key}", axis_title(name)
+        by_value = {value: over(of_value, key, name, otherwise) for value, of_value in cut.items()}
+        by_value = {value: part for value, part in by_value.items() if part.lines}
+        if by_value and len(curve.lines) > FEW:
+            parts = list(by_value.values())
+            specs = [lines_over(part, x=key, y=y, beside=parts) for part in parts]
+            charts[name] = tuple(
+                Chart(f"{title}, {value}", spec, _left_out(part))
+                for (value, part), spec in zip(by_value.items(), specs, strict=True)
+            )
+        else:
+            charts[name] = (Chart(title, lines_over(curve, x=key, y=y), _left_out(curve), len(curve.lines) > FEW),)
+    own = [group for name, group in charts.items() if not name.startswith(ENROLLED)]
     return Axis(
         key,
-        tuple(chart for name, chart in charts.items() if not name.startswith(ENROLLED)),
-        tuple(chart for name, chart in charts.items() if name.startswith(ENROLLED)),
+        tuple(own) if cut else (tuple(chart for group in own for chart in group),),
+        tuple(chart for name, group in charts.items() if name.startswith(ENROLLED) for chart in group),
         _caption(key, list(curves.values())),
         tuple(
             (f"{figure_name(name)} over {key}{figure_of(name).unit.caption}", _numbers(key, curve))
@@ -142,11 +113,12 @@ def _axis(points: Sequence[Point], key: str, otherwise: str) -> Axis:
     )
 
 
-def lines_over(over: Over, *, x: str, y: str) -> Spec:
+def lines_over(over: Over, *, x: str, y: str, beside: Sequence[Over] = ()) -> Spec:
     """Lines over the numbers of a setting: the mean over seeds, with a bar from the lowest to the highest seed.
 
     Levels are dashed, over the whole width, with a mark where the sweep has them at one number. The axis is logarithmic
     where its largest number is 20 times its smallest or more; near a zero it is linear. No line gives nothing.
+    Those that are drawn `beside` it, itself among them, have the same colours and the same vertical axis.
     """
     lines, (levels, _) = over.lines[:MOST_LINES], levels_drawn(over)
     numbers = sorted({n for line in lines for n, spread in line.at.items() if spread is not None})
@@ -157,19 +129,21 @@ def lines_over(over: Over, *, x: str, y: str) -> Spec:
     dots = [row for row in rows if row["mean"] is not None]
     dots += [_row(level, level.value) | {"at": level.at} for level in levels if level.at in numbers]
     rows += [_row(level, level.value) | {"at": end} for level in levels for end in (numbers[0], numbers[-1])]
-    dashes = [LEVEL if i >= len(lines) else DASHES[i // len(PALETTE)] for i in range(len(names))]
+    places = _places(beside or (over,), names)
+    dashes = [LEVEL if i >= len(lines) else DASHES[n // len(PALETTE) % len(DASHES)] for i, n in enumerate(places)]
+    up: Spec = {"domain": _ends(beside)} if beside else {"zero": False}
     scale: Spec = {"zero": False}
     if is_log(numbers):
         scale = {"type": "log"} if numbers[0] > 0 else {"type": "symlog", "constant": numbers[1]}
     scale |= {"nice": False, "padding": 12}
     place = {
         "x": number("at", x, **scale) | {"axis": {"grid": False, "values": numbers, "labelOverlap": "greedy"}},
-        "y": number("mean", y, zero=False),
-        "color": ranged("setting", names, [PALETTE[i % len(PALETTE)] for i in range(len(names))]),
+        "y": number("mean", y, **up),
+        "color": ranged("setting", names, [PALETTE[n % len(PALETTE)] for n in places]),
         "opacity": picked(1),
     }
-    shapes = ranged("setting", names, [shape_of(i) for i in range(len(names))])
-    bar = {"y": number("low", y, zero=False), "y2": {"field": "high"}, "opacity": picked(0.5)}
+    shapes = ranged("setting", names, [shape_of(n) for n in places])
+    bar = {"y": number("low", y, **up), "y2": {"field": "high"}, "opacity": picked(0.5)}
     layers: list[Spec] = [
         {
             "params": [pick("setting")],
@@ -184,6 +158,21 @@ def lines_over(over: Over, *, x: str, y: str) -> Spec:
         },
     ]
     return of_layers(rows, layers, TALL if len(over.lines) > FEW else HEIGHT)
+
+
+def _places(all_over: Sequence[Over], names: Sequence[str]) -> list[int]:
+    """The place of each name among those of all charts that belong together, which decides its colour."""
+    everywhere = [clean(line.name) for over in all_over for line in over.lines[:MOST_LINES]]
+    everywhere += [clean(level.name) for over in all_over for level in levels_drawn(over)[0]]
+    order = list(dict.fromkeys(everywhere))
+    return [order.index(name) for name in names]
+
+
+def _ends(all_over: Sequence[Over]) -> list[float]:
+    """The lowest and the highest number that any of the charts draws."""
+    spreads = [s for over in all_over for line in over.lines[:MOST_LINES] for s in line.at.values() if s is not None]
+    spreads += [level.value for over in all_over for level in levels_drawn(over)[0]]
+    return [min(spread.low for spread in spreads), max(spread.high for spread in spreads)]
 
 
 def _row(setting: Line | Level, spread: Spread | None) -> Spec:
@@ -258,49 +247,3 @@ def _cell(value: Spread | None, digits: int) -> str:
     between = f"\n({value.low:.{digits}f} to {value.high:.{digits}f})" if value.seeds > 1 else ""
     missing = "" if value.seeds == value.planned else f"\n{value.seeds} of {value.planned} seeds"
     return f"{value.mean:.{digits}f}{between}{missing}"
-
-
-def blocks(text: str) -> list[Block]:
-    """The paragraphs, lists and tables of a text in the Markdown that tables of sweeps are written in."""
-    text_blocks = []
-    for part in re.split(r"\n\s*\n", text.strip("\n")):
-        lines = part.split("\n")
-        if all(line.startswith("|") for line in lines) and len(lines) > 1:
-            text_blocks.append(Block(grid=_grid(lines)))
-        elif all(line.startswith("- ") for line in lines):
-            text_blocks.append(Block(tuple(_marked(line[2:]) for line in lines), listed=True))
-        else:
-            text_blocks.append(Block((_marked(" ".join(lines)),)))
-    return text_blocks
-
-
-def _grid(lines: Sequence[str]) -> Grid:
-    header, rule, *body = [
-        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip()[1:-1])] for line in lines
-    ]
-    numeric = frozenset(i for i, cell in enumerate(rule) if cell.endswith(":"))
-    return Grid(header, [[_marked(cell) for cell in row] for row in body], numeric)
-
-
-def _marked(text: str) -> Markup:
-    """Text with what stands between two pairs of stars in bold and between backticks as code, all else as it is."""
-    pieces: list[Markup] = []
-    for piece in re.split(r"(\*\*.+?\*\*|`[^`]+`)", clean(text)):
-        if piece.startswith("**") and len(piece) > 4:
-            pieces.append(Markup("<b>{}</b>").format(piece[2:-2]))
-        elif piece.startswith("`") and len(piece) > 2:
-            pieces.append(Markup("<code>{}</code>").format(piece[1:-1]))
-        else:
-            pieces.append(escape(piece))
-    return Markup("").join(pieces)
-
-
-def figures(line: Mapping[str, Mapping[str, float]], clients: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The figures of a cell by one name each, without standard errors; then those of its run's own clients."""
-    by_list = {**line, **{f"{ENROLLED}{kind}": by_kind for kind, by_kind in clients.items()}}
-    return {
-        f"{on}/{name}": value
-        for on, by_figure in by_list.items()
-        for name, value in by_figure.items()
-        if not name.endswith("_se")
-    }

@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coalface.evaluation.figures import figure_of
 
 ENOUGH = 3
 """Numbers of a key from which on it is an axis by itself."""
+MOST_PANELS = 9
+"""Values of a key up to which each has a chart of its own."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,31 @@ def axes(points: Sequence[Point], least: int = ENOUGH) -> list[str]:
         if len(numbers) >= least and any(len(_numbers(group, key)) > 1 for group in _groups(points, key).values()):
             axes_of_sweep.append(key)
     return axes_of_sweep
+
+
+def panels(points: Sequence[Point], axis: str) -> dict[str, list[Point]]:
+    """The cells by a second key, `loss=cosface` -> its cells without that key, so that each panel has fewer lines.
+
+    The key is one that every line over the axis has, and not the method, which a panel compares: of several one that
+    takes numbers, and of those the one that takes the most. Cells without it are in all panels; empty without a key.
+    """
+    drawn = [point for point in points if numeric(point.chosen.get(axis)) is not None]
+    values = {
+        key: list(dict.fromkeys(_text(point.chosen[key]) for point in drawn))
+        for key in dict.fromkeys(key for point in drawn for key in point.chosen)
+        if key not in (axis, "method", "name") and all(key in point.chosen for point in drawn)
+    }
+    numbers = {key: all(numeric(point.chosen[key]) is not None for point in drawn) for key in values}
+    several = [key for key in values if 1 < len(values[key]) <= MOST_PANELS]
+    if not several:
+        return {}
+    key, whole = max(several, key=lambda key: (numbers[key], len(values[key]))), _short_keys(points)
+    by_value: dict[str, list[Point]] = {}
+    for value in values[key]:
+        own = [point for point in points if key not in point.chosen or _text(point.chosen[key]) == value]
+        name = name_of({key: json.loads(value)}, whole)
+        by_value[name] = [replace(p, chosen={k: v for k, v in p.chosen.items() if k != key}) for p in own]
+    return by_value
 
 
 def over(points: Sequence[Point], axis: str, figure: str, otherwise: str = "") -> Over:

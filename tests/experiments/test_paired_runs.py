@@ -14,8 +14,9 @@ import coalface as cf
 from coalface.evaluation.metrics.bootstrap import bootstrap_of
 from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.verification import read_lists
-from coalface.experiments import compare
-from coalface.experiments.report import page, runs, table
+from coalface.experiments.comparison import page, table
+from coalface.experiments.comparison import paired as compare
+from coalface.experiments.report import runs
 
 
 def accuracy(run: Path) -> float:
@@ -164,7 +165,7 @@ def test_one_seed_is_never_decided(six_runs: list[Path], tmp_path: Path) -> None
     assert difference > 50 and 0 < low < high or low == high
     against = json.loads(said("compare", six_runs[0], worse, "--json"))["runs"][1]["against_first"]
     assert {entry["verdict"] for entry in against.values()} == {"undecided"}
-    text = " ".join(said("compare", six_runs[0], worse, "--page", tmp_path / "page.html").split())
+    text = " ".join(said("compare", six_runs[0], worse, "--report", tmp_path / "page.html").split())
     assert "] one seed" in text and table.ONE_SEED in text
     page_text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "; one seed)" in page_text and "<small>one seed</small>" in page_text

@@ -18,8 +18,8 @@ from coalface.evaluation.metrics.paired import (
     same_pairs,
 )
 from coalface.evaluation.verification import read_lists
+from coalface.experiments.comparison.table import Interval
 from coalface.experiments.report.runs import read, whole_number
-from coalface.experiments.report.table import Interval
 
 TAIL = "EER has no interval, since of so many impostors only the best are kept, and it lies below them"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from csv import DictWriter
 from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
@@ -35,6 +36,10 @@ WHERE = {
 """Where runs may differ -> how a sentence about it begins."""
 OF_EACH_RUN = ("date", "command")
 """What of the environment is another in each run."""
+DIFFERENCE = {"difference": "value", "low": "low", "high": "high", "seeds": "seeds", "decided": "is_decided"}
+"""What a tidy row has of a difference -> the field of its record."""
+TIDY = ("run", "method", "seed", "pairs", "figure", "unit", "value", "se", *DIFFERENCE)
+"""The columns of tidy rows."""
 
 
 class Interval(NamedTuple):
@@ -269,6 +274,31 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         runs.append(entry)
     apart = [vars(key) for key in comparison.apart]
     return {"figures": list(comparison.figures), "runs": runs, "apart": apart, "left_out": list(comparison.left_out)}
+
+
+def tidy(comparison: Comparison) -> list[dict[str, Any]]:
+    """A row for each run and figure, with its difference to the first run and the interval of that; None: it has none.
+
+    `seeds` are those behind the difference, and `decided` is whether they are several and the interval has no zero.
+    """
+    return [
+        {"run": row.run, "method": row.method, "seed": row.seed, "pairs": key.rpartition("/")[0]}
+        | {"figure": key.rpartition("/")[2], "unit": figure_of(key).unit.name}
+        | {"value": row.figures[key], "se": row.figures.get(f"{key}_se")}
+        | {name: getattr(row.differences.get(key), field, None) for name, field in DIFFERENCE.items()}
+        for row in comparison.rows
+        for key in comparison.figures
+        if key in row.figures
+    ]
+
+
+def csv(comparison: Comparison) -> str:
+    """The rows of `tidy` as CSV."""
+    text = StringIO()
+    writer = DictWriter(text, TIDY, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({k: clean(v) if isinstance(v, str) else v for k, v in row.items()} for row in tidy(comparison))
+    return text.getvalue()
 
 
 def notes(comparison: Comparison) -> list[str]:
