@@ -191,10 +191,9 @@ class Party:
     """Images of its own whose identities it does not know, a `FaceSet`; None where it has none."""
     class_embeddings: torch.Tensor | None = None
     """(k, d) those of its identities that the recipe's `pretrain` left; None where it left none."""
-    secret: bytes = b""
-    """What the noise of a `sanitised` field is drawn from. Nobody else has it; in a simulation the seed tells it."""
-    releases: int = 0
-    """How often such a field of this step's reply has left the party, by its ledger."""
+    releases: Any = None
+    """Where the step's reply has a `sanitised` field, the secret that its noise is drawn from, and what counts it:
+    `coalface.privacy.sanitised.Releases`."""
     shards: Any = None
     """Where several processes play the party, this one's place among them:
     `coalface.training.distributed.shards.Shards`, which local training alone looks at. All of them run a step with

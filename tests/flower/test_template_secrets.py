@@ -31,7 +31,7 @@ CLUSTERED = {"method": "privacyface", "methods": {"privacyface": {"clustering": 
     ("changes", "field", "protection"),
     [
         (MULTI, "centre", "noise on the sphere, z = 0.5"),
-        (CLUSTERED, "centres", LocalClustering(**EASY).protection(1)),
+        (CLUSTERED, "centres", LocalClustering(**EASY).protection(LocalClustering(**EASY).rho)),
     ],
 )
 def test_a_node_draws_from_its_own_secret(changes: dict[str, Any], field: str, protection: str, tmp_path: Path) -> None:
