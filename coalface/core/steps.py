@@ -268,6 +268,13 @@ class HasSteps(TypedSettings):
             "Give the method `def protection(self, reply) -> str`, with the mechanism, ε and δ."
         )
 
+    @property
+    def sanitises_with(self) -> Any:
+        """z, δ and the target of the noise on those fields, as the `noise_multiplier`, `delta` and `target_epsilon` of
+        some settings, to which a node may be held; None: it does not say.
+        """
+        return None
+
     @classmethod
     def check_frozen(cls) -> None:
         """Raise DeclarationError unless the class is a frozen dataclass, which can be known once it is decorated."""

@@ -193,6 +193,10 @@ class PrivacyFace(FedAvg):
         labels = torch.from_numpy(party.data.labels).to(features.device)
         return mean_head(features, labels, len(party.data.names)).cpu(), torch.cat([*known, torch.from_numpy(drawn)])
 
+    @property
+    def sanitises_with(self) -> LocalClustering:
+        return self.clustering
+
     def protection(self, reply: Update) -> str:
         assert reply.rho is not None
         return self.clustering.protection(reply.rho)
