@@ -11,6 +11,7 @@ import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -178,7 +179,8 @@ class PrivacyFace(FedAvg):
     def _clustered(self, party: Party, common: Global) -> tuple[Tensor, Tensor]:
         """The centre of each identity, made of its own images alone, and directions that depend on no image here.
 
-        They are what was released before, mean features of public people, and some that are drawn.
+        An identity is embedded by itself, since a batch's other images tell how its features are rounded. The
+        directions are what was released before, mean features of public people, and some that are drawn.
         """
         known = [common.centres.double()]
         if isinstance(party.extra_data, PublicImages):
@@ -189,9 +191,13 @@ class PrivacyFace(FedAvg):
         rng = party.stream(party.stage, "directions", party.round)
         drawn = rng.standard_normal((self.clustering.directions, party.backbone.embedding_size))
         party.backbone.load(common.backbone)
-        features = unit(party.compute.embed_all(party.backbone, party.data))
-        labels = torch.from_numpy(party.data.labels).to(features.device)
-        return mean_head(features, labels, len(party.data.names)).cpu(), torch.cat([*known, torch.from_numpy(drawn)])
+        people = [party.data.select(np.flatnonzero(party.data.labels == k)) for k in range(len(party.data.names))]
+        features = torch.cat(
+            [unit(party.compute.embed_all(party.backbone, person)) for person in people if len(person)]
+        )
+        whose = torch.from_numpy(np.sort(party.data.labels)).to(features.device)
+        centres = mean_head(features, whose, len(people)).cpu()
+        return centres, torch.cat([*known, torch.from_numpy(drawn)])
 
     @property
     def sanitises_with(self) -> LocalClustering:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from coalface.core.method import Party, Tensors, step
 from coalface.engine.faults import SimulatedFaults
 from coalface.engine.party.executor import PartyExecutor
 from coalface.engine.party.request import Request
-from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run, setup
+from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, faces, run, setup
 from coalface.experiments.setup.parts import Parts
+from coalface.methods import privacyface
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.privacyface import Global, Place, PrivacyFace, Update
 from coalface.privacy.local_clustering import LocalClustering, sanitised_centres
@@ -128,6 +130,28 @@ def test_what_is_released_is_the_clustering_of_the_mean_features_by_the_backbone
         none = torch.zeros(0, 8, dtype=torch.float64)
         expected = released(EXACT, name, EXACT().backbone.shared(), none, method, 1)
         torch.testing.assert_close(rows, expected, rtol=0, atol=0.02)
+
+
+def test_no_person_changes_how_another_ones_feature_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a backbone made to turn rounding into all of a feature: large numbers that cancel."""
+    people, world, generator = faces(44, 6), Tiny(flip=False)(), torch.Generator().manual_seed(0)
+    theta = {name: torch.randn(w.shape, generator=generator) for name, w in world.backbone.shared().items()}
+    theta["down.bias"][:] = 3e8
+    theta["up.weight"] -= theta["up.weight"].mean(1, keepdim=True)
+    theta["up.bias"][:] = 0
+    centres: list[Tensor] = []
+
+    def noted(party: Party, of: Tensor, directions: Tensor, settings: LocalClustering) -> tuple[None, None]:
+        centres.append(of)
+        return None, None
+
+    monkeypatch.setattr(privacyface, "release", noted)
+    for count in (43, 44):
+        party = replace(naive.party("silo-0", Tiny(flip=False)), data=people.only(list(range(count))))
+        common = Global(backbone=theta, centres=torch.zeros(0, 8))
+        with suppress(FloatingPointError):
+            PrivacyFace(local=WORK, loss=LOSS).train(party, None, common, Place(first=0, count=0))
+    assert torch.equal(centres[0], centres[1][:43])
 
 
 def test_without_a_dense_cap_it_is_fedavg(tmp_path: Path) -> None:
