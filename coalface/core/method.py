@@ -431,7 +431,8 @@ class Method(HasSteps, ABC):
 
     def unbatchable_reason(self, backbone: Backbone) -> str:
         """Why parties with this backbone cannot be trained as one batch; empty where they can (see `batched`)."""
-        return "the method has no batched form"
+        has_form = any(declaration.batched for _, declaration in self.steps.values())
+        return "" if has_form else "the method has no batched form"
 
     def stages(self) -> tuple[Stage, ...]:
         """The method's parts in order; one stage called `train` unless the method says otherwise."""

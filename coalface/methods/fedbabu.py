@@ -66,7 +66,7 @@ class FedBABU(FedAvg):
             momentum=self.momentum,
             head_momentum=self.head_momentum,
         )
-        return Progress(images=len(party.data), loss=loss), Own(backbone=party.backbone.shared(), learner=learner)
+        return Progress(images=len(party.data), loss=loss), Own(**vars(learner), backbone=party.backbone.shared())
 
     def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int]:
         return (self.tuning if stage == "tune" else self.local).work(party, images)
@@ -79,4 +79,4 @@ class FedBABU(FedAvg):
 
     @step(role="trainer", local=PERSONAL_MODEL)
     def personal(self, party: Party, own: Own | None) -> Tensors:
-        return whole_backbone(party, own.backbone, own.learner.kept) if own else {}
+        return whole_backbone(party, own.backbone, own.kept) if own else {}

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from coalface.core.method import (
-    Backbone,
     Federation,
     Mean,
     Models,
@@ -206,9 +205,6 @@ class PrivacyFace(FedAvg):
     def protection(self, reply: Update) -> str:
         assert reply.rho is not None
         return self.clustering.protection(reply.rho)
-
-    def unbatchable_reason(self, backbone: Backbone) -> str:
-        return "each client has the clusters of others in its loss"
 
     def models(self, fed: Federation, state: State) -> Models:  # type: ignore[override]
         return Models(shared=state.backbone)

@@ -70,7 +70,7 @@ def test_it_is_algorithm_1_by_a_plain_loop_and_then_each_party_tunes_alone(
             y.update(running)
             silo.step_head(h, tuning_lr or 0.01)
         tuned = naive.kept(tmp_path, silo.name, Own)
-        assert naive.furthest({"head": tuned.learner.head}, {"head": silo.head}) < 1e-10
+        assert naive.furthest({"head": tuned.head}, {"head": silo.head}) < 1e-10
         assert naive.furthest(personal[silo.name], y) < 1e-10 and naive.furthest(y, theta) > 1e-3
 
 
@@ -85,13 +85,13 @@ def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert naive.worked(FedBABU, tmp_path, monkeypatch, tuning_epochs=2, tuning_lr=0.5) == [{"backbone": -0.5}] * 2
     tuned = [naive.kept(tmp_path, party, Own) for party in "ab"]
     assert [float(own.backbone["w"]) for own in tuned] == [5 / 8, -7 / 8]
-    assert [float(own.learner.head) for own in tuned] == [-9 / 8, 3 / 8]
+    assert [float(own.head) for own in tuned] == [-9 / 8, 3 / 8]
 
 
 def test_what_a_loss_trains_beside_the_class_embeddings_is_fixed_with_them(tmp_path: Path) -> None:
     loss = SphereFace2(scale=16.0, margin=0.1)
     run(recipe("fedbabu", loss=loss)[0], tmp_path, Tiny())
-    federated, tuned = naive.kept(tmp_path, "silo-0", Learner), naive.kept(tmp_path, "silo-0", Own).learner
+    federated, tuned = naive.kept(tmp_path, "silo-0", Learner), naive.kept(tmp_path, "silo-0", Own)
     first = loss.extra(2)
     assert first and raw(federated.extra) == raw(first) != raw(tuned.extra)
 
