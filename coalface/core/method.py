@@ -191,10 +191,9 @@ class Party:
     """Images of its own whose identities it does not know, a `FaceSet`; None where it has none."""
     class_embeddings: torch.Tensor | None = None
     """(k, d) those of its identities that the recipe's `pretrain` left; None where it left none."""
-    secret: bytes = b""
-    """What the noise of a `sanitised` field is drawn from. Nobody else has it; in a simulation the seed tells it."""
-    releases: int = 0
-    """How often such a field of this step's reply has left the party, by its ledger."""
+    releases: Any = None
+    """Where the step's reply has a `sanitised` field, the secret that its noise is drawn from, and what counts it:
+    `coalface.privacy.sanitised.Releases`."""
     shards: Any = None
     """Where several processes play the party, this one's place among them:
     `coalface.training.distributed.shards.Shards`, which local training alone looks at. All of them run a step with
@@ -432,7 +431,8 @@ class Method(HasSteps, ABC):
 
     def unbatchable_reason(self, backbone: Backbone) -> str:
         """Why parties with this backbone cannot be trained as one batch; empty where they can (see `batched`)."""
-        return "the method has no batched form"
+        has_form = any(declaration.batched for _, declaration in self.steps.values())
+        return "" if has_form else "the method has no batched form"
 
     def stages(self) -> tuple[Stage, ...]:
         """The method's parts in order; one stage called `train` unless the method says otherwise."""

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, overload
 
@@ -127,6 +127,15 @@ def _batched(owner: type, function: Callable[..., Any], steps: Mapping[str, Step
     return dataclasses.replace(declared, batched=function)
 
 
+def _with_own(declared: StepDeclaration, steps: Iterable[StepDeclaration]) -> StepDeclaration:
+    """The declaration with the private state that the steps keep: a step that reads a `Learner` reads a subclass of it
+    where that is what is kept in its place, so that an inherited step serves a method that keeps more.
+    """
+    kept = {step.keeps for step in steps if step.keeps is not None}
+    more = [keeps for keeps in kept if declared.own in keeps.__mro__[1:]]
+    return declared if declared.own in kept or len(more) != 1 else dataclasses.replace(declared, own=more[0])
+
+
 def _check_plain(function: Any) -> None:
     if not inspect.isfunction(function):
         inner, kind = getattr(function, "__func__", None) or getattr(function, "fget", function), type(function)
@@ -226,7 +235,7 @@ class HasSteps(TypedSettings):
                 steps[of] = _batched(cls, value, steps)
             elif name in forms:
                 _refuse_hidden(cls, name, f'@batched("{forms[name]}")')
-        cls.own_steps = steps
+        cls.own_steps = {name: _with_own(declaration, steps.values()) for name, declaration in steps.items()}
 
     @functools.cached_property
     def steps(self) -> dict[str, tuple[HasSteps, StepDeclaration]]:
@@ -267,6 +276,13 @@ class HasSteps(TypedSettings):
             f"{type(self).__name__}: {type(reply).__name__} has a field declared `sanitised`; nothing says by what. "
             "Give the method `def protection(self, reply) -> str`, with the mechanism, ε and δ."
         )
+
+    @property
+    def sanitises_with(self) -> Any:
+        """z, δ and the target of the noise on those fields, as the `noise_multiplier`, `delta` and `target_epsilon` of
+        some settings, to which a node may be held; None: it does not say.
+        """
+        return None
 
     @classmethod
     def check_frozen(cls) -> None:

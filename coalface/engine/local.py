@@ -10,7 +10,8 @@ from typing import Any
 from coalface.core.method import Tensors, Ticket
 from coalface.engine import processes
 from coalface.engine.client_batch import Apart, ClientBatch, cut
-from coalface.engine.party.executor import ExecutorContext, PartyExecutor, run_batch
+from coalface.engine.party.context import ExecutorContext
+from coalface.engine.party.executor import PartyExecutor, run_batch
 from coalface.engine.party.request import Request, StepFailed
 from coalface.engine.party.setup import FederatedData, Setup
 from coalface.engine.party.sharding import ProcessGroups

@@ -10,19 +10,17 @@ import copy
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from coalface.core.local_results import OWN_MODEL, PERSONAL_MODEL
-from coalface.core.method import Backbone, Party, Tensors, private, step
+from coalface.core.local_results import PERSONAL_MODEL
+from coalface.core.method import Party, Tensors, private, step
 from coalface.methods import solo
 from coalface.methods.fedavg import FedAvg, Global, Update
 from coalface.training.local_training import Learner, learn, pull_towards, whole_backbone
 
 
 @private
-class TwoModels:
-    """What stays at a party."""
+class TwoModels(Learner):
+    """What stays at a party: what the global model's training keeps, and"""
 
-    learner: Learner
-    """Of the global model."""
     personal: solo.Own
     """v_k, and what its training keeps."""
 
@@ -51,23 +49,17 @@ class Ditto(FedAvg):
     @step(role="trainer")
     def train(self, party: Party, own: TwoModels | None, common: Global) -> tuple[Update, TwoModels]:
         again = replace(party, rng=copy.deepcopy(party.rng))  # the same augmented images in the same order
-        update, learner = super().train(party, own.learner if own else None, common)
-        v, kept = (own.personal.backbone, own.personal.learner) if own else (party.initial, None)
-        held = pull_towards(common.backbone, self.lam, party.device)
-        _, kept = learn(again, v, kept, self.local, self.loss, momentum="keep", pull=held)
-        return update, TwoModels(learner=learner, personal=solo.Own(backbone=party.backbone.shared(), learner=kept))
-
-    def unbatchable_reason(self, backbone: Backbone) -> str:
-        return "a client batch gives the mean of its parties' models, and each party keeps one of its own"
+        update, learner = super().train(party, own, common)
+        before = own.personal if own else None
+        v, held = before.backbone if before else party.initial, pull_towards(common.backbone, self.lam, party.device)
+        _, of_v = learn(again, v, before, self.local, self.loss, momentum="keep", pull=held)
+        personal = solo.Own(**vars(of_v), backbone=party.backbone.shared())
+        return update, TwoModels(**vars(learner), personal=personal)
 
     def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int]:
         steps, seen = self.local.work(party, images)
         return 2 * steps, 2 * seen
 
-    @step(role="trainer", local=OWN_MODEL)
-    def own_model(self, party: Party, own: TwoModels | None, common: Global) -> Tensors:
-        return whole_backbone(party, common.backbone, own.learner.kept if own else None)
-
     @step(role="trainer", local=PERSONAL_MODEL)
     def personal(self, party: Party, own: TwoModels | None) -> Tensors:
-        return whole_backbone(party, own.personal.backbone, own.personal.learner.kept) if own else {}
+        return whole_backbone(party, own.personal.backbone, own.personal.kept) if own else {}

@@ -133,7 +133,7 @@ class FedAvg(Method):
         ]
 
     def unbatchable_reason(self, backbone: Backbone) -> str:
-        return unstackable_reason(backbone)
+        return super().unbatchable_reason(backbone) or unstackable_reason(backbone)
 
     def pull(self, party: Party, backbone: Tensors) -> Pull | None:
         """What local steps add to their gradients: nothing."""

@@ -12,18 +12,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from coalface.core.local_results import OWN_MODEL
-from coalface.core.method import Backbone, Federation, Mean, Party, Tensors, private, state, step
+from coalface.core.method import Federation, Mean, Party, Tensors, private, state, step
 from coalface.methods import fedavg
 from coalface.methods.fedavg import Global, Update
-from coalface.training.local_training import Learner, learn, whole_backbone
+from coalface.training.local_training import Learner, learn
 
 
 @private
-class Regularised:
+class Regularised(Learner):
     """What stays at a party."""
 
-    learner: Learner
     gradient: Tensors
     """g_i, of the parameters alone, zero before the first round: at the end of a round that of its own loss."""
 
@@ -89,7 +87,7 @@ class FedDyn(fedavg.FedAvg):
         loss, learner = learn(
             party,
             common.backbone,
-            own.learner if own else None,
+            own,
             self.local,
             self.loss,
             momentum=self.momentum,
@@ -99,12 +97,5 @@ class FedDyn(fedavg.FedAvg):
         shared = party.backbone.shared()
         gradient = {n: g[n] - self.alpha * (shared[n] - w) for n, w in theta.items()}
         return Update(backbone=shared, images=len(party.data), loss=loss), Regularised(
-            learner=learner, gradient=gradient
+            **vars(learner), gradient=gradient
         )
-
-    def unbatchable_reason(self, backbone: Backbone) -> str:
-        return "a party of feddyn keeps what its own backbone became, and a client batch gives their mean"
-
-    @step(role="trainer", local=OWN_MODEL)
-    def own_model(self, party: Party, own: Regularised | None, common: Global) -> Tensors:
-        return whole_backbone(party, common.backbone, own.learner.kept if own else None)

@@ -7,11 +7,11 @@ when.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from coalface.core.local_results import OWN_MODEL, PERSONAL_MODEL
-from coalface.core.method import Backbone, Party, Tensors, step
+from coalface.core.local_results import PERSONAL_MODEL
+from coalface.core.method import Party, Tensors, step
 from coalface.methods.fedavg import FedAvg, Global, Update
 from coalface.methods.solo import Own
 from coalface.training.local_training import Learner, learn, learners_classifier, train, whole_backbone
@@ -42,17 +42,16 @@ class FedRep(FedAvg):
 
     @step(role="trainer")
     def train(self, party: Party, own: Own | None, common: Global) -> tuple[Update, Own]:
-        before = own.learner if own else None
         of_head = MOMENTUM[self.head_momentum or self.momentum]
-        party.backbone.load(common.backbone, before.kept if before else None)
-        batches, cursor = self.head_work.batches(party, before.cursor if before else Cursor())
-        classifier = learners_classifier(party, before, self.local, self.loss, of_head)
+        party.backbone.load(common.backbone, own.kept if own else None)
+        batches, cursor = self.head_work.batches(party, own.cursor if own else Cursor())
+        classifier = learners_classifier(party, own, self.local, self.loss, of_head)
         head = train(party, classifier, batches, self.local.sgd(party), fixed_backbone=True)
         learner = Learner(
             head=head.head,
             extra=head.extra,
             kept=party.backbone.kept(),
-            velocity=before.velocity if before else {},
+            velocity=own.velocity if own else {},
             cursor=cursor,
         )
         loss, learner = learn(
@@ -64,12 +63,9 @@ class FedRep(FedAvg):
             momentum=self.momentum,
             fixed_head=True,
         )
-        learner = replace(learner, velocity=learner.velocity | of_head.keep(head.head_velocity))
         update = Update(backbone=party.backbone.shared(), images=len(party.data), loss=loss)
-        return update, Own(backbone=update.backbone, learner=learner)
-
-    def unbatchable_reason(self, backbone: Backbone) -> str:
-        return "a client batch gives the mean of its parties' models, and each party keeps its own"
+        kept = vars(learner) | {"velocity": learner.velocity | of_head.keep(head.head_velocity)}
+        return update, Own(**kept, backbone=update.backbone)
 
     def round_work(self, stage: str, round_: int, role: str, party: str, images: int) -> tuple[int, int]:
         (steps, seen), (body_steps, body_seen) = (work.work(party, images) for work in (self.head_work, self.local))
@@ -80,10 +76,6 @@ class FedRep(FedAvg):
         """Which images the first part trains on; its learning rate is the round's."""
         return self.local.in_epochs(self.head_epochs)
 
-    @step(role="trainer", local=OWN_MODEL)
-    def own_model(self, party: Party, own: Own | None, common: Global) -> Tensors:
-        return whole_backbone(party, common.backbone, own.learner.kept if own else None)
-
     @step(role="trainer", local=PERSONAL_MODEL)
     def personal(self, party: Party, own: Own | None) -> Tensors:
-        return whole_backbone(party, own.backbone, own.learner.kept) if own else {}
+        return whole_backbone(party, own.backbone, own.kept) if own else {}

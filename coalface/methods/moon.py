@@ -11,8 +11,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from coalface.core.local_results import OWN_MODEL
-from coalface.core.method import Backbone, Party, Tensors, private, step
+from coalface.core.method import Party, Tensors, private, step
 from coalface.methods.fedavg import FedAvg, Global, Update
 from coalface.training.joint.fedfr import drift, frozen
 from coalface.training.local_training import Learner, learn, whole_backbone
@@ -20,10 +19,9 @@ from coalface.training.losses.base import check_pure
 
 
 @private
-class Contrasted:
+class Contrasted(Learner):
     """What stays at a party."""
 
-    learner: Learner
     model: Tensors
     """w_i of its last round."""
 
@@ -34,7 +32,7 @@ class Moon(FedAvg):
 
     a = cos(z, z_glob) and p = cos(z, z_prev) compare an image's embedding z with those by the global model that was
     sent, and by the party's model of its last round; both stand still, in evaluation mode. In a party's first round
-    z_prev is z_glob, so that the term is log 2 and has no gradient. The loss that parties report has the term in it.
+    z_prev is z_glob, so that the term is log 2 and has no gradient. The loss that parties report is ℓ_sup.
     """
 
     title: ClassVar[str] = "fedavg that contrasts the global model with a party's last"
@@ -54,21 +52,21 @@ class Moon(FedAvg):
     def criterion(
         self, embeddings: Tensor, head: Tensor, labels: Tensor, *, anchor: Tensor, previous: Tensor, **extra: Tensor
     ) -> Tensor:
-        """ℓ_sup + μ ℓ_con of (n, d) embeddings z; `anchor` and `previous` (n, d) are z_glob and z_prev."""
-        contrast = drift(embeddings, anchor, previous, self.temperature)
-        return self.loss(embeddings, head, labels, **extra) + self.mu * contrast
+        """ℓ_sup of (n, d) embeddings z, with the gradient of ℓ_sup + μ ℓ_con; `anchor` is z_glob, `previous` z_prev."""
+        contrast = self.mu * drift(embeddings, anchor, previous, self.temperature)
+        return self.loss(embeddings, head, labels, **extra) + (contrast - contrast.detach())
 
     @step(role="trainer")
     def train(self, party: Party, own: Contrasted | None, common: Global) -> tuple[Update, Contrasted]:
-        learner, beside = own.learner if own else None, None
+        beside = None
         if self.mu:
-            kept = learner.kept if learner else None
+            kept = own.kept if own else None
             models = {"anchor": common.backbone, "previous": own.model if own else common.backbone}
             beside = frozen(party, {name: whole_backbone(party, model, kept) for name, model in models.items()})
         loss, learner = learn(
             party,
             common.backbone,
-            learner,
+            own,
             self.local,
             self.loss,
             momentum=self.momentum,
@@ -77,11 +75,4 @@ class Moon(FedAvg):
             beside=beside,
         )
         shared = party.backbone.shared()
-        return Update(backbone=shared, images=len(party.data), loss=loss), Contrasted(learner=learner, model=shared)
-
-    def unbatchable_reason(self, backbone: Backbone) -> str:
-        return "a party of moon keeps what its own backbone became, and a client batch gives their mean"
-
-    @step(role="trainer", local=OWN_MODEL)
-    def own_model(self, party: Party, own: Contrasted | None, common: Global) -> Tensors:
-        return whole_backbone(party, common.backbone, own.learner.kept if own else None)
+        return Update(backbone=shared, images=len(party.data), loss=loss), Contrasted(**vars(learner), model=shared)

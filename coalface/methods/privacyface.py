@@ -11,11 +11,11 @@ import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from coalface.core.method import (
-    Backbone,
     Federation,
     Mean,
     Models,
@@ -64,8 +64,8 @@ class Update:
     images: int
     """n_i."""
     loss: float
-    releases: int
-    """How often the client has released some so far: ε follows from it."""
+    rho: float | None = None
+    """ρ of all that the client has released so far, in any run, where it releases some: ε follows from it."""
 
 
 @state
@@ -74,6 +74,8 @@ class State(fedavg.State):
 
     centres: Tensors
     """Client -> (q, d) those of its last release."""
+    rho: float
+    """The largest that a client has said so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +109,7 @@ class PrivacyFace(FedAvg):
                 f"with model.batchnorm={fed.policy} the features of one person would depend on all people of a client, "
                 "and ε would hold for none of them: set model.batchnorm=average"
             )
-        return State(backbone=fed.initial, centres={})
+        return State(backbone=fed.initial, centres={}, rho=0.0)
 
     def round(self, fed: Federation, state: State) -> State:  # type: ignore[override]
         none = torch.zeros(0, fed.embedding_size, dtype=next(iter(fed.initial.values())).dtype)
@@ -126,13 +128,13 @@ class PrivacyFace(FedAvg):
         )
         sent = {client: rows for client, rows in answer.each["centres"].items() if rows is not None}
         centres = state.centres | {client: rows for client, rows in sent.items() if self.accepts(rows, none)}
-        releases = [count for count in answer.each["releases"].values() if 0 <= count < 1 << 32]  # as clients say
+        rho = max([state.rho, *(said for said in answer.each["rho"].values() if said is not None)])
         fed.log(
             loss=answer.mean("loss", by="images"),
             clusters=sum(map(len, centres.values())),
-            centre_epsilon=self.clustering.epsilon(max(releases, default=0)),
+            centre_epsilon=self.clustering.epsilon(rho),
         )
-        return State(backbone=answer.aggregated["backbone"], centres=centres)
+        return State(backbone=answer.aggregated["backbone"], centres=centres, rho=rho)
 
     def accepts(self, rows: Tensor, none: Tensor) -> bool:
         """Whether what a client released takes the place of its last release: up to Q directions, or none."""
@@ -145,9 +147,9 @@ class PrivacyFace(FedAvg):
             raise ValueError(
                 "a softmax with others' clusters is not split over processes: leave out engine.processes_per_party"
             )
-        released = None
+        released, rho = None, None
         if (party.round - 1) % self.every == 0:
-            released = release(party, *self._clustered(party, common), self.clustering)
+            released, rho = release(party, *self._clustered(party, common), self.clustering)
         own_rows = slice(each.first, each.first + each.count)
         others = torch.cat([common.centres[: own_rows.start], common.centres[own_rows.stop :]])
         loss, learner = learn(
@@ -163,7 +165,7 @@ class PrivacyFace(FedAvg):
         return Update(
             backbone=party.backbone.shared(),
             centres=released,
-            releases=party.releases + (released is not None),
+            rho=rho,
             images=len(party.data),
             loss=loss,
         ), learner
@@ -176,7 +178,8 @@ class PrivacyFace(FedAvg):
     def _clustered(self, party: Party, common: Global) -> tuple[Tensor, Tensor]:
         """The centre of each identity, made of its own images alone, and directions that depend on no image here.
 
-        They are what was released before, mean features of public people, and some that are drawn.
+        An identity is embedded by itself, since a batch's other images tell how its features are rounded. The
+        directions are what was released before, mean features of public people, and some that are drawn.
         """
         known = [common.centres.double()]
         if isinstance(party.extra_data, PublicImages):
@@ -187,15 +190,21 @@ class PrivacyFace(FedAvg):
         rng = party.stream(party.stage, "directions", party.round)
         drawn = rng.standard_normal((self.clustering.directions, party.backbone.embedding_size))
         party.backbone.load(common.backbone)
-        features = unit(party.compute.embed_all(party.backbone, party.data))
-        labels = torch.from_numpy(party.data.labels).to(features.device)
-        return mean_head(features, labels, len(party.data.names)).cpu(), torch.cat([*known, torch.from_numpy(drawn)])
+        people = [party.data.select(np.flatnonzero(party.data.labels == k)) for k in range(len(party.data.names))]
+        features = torch.cat(
+            [unit(party.compute.embed_all(party.backbone, person)) for person in people if len(person)]
+        )
+        whose = torch.from_numpy(np.sort(party.data.labels)).to(features.device)
+        centres = mean_head(features, whose, len(people)).cpu()
+        return centres, torch.cat([*known, torch.from_numpy(drawn)])
+
+    @property
+    def sanitises_with(self) -> LocalClustering:
+        return self.clustering
 
     def protection(self, reply: Update) -> str:
-        return self.clustering.protection(reply.releases)
-
-    def unbatchable_reason(self, backbone: Backbone) -> str:
-        return "each client has the clusters of others in its loss"
+        assert reply.rho is not None
+        return self.clustering.protection(reply.rho)
 
     def models(self, fed: Federation, state: State) -> Models:  # type: ignore[override]
         return Models(shared=state.backbone)

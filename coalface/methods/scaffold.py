@@ -43,10 +43,9 @@ class Global:
 
 
 @private
-class Controlled:
+class Controlled(Learner):
     """What stays at a party."""
 
-    learner: Learner
     control: Tensors
     """c_i, zero before the first round."""
 
@@ -123,7 +122,7 @@ class Scaffold(Method):
         loss, learner = learn(
             party,
             common.backbone,
-            own.learner if own else None,
+            own,
             self.local,
             self.loss,
             momentum="none",
@@ -133,11 +132,11 @@ class Scaffold(Method):
         y = party.backbone.shared()
         rate = 1 / (self.local.count(len(party.data)) * self.local.lr_at(party.round, party.rounds))
         control = {n: excess[n] + rate * (x[n] - y[n]) for n in c}  # line 12 (ii)
-        return Update(backbone=y, images=len(party.data), loss=loss), Controlled(learner=learner, control=control)
+        return Update(backbone=y, images=len(party.data), loss=loss), Controlled(**vars(learner), control=control)
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Controlled | None, common: Global) -> Tensors:
-        return whole_backbone(party, common.backbone, own.learner.kept if own else None)
+        return whole_backbone(party, common.backbone, own.kept if own else None)
 
     def models(self, fed: Federation, state: State) -> Models:
         return Models.by_policy(fed, Global(backbone=state.backbone, control=state.control))

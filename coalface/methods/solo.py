@@ -21,11 +21,10 @@ class Progress:
 
 
 @private
-class Own:
+class Own(Learner):
     """The party's whole model, and what its training keeps."""
 
     backbone: Tensors
-    learner: Learner
 
 
 @state
@@ -55,13 +54,13 @@ class Solo(Method):
 
     @step(role="trainer")
     def train(self, party: Party, own: Own | None) -> tuple[Progress, Own]:
-        begin, learner = (own.backbone, own.learner) if own else (party.initial, None)
-        loss, learner = learn(party, begin, learner, self.local, self.loss, momentum="keep")
-        return Progress(images=len(party.data), loss=loss), Own(backbone=party.backbone.shared(), learner=learner)
+        begin = own.backbone if own else party.initial
+        loss, learner = learn(party, begin, own, self.local, self.loss, momentum="keep")
+        return Progress(images=len(party.data), loss=loss), Own(**vars(learner), backbone=party.backbone.shared())
 
     @step(role="trainer", local=OWN_MODEL)
     def own_model(self, party: Party, own: Own | None) -> Tensors:
-        return whole_backbone(party, own.backbone if own else party.initial, own.learner.kept if own else None)
+        return whole_backbone(party, own.backbone if own else party.initial, own.kept if own else None)
 
     def models(self, fed: Federation, state: State) -> Models:
         return Models(shared=None)

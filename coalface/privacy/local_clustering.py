@@ -8,7 +8,8 @@ Of centres x_1 … x_k at length one, a person each, and directions p that do no
     a sanitised centre: (ñ cos ρ · p + S̃) at length one; the members of the cap leave
 
 With z the noise multiplier, ε_s = 1 / (z √Q), σ_n = 2 z and σ_S = √2 z. One release, of up to Q sanitised centres, has
-ρ_CDP = 1 / 2z², as one Gaussian mechanism of z would: R of them have the ε of R / 2z² (`concentrated_epsilon`).
+ρ_CDP = 1 / 2z², as one Gaussian mechanism of z would. ρ adds up, also over releases of different z, and ε is that of
+the sum (`concentrated_epsilon`).
 
 Neighbours: with and without one centre x, of one identity; all else, and the directions p, as they are. Proof:
 
@@ -61,6 +62,10 @@ class Noise(Protocol):
         """(count,) standard Gumbel numbers, −ln(−ln u)."""
 
 
+class TargetReached(Exception):
+    """A party has released what its target allows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalClustering(TypedSettings):
     """The settings of DPLC: see above. All are ours: no text at hand says the paper's."""
@@ -86,8 +91,8 @@ class LocalClustering(TypedSettings):
             ("members", "a number above 0", 0 < self.members < math.inf),
             ("clusters", "1 or more", self.clusters >= 1),
             ("directions", "0 or more", self.directions >= 0),
-            ("noise_multiplier", "a number above 0", 0 < self.noise_multiplier < math.inf),
-            ("delta", "a number above 0 and below 1", 0 < self.delta < 1),
+            ("noise_multiplier", "a number from 1e-9", 1e-9 <= self.noise_multiplier < math.inf),
+            ("delta", "a number from 1e-12 to below 1", 1e-12 <= self.delta < 1),  # Gumbels of 53 bits have an end
             ("target_epsilon", "a number above 0", self.target_epsilon is None or self.target_epsilon > 0),
         ):
             if not within:
@@ -108,22 +113,28 @@ class LocalClustering(TypedSettings):
         """σ_S sin ρ, the standard deviation of each of a sum's numbers."""
         return math.sqrt(2) * self.noise_multiplier * math.sin(self.angle)
 
-    def epsilon(self, releases: int) -> float:
-        """ε at δ of so many releases, one after the other, each of which may depend on those before it.
+    @property
+    def rho(self) -> float:
+        """ρ_CDP of one release."""
+        return 1 / (2 * self.noise_multiplier**2)
+
+    def epsilon(self, rho: float) -> float:
+        """ε at δ of releases whose ρ add up to `rho`, each of which may depend on those before it.
 
         Where there is next to no noise it is ρ + 2 √(ρ ln(1/δ)) (Bun & Steinke 2016), which is finite still.
         """
-        rho = releases / (2 * self.noise_multiplier**2)
         return min(concentrated_epsilon(rho, self.delta), rho + 2 * math.sqrt(-rho * math.log(self.delta)))
 
-    def allows(self, releases: int) -> bool:
-        """Whether so many releases stay within the target."""
-        return self.target_epsilon is None or self.epsilon(releases) <= self.target_epsilon
+    def check_target(self, rho: float) -> None:
+        """Raise TargetReached where releases whose ρ add up to `rho` pass the target."""
+        if self.target_epsilon is not None and self.epsilon(rho) > self.target_epsilon:
+            raise TargetReached
 
-    def protection(self, releases: int) -> str:
-        """What a ledger says of the last of so many releases: ε of them all."""
-        spent = f"epsilon {self.epsilon(releases):.4g} at delta {self.delta:g} for one identity"
-        return f"DPLC, z = {self.noise_multiplier:g}: {spent}, releases so far {releases}"
+    def protection(self, rho: float) -> str:
+        """What a ledger says of a release with which all that has left adds up to `rho`: ε, rounded up."""
+        epsilon = math.ceil(1e4 * self.epsilon(rho)) / 1e4
+        spent = f"epsilon {epsilon:.10g} at delta {self.delta:g} for one identity"
+        return f"DPLC, z = {self.noise_multiplier:g}: {spent}, by a rho of {rho:g} so far"
 
 
 @torch.no_grad()
@@ -157,14 +168,19 @@ def capped_sum(members: Tensor, direction: Tensor, angle: float) -> Tensor:
     return (members - math.cos(angle) * direction).sum(0)
 
 
-def release(party: Party, centres: Tensor, directions: Tensor, settings: LocalClustering) -> Tensor | None:
-    """`sanitised_centres` with noise from the party's secret; None where the target allows no further release.
+def release(
+    party: Party, centres: Tensor, directions: Tensor, settings: LocalClustering
+) -> tuple[Tensor | None, float | None]:
+    """`sanitised_centres` with noise from the party's secret, and the ρ of all that it has released with them.
 
-    The same centres, directions and settings in the same round have the same noise, and others other noise: it would
-    cancel.
+    (None, None) where the target allows no further release. The same centres, directions and settings in the same round
+    have the same noise and count once, and others other noise: it would cancel.
     """
-    if not settings.allows(party.releases + 1):
-        return None
+    secret, when = party.releases.secret, f"{party.name}/{party.stage}/{party.round}"
     of = codec.raw(centres.cpu().contiguous()), codec.raw(directions.cpu().contiguous()), repr(settings).encode()
-    name = f"{party.name}/{party.stage}/{party.round}/{digest(party.secret, *of)}"
-    return sanitised_centres(centres, directions, settings, SecretNoise(party.secret, name))
+    code = digest(secret, *of)
+    try:
+        rho = party.releases.spend(when, bytes.fromhex(code), settings.rho, settings.check_target)
+    except TargetReached:
+        return None, None
+    return sanitised_centres(centres, directions, settings, SecretNoise(secret, f"{when}/{code}")), rho

@@ -80,7 +80,7 @@ class KeyStream:
 def normals(secret: bytes, name: str, count: int) -> NDArray[np.float64]:
     """(count,) standard normal numbers, of the stream that a secret and a name make: ChaCha20 and Box & Muller.
 
-    From 53 bits each u, v in (0, 1): √(−2 ln u) cos 2πv and √(−2 ln u) sin 2πv.
+    From 53 bits each u, v in (0, 1]: √(−2 ln u) cos 2πv and √(−2 ln u) sin 2πv.
 
     Raises RecipeError as `load_ciphers` does.
     """
@@ -110,10 +110,11 @@ class SecretNoise:
     def gumbels(self, name: str, count: int) -> NDArray[np.float64]:
         """(count,) standard Gumbel numbers, −ln(−ln u)."""
         stream = KeyStream(self.secret, "gumbels", f"{self.name}/{name}")
-        return np.asarray(-np.log(-np.log(_uniforms(stream, count))))
+        below_1 = np.minimum(_uniforms(stream, count), 1 - 2.0**-53)  # the highest bits are rounded to 1
+        return np.asarray(-np.log(-np.log(below_1)))
 
 
 def _uniforms(stream: KeyStream, count: int) -> NDArray[np.float64]:
-    """(count,) numbers from 53 bits each, above 0 and below 1."""
+    """(count,) numbers from 53 bits each, above 0 and up to 1."""
     bits = np.frombuffer(stream.bytes(8 * count), dtype="<u8")
     return np.asarray(((bits >> np.uint64(11)) + 0.5) * 2.0**-53)

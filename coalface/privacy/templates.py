@@ -21,6 +21,8 @@ from coalface.privacy import ledger, noise
 from coalface.privacy.accountant import Mechanism, epsilon
 
 WHERE = "privacy.templates"
+ON_SPHERE = "noise on the sphere, z = "
+"""What a ledger says of a template, before z."""
 FARTHEST = 2.0
 """How far two vectors of length one can lie apart."""
 TOGETHER = "in a client batch no template leaves its party by itself, and privacy.templates noises each; set it to 0"
@@ -61,7 +63,7 @@ class TemplateNoise(TypedSettings):
     @property
     def protection(self) -> str:
         """What a ledger says of such a template."""
-        return f"noise on the sphere, z = {self.noise_multiplier:g}"
+        return f"{ON_SPHERE}{self.noise_multiplier:g}"
 
 
 @dataclass(frozen=True)
@@ -90,15 +92,18 @@ class TemplateRelease:
         target = self.settings.target_epsilon
         if target is None or not self.protects(reply) or not path.exists():
             return
-        how = self.settings.protection
-        counts = Counter(line["name"] for _, line in ledger.lines(path) if line["protection"] == how)
-        by_field: Counter[str] = Counter()
-        for name, count in counts.items():
-            field = name.partition("/")[0]
+        lines = ((line["name"], line["protection"]) for _, line in ledger.lines(path))
+        by_field: Counter[tuple[str, str]] = Counter()
+        for (name, how), count in Counter(line for line in lines if line[1].startswith(ON_SPHERE)).items():
+            field = name.partition("/")[0], how
             by_field[field] = max(count, by_field[field])
-        if self.settings.epsilon(len(templates(reply)) + (releases := by_field.total())) > target:
+        releases = Counter({Mechanism(self.settings.noise_multiplier): len(templates(reply))})
+        for (_, how), count in by_field.items():  # with whatever noise the server has asked for
+            releases[Mechanism(float(how.removeprefix(ON_SPHERE)))] += count
+        if epsilon(releases, self.settings.delta) > target:
             raise ValueError(
-                f"its templates have left {releases} times; once more would pass {WHERE}.target_epsilon ({target:g})"
+                f"its templates have left {by_field.total()} times; once more would pass {WHERE}.target_epsilon "
+                f"({target:g})"
             )
 
     def protections(self, reply: Any) -> dict[str, str]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coalface.core.errors import RecipeError
 from coalface.core.names import LONGEST, check_name, is_plain, made_plain
-from coalface.engine.party.executor import ExecutorContext
+from coalface.engine.party.context import ExecutorContext
 from coalface.engine.party.service import PartyService, answer
 from coalface.engine.transport import Member
 from coalface.experiments.recipe import loader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from toys import CALLS, Moves, State, Values
 
+from coalface.core import codec
 from coalface.core.method import Federation, Party, free, message, step
 from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request, Withheld
@@ -24,8 +26,8 @@ from coalface.privacy.noise import seeded_secret
 @message
 class Told:
     row: Tensor | None = free("sanitised")
-    count: int
-    """How often one has left before this reply."""
+    rho: float | None = None
+    """Of all rows that have left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +42,17 @@ class Noises(Moves):
 
     @step(role="trainer")
     def row(self, party: Party, common: Values) -> Told:
-        assert party.secret == seeded_secret(party.seed)
+        assert party.releases.secret == seeded_secret(party.seed)
         CALLS.append((party.name, "row", party.stage, party.round))
+        if party.round % 2 == 0:
+            return Told(row=None)
         row = torch.ones(2, 3) + self.drift * CALLS.count(CALLS[-1])
-        return Told(row=row if party.round % 2 else None, count=party.releases)
+        name = f"{party.stage}/{party.round}"
+        rho = party.releases.spend(name, hashlib.sha256(codec.raw(row)).digest(), 0.25 * party.round, lambda rho: None)
+        return Told(row=row, rho=rho)
 
     def protection(self, reply: Told) -> str:
-        return f"ones, {reply.count + 1}"
+        return f"ones, {reply.rho}"
 
 
 def protections(folder: Path) -> list[tuple[int, str, str]]:
@@ -58,8 +64,8 @@ def protections(folder: Path) -> list[tuple[int, str, str]]:
 def test_a_ledger_says_how_each_is_protected_and_what_has_left_is_counted(tmp_path: Path) -> None:
     run(Noises(rounds=4), tmp_path)
     assert protections(tmp_path) == [
-        (1, "header", "none"), (1, "row", "ones, 1"), (2, "header", "none"),
-        (3, "header", "none"), (3, "row", "ones, 2"), (4, "header", "none"),
+        (1, "header", "none"), (1, "row", "ones, 0.25"), (2, "header", "none"),
+        (3, "header", "none"), (3, "row", "ones, 1.0"), (4, "header", "none"),
     ]  # fmt: skip
 
 
@@ -80,10 +86,14 @@ def test_a_reply_that_is_made_again_counts_once_and_one_that_came_out_otherwise_
     tmp_path: Path, drift: float, saved: bool, refused: int
 ) -> None:
     Twice.again = []
+    CALLS.clear()
     run(Noises(rounds=3, drift=drift), tmp_path, transport=Twice, save_replies=saved)
     assert sum(isinstance(repeated, Withheld) for _, repeated in Twice.again) == refused
     assert all(reply.data == again.data for reply, again in Twice.again if not isinstance(again, Withheld))
-    assert [how for _, name, how in protections(tmp_path) if name == "row"] == ["ones, 1", "ones, 2"]
+    assert [how for _, name, how in protections(tmp_path) if name == "row"] == [
+        f"ones, {rho}"
+        for rho in ([0.25, 1.25] if refused else [0.25, 1.0])  # what was made and withheld is counted too
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from coalface.engine.sums.templates import TemplateReleases
 from coalface.engine.transport import Reply, RunFailed
 from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run, workers
 from coalface.experiments.plan import on_paper, privacy_budget
-from coalface.privacy.templates import TemplateNoise
+from coalface.privacy.accountant import Mechanism, epsilon
+from coalface.privacy.templates import TemplateNoise, TemplateRelease
 
 NOISE = TemplateNoise(noise_multiplier=2.0)
 METHODS = ("fedface", "fedaws", "fedfv", "positive-only", "fedface-multi")
@@ -118,6 +120,20 @@ def test_a_party_counts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(RunFailed, match="its templates have left 2 times"):
         ran(tmp_path, rounds=4, templates=limited)
     assert len(metrics(tmp_path)) == 2
+
+
+def test_releases_with_other_noise_count_too(tmp_path: Path) -> None:
+    """A server that changes z does not begin to count anew: two at z = 2, and a third at z = 3."""
+    ran(tmp_path, rounds=2, templates=NOISE)
+    path, reply = next((tmp_path / "ledger").iterdir()), worlds.recipe("fedface")[0].own_steps["train"].reply
+    enough = epsilon({Mechanism(2.0): 2, Mechanism(3.0): 1}, NOISE.delta)
+    for target, ends in (
+        (enough * 1.0001, nullcontext()),
+        (enough * 0.9999, pytest.raises(ValueError, match="2 times")),
+    ):
+        louder = TemplateNoise(noise_multiplier=3.0, target_epsilon=target)
+        with ends:
+            TemplateRelease(louder, b"s" * 32).check_target(reply, path)
 
 
 @pytest.mark.parametrize("after", [0, 4, 7])

@@ -180,7 +180,7 @@ def test_silos_are_evaluated_by_what_a_method_leaves_them(
     for party in parties if method != "fedavg" else ():
         two = naive.kept(tmp_path / "run", party, TwoModels)
         own = two.personal if two else naive.kept(tmp_path / "run", party, solo.Own)
-        models[party] = {**own.backbone, **own.learner.kept}
+        models[party] = {**own.backbone, **own.kept}
     folder = tmp_path / "run" / "model"
     left = {path.stem: load_file(path) for path in folder.glob("parties/*.safetensors")}
     shared = left or dict.fromkeys(parties, load_file(folder / "backbone.safetensors"))

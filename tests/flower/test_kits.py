@@ -197,6 +197,23 @@ def test_the_paper_of_a_kit_says_what_bounds_the_noised_vectors_of_its_node(
     assert ("has no `target_epsilon`" in (kit / "README.md").read_text()) is not bool(target)
 
 
+def test_kits_hold_their_nodes_to_the_noise_of_a_method_and_ask_for_its_target(tmp_path: Path) -> None:
+    file = write_federation(tmp_path)
+    tree = yaml.safe_load((tmp_path / "recipe.yaml").read_text()) | {"method": "privacyface"}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    with pytest.raises(RecipeError) as refused:
+        provisioning.make(file, tmp_path / "kits", NOW)
+    assert refused.value.where == "methods.privacyface" and not (tmp_path / "kits").exists()
+    tree |= {"methods": {"privacyface": {"clustering": {"target_epsilon": 12.0}}}}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(tree))
+    kit = provisioning.make(file, tmp_path / "kits", NOW) / "parties" / "silo-00"
+    (arguments, _, _), *_ = run_script(kit / "start.sh", tmp_path)
+    node = parse_config_args([arguments[arguments.index("--node-config") + 1]])
+    pinned = {"release_noise_multiplier": 1.0, "release_delta": 1e-5, "release_target_epsilon": 12.0}
+    assert {key: value for key, value in node.items() if key.startswith("release_")} == pinned
+    assert "release_delta" in (kit / "README.md").read_text()
+
+
 def test_the_operators_scripts_register_every_key_and_reach_the_superlink(
     kits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

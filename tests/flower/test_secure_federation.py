@@ -24,7 +24,7 @@ from coalface.engine.transport import RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.flower.party import process, rekey
-from coalface.flower.provision import certificates, kit_texts
+from coalface.flower.provision import certificates, pins
 
 RECIPE: dict[str, Any] = {**FACES, "privacy": {"secure": True}, "engine": {**FACES["engine"], "on_error": "exclude"}}
 
@@ -142,7 +142,7 @@ def test_a_node_takes_part_in_no_run_that_hides_less_than_it_asks_for(
 ) -> None:
     """The server changes the recipe as it likes, by a run's configuration."""
     node_config = {"party": "silo-00", "home": str(tmp_path / "home"), "secure": True, "dropouts": 0.3, "corrupt": 0.1}
-    with nullcontext() if joins else pytest.raises(process.Unprotected) as refused:
+    with nullcontext() if joins else pytest.raises(pins.Unprotected) as refused:
         assert process.take(recipe, node_config, changes).name == "silo-00"
     assert joins or refused.value.where == "privacy.secure"
 
@@ -164,9 +164,9 @@ def test_a_node_takes_part_in_no_run_with_less_noise_than_its_kit_says(
 ) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"privacy": JOINED}))
     loaded = loader.load(tmp_path / "recipe.yaml")
-    words = dict(word.split("=") for word in kit_texts.pins(loaded.privacy))
+    words = dict(word.split("=") for word in pins.words(loaded))
     node_config = kit(tmp_path) | words
-    with nullcontext() if joins else pytest.raises(process.Unprotected) as refused:
+    with nullcontext() if joins else pytest.raises(pins.Unprotected) as refused:
         assert process.take(tmp_path / "recipe.yaml", node_config, changes).name == "silo-00"
     assert joins or refused.value.where == "privacy.dp"
 
@@ -199,7 +199,7 @@ def test_each_word_of_a_nodes_configuration_holds_by_itself(
 ) -> None:
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"privacy": JOINED}))
     node_config = kit(tmp_path) | dict(word.split("=") for word in words.split())
-    with nullcontext() if where is None else pytest.raises(process.Unprotected) as refused:
+    with nullcontext() if where is None else pytest.raises(pins.Unprotected) as refused:
         assert process.take(tmp_path / "recipe.yaml", node_config, changes).name == "silo-00"
     assert where is None or refused.value.where == where
 
@@ -240,12 +240,12 @@ def test_a_nodes_target_holds_over_all_runs_whatever_they_are_called(
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | {"privacy": JOINED | {"dp": dp}}))
     node_config, public = keyed(tmp_path)
     monkeypatch.setenv("COALFACE_KEYS", str(tmp_path / "names.json"))
-    pins = dict(word.split("=") for word in kit_texts.pins(loader.load(tmp_path / "recipe.yaml").privacy))
+    pinned = dict(word.split("=") for word in pins.words(loader.load(tmp_path / "recipe.yaml")))
     for name, ends in (("faces", nullcontext()), ("others", pytest.raises(RunFailed))):
         config: dict[str, Any] = {"name": name, "out": str(tmp_path / name), "seed": len(name)}
         with ends:
             run_recipe(
-                tmp_path / "recipe.yaml", tmp_path / "homes", SILOS, {**node_config, **pins}, keys=public, **config
+                tmp_path / "recipe.yaml", tmp_path / "homes", SILOS, {**node_config, **pinned}, keys=public, **config
             )
     entries = (tmp_path / "homes" / "silo-00" / ".opened" / "silo-00.jsonl").read_text().splitlines()
     assert sum("rho" in json.loads(entry) for entry in entries) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from tinyruns import Silent
 from coalface.core.errors import RunError
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
+from coalface.flower.party import process
+from coalface.flower.provision import certificates, pins
 from coalface.privacy.local_clustering import LocalClustering
 from coalface.privacy.noise import FILE, keep_secret
 
@@ -31,7 +34,7 @@ CLUSTERED = {"method": "privacyface", "methods": {"privacyface": {"clustering": 
     ("changes", "field", "protection"),
     [
         (MULTI, "centre", "noise on the sphere, z = 0.5"),
-        (CLUSTERED, "centres", LocalClustering(**EASY).protection(1)),
+        (CLUSTERED, "centres", LocalClustering(**EASY).protection(LocalClustering(**EASY).rho)),
     ],
 )
 def test_a_node_draws_from_its_own_secret(changes: dict[str, Any], field: str, protection: str, tmp_path: Path) -> None:
@@ -56,3 +59,82 @@ def test_a_node_draws_from_its_own_secret(changes: dict[str, Any], field: str, p
         (home / FILE).unlink()
         with pytest.raises(RunError, match="is gone"):
             keep_secret(home, begun=(home / "ledger" / f"{party}.jsonl").exists())
+
+
+def write_clustered(folder: Path, **changes: Any) -> Path:
+    """A recipe whose silos release centres up to a target, in each of two rounds."""
+    clustering = EASY | {"noise_multiplier": 1.0, "target_epsilon": LocalClustering().epsilon(1.5)}
+    method = {"method": "privacyface", "methods": {"privacyface": {"every": 1, "clustering": clustering}}}
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(loader.merged(loader.merged(TWO_SILOS, {**method, "rounds": 2}), changes)))
+    return path
+
+
+CLUSTERING = "methods.privacyface.clustering"
+PINS = {"release_noise_multiplier": "1.0", "release_delta": "1e-05", "release_target_epsilon": "9.1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "where"),
+    [
+        ([*PINS], {}, None),
+        ([*PINS], {f"{CLUSTERING}.noise_multiplier": 2.0, f"{CLUSTERING}.target_epsilon": 3.0}, None),
+        ([*PINS], {"method": "fedavg"}, None),  # which releases nothing of the kind
+        ([*PINS], {"method": "fedgc"}, "privacy.templates"),
+        (["release_noise_multiplier"], {f"{CLUSTERING}.noise_multiplier": 0.999}, "methods.privacyface"),
+        (["release_delta"], {f"{CLUSTERING}.delta": 1e-4}, "methods.privacyface"),
+        (["release_target_epsilon"], {f"{CLUSTERING}.target_epsilon": 9.2}, "methods.privacyface"),
+        (["release_target_epsilon"], {f"{CLUSTERING}.target_epsilon": "null"}, "methods.privacyface"),
+        ([], {f"{CLUSTERING}.noise_multiplier": 1e-9, f"{CLUSTERING}.target_epsilon": "null"}, None),
+    ],
+)
+def test_a_node_takes_part_in_no_run_that_releases_with_less_noise_than_its_kit_says(
+    tmp_path: Path, words: list[str], changes: dict[str, Any], where: str | None
+) -> None:
+    """The server changes the recipe by a run's configuration; each word holds by itself."""
+    node_config = {"party": "silo-00", "home": str(tmp_path / "home"), **{word: PINS[word] for word in words}}
+    with nullcontext() if where is None else pytest.raises(pins.Unprotected) as refused:
+        assert process.take(write_clustered(tmp_path), node_config, changes).name == "silo-00"
+    assert where is None or refused.value.where == where
+    assert where is None or not (tmp_path / "home").exists()
+
+
+def test_templates_with_noise_are_pinned_alike(tmp_path: Path) -> None:
+    recipe = write_clustered(tmp_path, **MULTI)
+    pinned = dict(word.split("=") for word in pins.words(loader.load(recipe)))
+    assert pinned == {"release_noise_multiplier": "0.5", "release_delta": "1e-05"}
+    node_config = {"party": "silo-00", "home": str(tmp_path / "home"), **pinned}
+    assert process.take(recipe, node_config, {}).name == "silo-00"
+    for changes in ({"privacy.templates.noise_multiplier": 0.4}, {"privacy.templates": "null"}):
+        with pytest.raises(pins.Unprotected) as refused:
+            process.take(recipe, node_config, changes)
+        assert refused.value.where == "privacy.templates"
+
+
+def test_a_target_holds_over_all_runs_of_a_home_whatever_they_are_called(tmp_path: Path) -> None:
+    """At z = 1 three releases fit, of which the first run takes two."""
+    recipe = write_clustered(tmp_path)
+    for name in ("faces", "others"):
+        config: dict[str, Any] = {"name": name, "out": str(tmp_path / name), "seed": len(name), "join-seconds": 0.5}
+        run_recipe(recipe, tmp_path / "homes", PARTIES, {}, **config)
+    for party in PARTIES:
+        ledgers = [(tmp_path / "homes" / party / name / "ledger" / f"{party}.jsonl") for name in ("faces", "others")]
+        released = [
+            [line["protection"] for line in map(json.loads, path.read_text().splitlines()) if line["name"] == "centres"]
+            for path in ledgers
+        ]
+        expected = [LocalClustering().protection(rho) for rho in (0.5, 1.0, 1.5)]
+        assert released == [expected[:2], expected[2:]]
+        assert stat.S_IMODE((tmp_path / "homes" / party / ".spent").stat().st_mode) == 0o700
+
+
+def test_the_noise_of_a_party_that_encrypts_follows_from_its_key_and_lies_on_no_disk(tmp_path: Path) -> None:
+    secrets = set[bytes]()
+    for number in range(2):
+        (tmp_path / "node.key").write_bytes(certificates.node().private)
+        node_config = {"party": "silo-00", "home": str(tmp_path / str(number)), "key": str(tmp_path / "node.key")}
+        taken = [process.take(write_clustered(tmp_path), node_config, {}).context.secret for _ in range(2)]
+        assert taken[0] == taken[1] and len(taken[0]) == 32
+        secrets.add(taken[0])
+        assert not list((tmp_path / str(number)).rglob(FILE))
+    assert len(secrets) == 2

@@ -154,6 +154,31 @@ def test_a_start_script_that_holds_its_node_to_less_noise_than_the_recipe_has_is
     assert len(named) == len(lacking) and all(map(str.startswith, named, lacking)), named
 
 
+@pytest.fixture(scope="module")
+def releasing_kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a recipe whose method puts noise of its own on what its parties send."""
+    folder = tmp_path_factory.mktemp("releasing")
+    file = write_federation(folder)
+    method = {"method": "privacyface", "methods": {"privacyface": {"clustering": {"target_epsilon": 12.0}}}}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE | method))
+    return provisioning.make(file, folder / "kits", NOW)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lacking"),
+    [
+        ("release_noise_multiplier=1.0", "release_noise_multiplier=0.1", ["release_noise_multiplier=1.0"]),
+        (" release_target_epsilon=12.0", "", ["release_target_epsilon=12.0"]),
+        (" release_noise_multiplier=1.0 release_delta=1e-05", "", ["release_noise", "release_delta=1e-05"]),
+    ],
+)
+def test_a_start_script_that_lost_what_bounds_the_releases_of_its_node_is_named(
+    releasing_kits: Path, tmp_path: Path, old: str, new: str, lacking: list[str]
+) -> None:
+    named = words_that_lack(releasing_kits, tmp_path, old, new)
+    assert len(named) == len(lacking) and all(map(str.startswith, named, lacking)), named
+
+
 @pytest.mark.parametrize(
     ("old", "new", "lacking"),
     [

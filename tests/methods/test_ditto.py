@@ -76,7 +76,7 @@ def test_a_partys_own_model_is_algorithm_1_by_a_plain_loop(
                 silo.step_head(h, lr)
         personal = naive.kept(tmp_path, silo.name, TwoModels).personal
         assert naive.furthest(personal.backbone, v) < 1e-10
-        assert naive.furthest({"head": personal.learner.head}, {"head": silo.head}) < 1e-10
+        assert naive.furthest({"head": personal.head}, {"head": silo.head}) < 1e-10
         assert naive.furthest(v, states[-1].backbone) > 1e-3
 
 

@@ -65,7 +65,7 @@ def test_it_is_algorithm_1_by_a_plain_loop(
     for silo, total in zip(parties, sums, strict=True):
         if (kept := naive.kept(tmp_path, silo.name, Regularised)) is not None:
             assert naive.furthest(kept.gradient, {n: -alpha * s for n, s in total.items()}) < 1e-12
-            assert naive.furthest({"head": kept.learner.head}, {"head": silo.head}) < 1e-12
+            assert naive.furthest({"head": kept.head}, {"head": silo.head}) < 1e-12
 
 
 @pytest.mark.parametrize("weights", by_default(1, ["images", "equal"]))

@@ -73,7 +73,7 @@ def test_it_is_algorithm_1_by_a_plain_loop(
         assert naive.furthest(state.backbone, {n: t for n, t in theta.items() if n in shared}) < 1e-10
     for name, y in bodies.items():
         kept = naive.kept(tmp_path, name, Own)
-        assert naive.furthest({"head": kept.learner.head}, {"head": heads[name]}) < 1e-10
+        assert naive.furthest({"head": kept.head}, {"head": heads[name]}) < 1e-10
         assert naive.furthest(personal[name], y) < 1e-10
     assert naive.furthest(bodies["silo-0"], bodies["silo-1"]) > 1e-3
 
@@ -97,7 +97,7 @@ def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     states = naive.worked(FedRep, tmp_path, monkeypatch, momentum="none", head_epochs=2)
     assert states == [{"backbone": -3 / 32}, {"backbone": -51 / 512}]
     kept = [naive.kept(tmp_path, party, Own) for party in "ab"]
-    assert [float(own.learner.head) for own in kept] == [-129 / 128, 111 / 128]
+    assert [float(own.head) for own in kept] == [-129 / 128, 111 / 128]
     assert [float(own.backbone["w"]) for own in kept] == [-15 / 512, -63 / 512]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from torch import Tensor
 from coalface.core import codec
 from coalface.core.method import Party, Tensors, step
 from coalface.engine.faults import SimulatedFaults
-from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, run
+from coalface.engine.party.executor import PartyExecutor
+from coalface.engine.party.request import Request
+from coalface.experiments.conformance.tiny_federation import LOSS, Tiny, faces, run, setup
 from coalface.experiments.setup.parts import Parts
+from coalface.methods import privacyface
 from coalface.methods.fedavg import FedAvg
 from coalface.methods.privacyface import Global, Place, PrivacyFace, Update
 from coalface.privacy.local_clustering import LocalClustering, sanitised_centres
@@ -49,8 +53,8 @@ def released(build: Tiny, name: str, theta: Tensors, before: Tensor, method: Pri
     party = naive.party(name, build, round_=round_)
     drawn = torch.from_numpy(party.stream("train", "directions", round_).standard_normal((s.directions, 8)))
     directions, centres = torch.cat([before, drawn]), means / means.norm(dim=1, keepdim=True)
-    secret = seeded_secret(0)
-    noise = SecretNoise(secret, f"{name}/train/{round_}/{digest(secret, codec.raw(centres), codec.raw(directions))}")
+    secret, of = seeded_secret(0), (codec.raw(centres), codec.raw(directions))
+    noise = SecretNoise(secret, f"{name}/train/{round_}/{digest(secret, *of)}")
     return sanitised_centres(centres, directions, s, noise)
 
 
@@ -128,6 +132,28 @@ def test_what_is_released_is_the_clustering_of_the_mean_features_by_the_backbone
         torch.testing.assert_close(rows, expected, rtol=0, atol=0.02)
 
 
+def test_no_person_changes_how_another_ones_feature_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a backbone made to turn rounding into all of a feature: large numbers that cancel."""
+    people, world, generator = faces(44, 6), Tiny(flip=False)(), torch.Generator().manual_seed(0)
+    theta = {name: torch.randn(w.shape, generator=generator) for name, w in world.backbone.shared().items()}
+    theta["down.bias"][:] = 3e8
+    theta["up.weight"] -= theta["up.weight"].mean(1, keepdim=True)
+    theta["up.bias"][:] = 0
+    centres: list[Tensor] = []
+
+    def noted(party: Party, of: Tensor, directions: Tensor, settings: LocalClustering) -> tuple[None, None]:
+        centres.append(of)
+        return None, None
+
+    monkeypatch.setattr(privacyface, "release", noted)
+    for count in (43, 44):
+        party = replace(naive.party("silo-0", Tiny(flip=False)), data=people.only(list(range(count))))
+        common = Global(backbone=theta, centres=torch.zeros(0, 8))
+        with suppress(FloatingPointError):
+            PrivacyFace(local=WORK, loss=LOSS).train(party, None, common, Place(first=0, count=0))
+    assert torch.equal(centres[0], centres[1][:43])
+
+
 def test_without_a_dense_cap_it_is_fedavg(tmp_path: Path) -> None:
     """Clients of two people release nothing at T = 20: then no loss has a cluster, and the weights are FedAvg's."""
     settings: dict[str, Any] = {"rounds": 3, "local": WORK, "loss": LOSS}
@@ -136,9 +162,8 @@ def test_without_a_dense_cap_it_is_fedavg(tmp_path: Path) -> None:
     assert {line["clusters"] for line in metrics(tmp_path / "privacyface")} == {0}
     plain = run(FedAvg(**settings), tmp_path / "fedavg", EXACT)
     assert naive.furthest(ran.state.backbone, plain.state.backbone) == 0
-    assert metrics(tmp_path / "privacyface")[-1]["centre_epsilon"] == LocalClustering().epsilon(
-        3
-    )  # that it is so, costs
+    spent = metrics(tmp_path / "privacyface")[-1]["centre_epsilon"]
+    assert spent == LocalClustering().epsilon(1.5)  # that it is so, costs
 
 
 def test_public_people_are_directions_as_well(tmp_path: Path) -> None:
@@ -155,7 +180,9 @@ def test_public_people_are_directions_as_well(tmp_path: Path) -> None:
 
 
 def ledger(folder: Path, party: str) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "ledger" / f"{party}.jsonl").read_text().splitlines()]
+    """The lines of what a client has released."""
+    path = folder / "ledger" / f"{party}.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return [line for line in lines if line["name"] == "centres"]
 
 
@@ -164,17 +191,16 @@ def test_centres_leave_in_every_other_round_and_the_ledger_says_what_is_spent(tm
     lines = ledger(tmp_path, "silo-1")
     assert [line["round"] for line in lines] == [1, 3, 5]
     for count, line in enumerate(lines, start=1):
-        assert line["protection"] == EASY.protection(count)
-        assert f"epsilon {EASY.epsilon(count):.4g} at delta 1e-05" in line["protection"]
+        assert line["protection"] == EASY.protection(count * EASY.rho)
     spent = [line["centre_epsilon"] for line in metrics(tmp_path)]
-    assert spent == [EASY.epsilon(count) for count in (1, 1, 2, 2, 3)]
+    assert spent == pytest.approx([EASY.epsilon(count * EASY.rho) for count in (1, 1, 2, 2, 3)])
 
 
 def test_at_its_target_a_client_releases_nothing_more_and_trains_on(tmp_path: Path) -> None:
-    limited = replace(EASY, target_epsilon=EASY.epsilon(2))
+    limited = replace(EASY, target_epsilon=EASY.epsilon(2 * EASY.rho))
     ran = run(PrivacyFace(rounds=4, local=WORK, loss=LOSS, clustering=limited, every=1), tmp_path, EXACT)
     assert [line["round"] for line in ledger(tmp_path, "silo-0")] == [1, 2]
-    assert metrics(tmp_path)[-1]["centre_epsilon"] == EASY.epsilon(2)
+    assert metrics(tmp_path)[-1]["centre_epsilon"] == EASY.epsilon(2 * EASY.rho)
     assert len(ran.state.centres) == 3  # those of the last release are used still
 
 
@@ -186,8 +212,42 @@ def test_a_release_in_a_round_that_was_abandoned_is_spent(tmp_path: Path) -> Non
     assert any(line["abandoned"] for line in metrics(tmp_path))
     for party in ("silo-0", "silo-1", "silo-2"):
         lines = ledger(tmp_path, party)
-        assert [line["protection"] for line in lines] == [EASY.protection(count) for count in range(1, len(lines) + 1)]
+        spent = [EASY.protection(count * EASY.rho) for count in range(1, len(lines) + 1)]
+        assert [line["protection"] for line in lines] == spent
         assert len(lines) > sum(not line["abandoned"] and party not in line["failed"] for line in metrics(tmp_path))
+
+
+def asked(folder: Path, ordinal: int, z: float, target: float | None = None) -> bool:
+    """Whether a client releases something more to a server that changes z, and asks for round 1 again and again."""
+    settings = LocalClustering(angle=1.4, members=0.5, directions=6, noise_multiplier=z, target_epsilon=target)
+    method = PrivacyFace(rounds=9, local=WORK, loss=LOSS, clustering=settings)
+    world = EXACT()
+    common = Global(backbone=world.backbone.shared(), centres=torch.zeros(0, 8, dtype=torch.float64))
+    messages = codec.encode(common), codec.encode(Place(first=0, count=0))
+    request = Request("test", "silo-0", "train", 1, 9, ordinal, 0, "train", *messages, None, (0, None))
+    reply = PartyExecutor(setup(method, folder, EXACT).context(world), "silo-0").answer(request)
+    return codec.decode(reply.data, Update).centres is not None
+
+
+def test_a_server_that_changes_the_noise_gets_no_more_for_the_target_and_epsilon_never_falls(tmp_path: Path) -> None:
+    """Three releases at z = 1 have ρ = 1.5; a fourth at z = 3 adds 1/18, and ε is of all four."""
+    full = LocalClustering().epsilon(1.501)
+    released = [asked(tmp_path, ordinal, z, full) for ordinal, z in enumerate((1.0, 1.0001, 1.0002, 3.0), start=1)]
+    assert released == [True, True, True, False]
+    assert asked(tmp_path, 6, 3.0)
+    rho = [float(line["protection"].split("rho of ")[1].split()[0]) for line in ledger(tmp_path, "silo-0")]
+    assert rho == pytest.approx([0.5, 1.0, 1.5, 1.5 + 1 / 18], abs=1e-3) and rho == sorted(rho)
+    epsilons = [float(line["protection"].split("epsilon ")[1].split()[0]) for line in ledger(tmp_path, "silo-0")]
+    assert epsilons == sorted(epsilons) and epsilons[0] > 4.7
+
+
+def test_what_the_metrics_say_of_epsilon_never_falls(tmp_path: Path) -> None:
+    """Of one client a round, who may have released less than another did before."""
+    run(PrivacyFace(rounds=8, sample=1, local=WORK, loss=LOSS, clustering=EASY, every=1), tmp_path, EXACT)
+    spent = [line["centre_epsilon"] for line in metrics(tmp_path)]
+    own = [len(ledger(tmp_path, f"silo-{number}")) for number in range(3)]
+    assert spent == sorted(spent) and spent[-1] == pytest.approx(EASY.epsilon(max(own) * EASY.rho))
+    assert sorted(own) != [0, 0, 8]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +261,7 @@ class Odd(PrivacyFace):
         reply, learner = PrivacyFace.train(self, party, own, common, each)
         rows = torch.from_numpy(np.eye(8))
         if party.name == "silo-2":
-            reply = replace(reply, releases={"many": -(10**30), "zeros": 10**30}.get(self.what, reply.releases))
+            reply = replace(reply, rho={"many": -1e30, "zeros": 1e30}.get(self.what, reply.rho))
         odd = {"many": rows, "zeros": 0 * rows[:1], "columns": rows[:1, :5], "dtype": rows[:1].float(), "flat": rows[0]}
         return replace(reply, centres=odd[self.what]) if party.name == "silo-2" else reply, learner
 

@@ -67,7 +67,7 @@ def test_it_is_algorithm_1_by_a_plain_loop(
     for silo, control in zip(parties, controls, strict=True):
         state = naive.kept(tmp_path, silo.name, Controlled)
         assert naive.furthest(state.control, control) < 1e-12
-        assert naive.furthest({"head": state.learner.head}, {"head": silo.head}) < 1e-12
+        assert naive.furthest({"head": state.head}, {"head": silo.head}) < 1e-12
     assert max(float(t.abs().max()) for t in c.values()) > 0.01
 
 

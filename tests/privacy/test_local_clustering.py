@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import naive
@@ -22,7 +23,8 @@ from coalface.core.method import Party
 from coalface.experiments.conformance.tiny_federation import Tiny
 from coalface.privacy.accountant import Mechanism, epsilon
 from coalface.privacy.local_clustering import LocalClustering, capped_sum, release, sanitised_centres
-from coalface.privacy.noise import SecretNoise
+from coalface.privacy.noise import KeyStream, SecretNoise
+from coalface.privacy.sanitised import Releases
 
 Array = NDArray[np.float64]
 
@@ -234,15 +236,17 @@ def test_epsilon_is_that_of_its_three_mechanisms(z: float, clusters: int, releas
     accountant.compose(GaussianDpEvent(s.count_noise / 1.0), releases)
     accountant.compose(GaussianDpEvent(s.sum_noise / math.sin(s.angle)), releases)
     expected = accountant.get_epsilon(s.delta)
-    assert s.epsilon(releases) == pytest.approx(expected, rel=2e-3)
+    assert s.epsilon(releases * s.rho) == pytest.approx(expected, rel=2e-3)
     exact = epsilon({Mechanism(z): releases}, s.delta)  # of one Gaussian mechanism, which has the same ρ
-    assert exact < s.epsilon(releases) < 1.2 * exact
+    assert exact < s.epsilon(releases * s.rho) < 1.2 * exact
 
 
-def test_no_release_costs_nothing_and_a_target_counts_them() -> None:
-    s = LocalClustering(noise_multiplier=2.0, target_epsilon=LocalClustering(noise_multiplier=2.0).epsilon(3))
+def test_no_release_costs_nothing_and_what_a_ledger_says_is_rounded_up() -> None:
+    s = LocalClustering(noise_multiplier=2.0)
     assert s.epsilon(0) == 0
-    assert [s.allows(n) for n in (1, 3, 4)] == [True, True, False]
+    for rho in (1e-6, 0.125, 7.0, 5e9):
+        said = float(s.protection(rho).partition("epsilon ")[2].partition(" ")[0])
+        assert s.epsilon(rho) <= said <= s.epsilon(rho) * (1 + 1e-8) + 2e-4
 
 
 def found_epsilon(settings: LocalClustering, runs: int = 500) -> float:
@@ -262,9 +266,10 @@ def found_epsilon(settings: LocalClustering, runs: int = 500) -> float:
 
 def test_an_audit_finds_less_than_is_claimed_and_more_where_noise_is_left_out() -> None:
     settings = LocalClustering(angle=0.3, members=0.5, clusters=1, noise_multiplier=0.5)
-    assert 0.3 < found_epsilon(settings) < settings.epsilon(1)
+    assert 0.3 < found_epsilon(settings) < settings.epsilon(settings.rho)
     quiet = replace(settings, noise_multiplier=0.02)
-    assert found_epsilon(quiet) > 1.5 * replace(settings, noise_multiplier=2.0).epsilon(1)
+    loud = replace(settings, noise_multiplier=2.0)
+    assert found_epsilon(quiet) > 1.5 * loud.epsilon(loud.rho)
 
 
 # --- what may come ----------------------------------------------------------------------------------------------------
@@ -290,16 +295,21 @@ def test_secret_noise_has_its_distribution_and_is_anothers_under_another_name(ki
         assert abs(np.corrcoef(drawn, getattr(other, kind)("x", 20_000))[0, 1]) < 0.04
 
 
-def party(**changes: Any) -> Party:
-    return replace(naive.party("silo-0", Tiny()), **{"secret": b"s" * 32} | changes)
+def test_gumbels_of_the_highest_bits_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KeyStream, "bytes", lambda stream, length: b"\xff" * length)
+    assert np.isfinite(SecretNoise(b"s" * 32, "a").gumbels("x", 3)).all()
 
 
-def test_a_release_has_noise_of_its_own_and_ends_at_the_target() -> None:
+def party(folder: Path, secret: bytes = b"s" * 32, **changes: Any) -> Party:
+    return replace(naive.party("silo-0", Tiny()), releases=Releases(secret, folder / "silo-0.jsonl"), **changes)
+
+
+def test_a_release_has_noise_of_its_own(tmp_path: Path) -> None:
     settings = LocalClustering(angle=1.5, members=1.0, noise_multiplier=0.2)
     centres, directions = on_circle(*range(0, 90, 3)), on_circle(10, 60)
 
     def sent(of: Tensor = centres, **changes: Any) -> Tensor:
-        rows = release(party(**changes), of, directions, settings)
+        rows, _ = release(party(tmp_path, **changes), of, directions, settings)
         assert rows is not None and len(rows)
         return rows
 
@@ -308,18 +318,34 @@ def test_a_release_has_noise_of_its_own_and_ends_at_the_target() -> None:
     moved[0, 0] += 1e-12
     for other in (sent(round=5), sent(secret=b"t" * 32), sent(name="silo-1"), sent(of=moved)):
         assert other.shape != sent().shape or (other - sent()).abs().max() > 1e-6
-    wider = release(party(), centres, directions, replace(settings, noise_multiplier=0.2 + 1e-9))
+    wider, _ = release(party(tmp_path), centres, directions, replace(settings, noise_multiplier=0.2 + 1e-9))
     assert wider is not None  # less noise by a hair: of the same noise two releases would tell the sum
     assert wider.shape != sent().shape or (wider - sent()).abs().max() > 1e-6
-    limited = replace(settings, target_epsilon=settings.epsilon(2))
-    assert release(party(releases=1), centres, directions, limited) is not None
-    assert release(party(releases=2), centres, directions, limited) is None
+
+
+def test_what_a_release_costs_adds_up_whatever_its_settings_and_ends_at_the_target(tmp_path: Path) -> None:
+    """By hand: 1 / 2z² is 0.5 at z = 1, 2 at z = 1/2 and 1/18 at z = 3."""
+    centres, directions = on_circle(0, 10), on_circle(5)
+
+    def cost(round_: int, **settings: Any) -> float | None:
+        return release(party(tmp_path, round=round_), centres, directions, LocalClustering(**settings))[1]
+
+    first = [cost(1), cost(2, noise_multiplier=0.5), cost(3, noise_multiplier=3.0)]
+    assert first == pytest.approx([0.5, 2.5, 2.5 + 1 / 18])
+    assert cost(2, noise_multiplier=0.5) == 2.5  # made again, it is what had been spent then
+    enough = LocalClustering().epsilon(3.0)
+    assert cost(4, noise_multiplier=1.0, target_epsilon=enough) is None
+    assert cost(4, noise_multiplier=3.0, target_epsilon=enough) == pytest.approx(2.5 + 2 / 18)
+    assert (
+        cost(5, noise_multiplier=30.0, target_epsilon=enough / 2) is None
+    )  # though by itself it costs next to nothing
 
 
 @pytest.mark.parametrize(
     "settings",
     [{"angle": 1.6}, {"angle": 1e-8}, {"members": 0.0}, {"clusters": 0}, {"directions": -1}, {"noise_multiplier": 0.0},
-     {"noise_multiplier": math.nan}, {"delta": 1.0}, {"target_epsilon": 0.0}],
+     {"noise_multiplier": math.nan}, {"noise_multiplier": 1e-170}, {"delta": 1.0}, {"delta": 1e-15},
+     {"target_epsilon": 0.0}],
 )  # fmt: skip
 def test_settings_that_promise_nothing_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):

@@ -10,82 +10,30 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 from coalface.core import codec, compression
-from coalface.core.compression import Updates
 from coalface.core.disk import flush_folder
-from coalface.core.method import Method, Party, Tensors
+from coalface.core.method import Party, Tensors
 from coalface.core.steps import StepDeclaration, plays
 from coalface.engine.party.commit_folder import CommitFolder
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, write_commit
+from coalface.engine.party.context import COSTLY, ExecutorContext
 from coalface.engine.party.data_identity import data_identity, difference
 from coalface.engine.party.request import Request, StepFailed, Withheld
 from coalface.privacy import ledger
+from coalface.privacy.sanitised import SPENT, Releases, sanitised
 from coalface.privacy.sanitised import protections as sanitised_protections
-from coalface.privacy.sanitised import releases, sanitised
-from coalface.privacy.templates import TemplateRelease
-from coalface.training.distributed.shards import ShardLost, Shards
+from coalface.training.distributed.shards import ShardLost
 
 if TYPE_CHECKING:
-    from coalface.engine.party.encryption import Vault
-    from coalface.engine.party.sums import HiddenReply, PartySums
+    from coalface.engine.party.sums import HiddenReply
 
 log = logging.getLogger(__name__)
-
-SaveReplies = Literal["auto"] | bool
-"""Whether replies are kept; `auto`: those that took `COSTLY` seconds or more to make."""
-COSTLY = 0.5
-
-
-class ProcessGroup(Protocol):
-    """The processes that play a party together with this one, which alone has an executor for the server."""
-
-    shards: Shards
-
-    def beside(self, request: Request) -> AbstractContextManager[None]:
-        """Within, each of them runs the step too."""
-
-    def agree(self, sums: tuple[str, ...]) -> None:
-        """Raise ValueError unless all of them came to the reply with these hashes."""
-
-    def keep(self, request: Request, *, flush: bool) -> tuple[str, ...]:
-        """Each writes its part of the private state, beside the commit; the names of the files, by rank."""
-
-
-@dataclass(frozen=True)
-class ExecutorContext:
-    """What a process gives to the steps that it runs."""
-
-    method: Method
-    party: Callable[[Request], Party]
-    folder: Path
-    """Holds `parties/NAME/` (private state) and `ledger/NAME.jsonl`."""
-    flush: bool = False
-    """Flush every commit to the disk, as a deployment must; a simulation flushes with its checkpoints."""
-    save_replies: SaveReplies = True
-    """Keep the reply in the commit. Without it a request that comes again is answered by running the step again from
-    the same private state, which gives the same bytes and writes nothing."""
-    processes_per_party: Mapping[str, int] = field(default_factory=dict)
-    """The parties that several processes play, and how many."""
-    rank: int = 0
-    """Which of them this one is; 0 has the executor."""
-    group: Callable[[str], ProcessGroup | None] = lambda party: None
-    """The others, by party."""
-    update_dtype: Updates | None = None
-    """The type that updates are sent in."""
-    vault: Vault | None = None
-    """Of a process that plays one party: its commits are encrypted with it."""
-    sums: PartySums | None = None
-    """Where replies leave in secure sums alone."""
-    templates: TemplateRelease | None = None
-    """What puts noise on the templates of a reply."""
-    secret: bytes = b""
-    """What a method's own noise is drawn from: see `Party.secret`."""
 
 
 class PartyExecutor:
@@ -131,9 +79,9 @@ class PartyExecutor:
             with suppress(DamagedCommit):  # the step is run again, which gives the same bytes
                 if (reply := saved.read(REPLY)) is not None:
                     return codec.Encoded(reply), lambda: None
-            listed = json.loads(saved.lines()[0])["line"]
-            repeated = self._train(request, self.commits.base(request.base, commits), listed)[0]
-            self._check_repeated(request, repeated, saved)
+            repeated, _, protections = self._train(request, self.commits.base(request.base, commits))
+            if protections:
+                self._check_repeated(request, repeated, saved)
             return self._leaving(request, repeated)[0], lambda: None
         self._check_targets(request)
         base = self.commits.base(request.base, commits)
@@ -167,13 +115,13 @@ class PartyExecutor:
 
         return encoded, commit
 
-    def _train(self, request: Request, base: Commit, listed: int | None = None) -> tuple[Any, Any, dict[str, str]]:
+    def _train(self, request: Request, base: Commit) -> tuple[Any, Any, dict[str, str]]:
         """As `_run`, with the error in place of the reply where numbers ran out of range and noise hides who replied.
 
         Whether a party answers then must not depend on its images, and such a reply counts as zero.
         """
         try:
-            return self._run(request, base, listed)
+            return self._run(request, base)
         except StepFailed as error:
             sums, cause = self.context.sums, error.__cause__
             alone = self.context.group(self.name) is None  # the others have kept nothing that could be named
@@ -250,9 +198,7 @@ class PartyExecutor:
     def _check_repeated(self, request: Request, reply: codec.Encoded, saved: Commit) -> None:
         """Raise Withheld where something would leave again with other noise than the ledger has of the request."""
         left = [json.loads(line)["sha256"] for line in saved.lines()]
-        declared = self.context.method.steps[request.step][1].reply
-        noised = self.context.templates is not None and self.context.templates.protects(declared)
-        if (noised or sanitised(declared)) and left != [*reply.sums]:
+        if left != [*reply.sums]:
             raise Withheld(
                 f"{request.where}: trained again, its reply is another than the one that has left, so what is noised "
                 "in it would have other noise and tell more. Set engine.save_replies=true, so that replies are kept"
@@ -309,11 +255,8 @@ class PartyExecutor:
         except Exception as error:
             raise StepFailed(f"{request.where}: {error}") from error
 
-    def _run(self, request: Request, base: Commit, listed: int | None = None) -> tuple[Any, Any, dict[str, str]]:
-        """(the encoded reply, what the party keeps, how tensors of the reply are protected by name).
-
-        Of a reply that is made again, `listed` says where in the ledger its first line stands.
-        """
+    def _run(self, request: Request, base: Commit) -> tuple[Any, Any, dict[str, str]]:
+        """(the encoded reply, what the party keeps, how tensors of the reply are protected by name)."""
         where, method = request.where, self.context.method
         if request.step not in method.steps:
             raise StepFailed(f"{where}: {type(method).__name__} has no such step; run one version on both sides.")
@@ -326,8 +269,9 @@ class PartyExecutor:
         if group is not None:
             party = replace(party, shards=group.shards)
         if sanitised(declaration.reply):
-            left = releases(self.ledger, request.step, declaration.reply, listed)
-            party = replace(party, secret=self.context.secret, releases=left)
+            spent = self.context.spent or self.context.folder / SPENT
+            releases = Releases(self.context.secret, spent / f"{self.name}.jsonl", self.context.flush)
+            party = replace(party, releases=releases)
         if not plays(party.role, declaration.role):
             raise StepFailed(f"{where}: the step is for the role {declaration.role!r}, this party is a {party.role!r}.")
         _check_data(request, base, party)

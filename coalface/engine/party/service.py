@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from coalface.core import codec
-from coalface.engine.party.executor import ExecutorContext, PartyExecutor
+from coalface.engine.party.context import ExecutorContext
+from coalface.engine.party.executor import PartyExecutor
 from coalface.engine.party.request import Request, SumStage
 from coalface.engine.transport import Member
 from coalface.privacy.countersign import countersign

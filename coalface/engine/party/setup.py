@@ -15,7 +15,7 @@ from torch import Tensor
 from coalface.core.method import Backbone, Method, Party, generator
 from coalface.core.names import check_name
 from coalface.data.faceset import FaceSet
-from coalface.engine.party.executor import ExecutorContext, SaveReplies
+from coalface.engine.party.context import ExecutorContext, SaveReplies
 from coalface.engine.party.request import Request
 from coalface.engine.run_state import Numerics
 from coalface.engine.transport import Member

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -25,27 +24,23 @@ from coalface.engine.party.service import Data, PartyService, Said
 from coalface.engine.party.setup import Setup
 from coalface.engine.party.sums import PartySums
 from coalface.experiments import provenance
-from coalface.experiments.recipe.sections import Privacy
 from coalface.experiments.setup import party_data
 from coalface.experiments.setup.parts import Parts
 from coalface.flower.app.server import read
 from coalface.flower.party import daemon, rekey
 from coalface.flower.party.client import home
-from coalface.flower.provision import certificates
+from coalface.flower.provision import certificates, pins
 from coalface.privacy.noise import keep_secret
 from coalface.privacy.sanitised import sanitised
-from coalface.privacy.secure import SecureSettings
 from coalface.privacy.secure_sums import signatures
 from coalface.privacy.secure_sums.keys import derive
 from coalface.privacy.templates import TemplateRelease
 
 SECRET = "sums.key"
 """In a party's folder of a run: what its keys of secure sums follow from."""
-OPENED = ".opened"
-"""In a party's home: over whom it has helped to open sums, in all runs, none of which can be called so."""
-
-SUM_PINS, NOISE_PINS = ("secure", "dropouts", "corrupt"), ("noise_multiplier", "delta", "target_epsilon")
-"""Words of a node's configuration: by any of them it takes part in secure sums alone, by the latter only with noise."""
+OPENED, SPENT = ".opened", ".spent"
+"""In a party's home, for all runs, none of which can be called so: over whom it has helped to open sums, and the ρ of
+what has left with a method's own noise."""
 
 
 def answers(
@@ -63,7 +58,7 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     """
     root, name = home(node_config), str(node_config["party"])
     loaded = read(recipe, run_config)
-    _check_pinned(loaded.privacy, node_config)
+    pins.check(loaded, node_config)
     file = node_config.get("data")
     with telling_passed_over(logging.getLogger(__name__).warning):
         data = party_data.party_data(loaded, name, Path(str(file)) if file else None)
@@ -71,7 +66,7 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
         raise RecipeError(f"unknown party {name!r}; this run has {', '.join(sorted(data.data)[:8])}")
     folder = root / loaded.name
     permissions.make_folder(folder)
-    permissions.check(root, (folder, root / "processes", root / OPENED))
+    permissions.check(root, (folder, root / "processes", root / OPENED, root / SPENT))
     key = node_config.get("key")
     vault = rekey.vault(Path(str(key)), loaded.name, name) if key else None
     parts = Parts(loaded)
@@ -82,71 +77,32 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     context = replace(setup.context(data), flush=True, vault=vault)
     templates = loaded.privacy.templates
     if templates is not None or any(sanitised(declared.reply) for _, declared in parts.method.steps.values()):
-        secret = keep_secret(folder, begun=(folder / "ledger" / f"{name}.jsonl").exists())  # which no seed tells
+        begun = (folder / "ledger" / f"{name}.jsonl").exists()
+        secret = _derived(folder, node_config, "noise") or keep_secret(folder, begun=begun)  # which no seed tells
         noised = None if templates is None else TemplateRelease(templates, secret)
-        context = replace(context, templates=noised, secret=secret)
+        context = replace(context, templates=noised, secret=secret, spent=root / SPENT)
     member = data.members()[name]
     if context.sums is not None:
         context, member = replace(context, sums=_sums(context.sums, folder, node_config)), member.untold
     return PartyService(name, member, context, loaded.name, public=public, code=provenance.code_digest(loaded))
 
 
-class Unprotected(RecipeError):
-    """A run hides less than its party's node is held to."""
-
-
-def _check_pinned(privacy: Privacy, node_config: Mapping[str, Any]) -> None:
-    """Raise Unprotected where a run hides less than the node's configuration asks for: the server changes recipes.
-
-    Any of the words is a pin. Those of the noise need secure sums, and the parties' keys.
+def _derived(folder: Path, node_config: Mapping[str, Any], purpose: str) -> bytes | None:
+    """A secret of the party in a run that follows from the key by which its private state is encrypted, and so lies on
+    no disk by itself; None where that is not encrypted.
     """
-    pins = {word: node_config[word] for word in (*SUM_PINS, *NOISE_PINS) if node_config.get(word, False) is not False}
-    secure, dp, noised = privacy.secure, privacy.dp, pins.keys() & NOISE_PINS
-    if not pins:
-        return
-    dropouts, corrupt = (float(pins.get(key, getattr(SecureSettings, key))) for key in ("dropouts", "corrupt"))
-    if secure is None or secure.dropouts > dropouts or secure.corrupt < corrupt:
-        raise Unprotected(
-            f"this node takes part in secure sums alone, with dropouts up to {dropouts:g} and corrupt {corrupt:g} or "
-            "more, and the run has others or none: have it run by the recipe that the parties agreed to, or begin the "
-            f"node with another configuration ({', '.join(pins)})",
-            where="privacy.secure",
-        )
-    if noised and not node_config.get("names"):
-        raise Unprotected(
-            "this node's vectors leave with noise, of which its own is a share, and without the parties' keys a server "
-            "could take all others' places: begin the node with names=… and sign=… as its kit does",
-            where="privacy.dp",
-        )
-    noise, delta = (float(pins.get(key, default)) for key, default in (("noise_multiplier", 0), ("delta", 1)))
-    target = float(pins.get("target_epsilon", math.inf))
-    if noised and (
-        dp is None
-        or dp.noise_multiplier < noise
-        or dp.delta > delta
-        or (target < math.inf and (dp.target_epsilon is None or dp.target_epsilon > target))
-    ):
-        ends = "" if target == math.inf else f", that ends at ε = {target:g} for δ = {delta:g}"
-        raise Unprotected(
-            f"this node's vectors leave with noise of {noise:g} or more times the clip{ends}, and the run has less or "
-            "none: have it run by the recipe that the parties agreed to, or begin the node with another configuration "
-            f"({', '.join(pins)})",
-            where="privacy.dp",
-        )
+    if not (key := node_config.get("key")):
+        return None
+    return derive(certificates.secret(Path(str(key)).read_bytes()), purpose, folder.name, str(node_config["party"]))
 
 
 def _sums(sums: PartySums, folder: Path, node_config: Mapping[str, Any]) -> PartySums:
     """A party's part in secure sums at its own node: its secret is its own, and it signs with its node's key.
 
-    Where its private state is encrypted the secret follows from the key of that, and lies on no disk by itself.
     Raises RecipeError where the keys cannot be read.
     """
     names = node_config.get("names")
-    if key := node_config.get("key"):
-        node_secret = certificates.secret(Path(str(key)).read_bytes())
-        secret = derive(node_secret, "secure sums", folder.name, str(node_config["party"]))
-    else:
-        secret = disk.keep_secret(folder / SECRET)
+    secret = _derived(folder, node_config, "secure sums") or disk.keep_secret(folder / SECRET)
     sums = replace(sums, secret=lambda party: secret, every_run=folder.parent / OPENED, flush=True)
     if not names:
         logging.getLogger(__name__).warning(

@@ -7,8 +7,9 @@ import json
 
 import yaml
 
-from coalface.experiments.recipe.sections import Privacy
+from coalface.experiments.recipe.schema import Recipe
 from coalface.flower.app.templates import TEMPLATES, render
+from coalface.flower.provision import pins
 from coalface.flower.provision.project import LOOPBACK, LOOPBACK_6, PartyConfig, ProvisionConfig, bracketed
 
 ANY, ANY_6 = "0.0.0.0", "::"
@@ -16,12 +17,13 @@ ANY, ANY_6 = "0.0.0.0", "::"
 TEMPLATES.filters["bracketed"] = bracketed
 
 
-def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: str, privacy: Privacy) -> dict[str, str]:
+def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: str, recipe: Recipe) -> dict[str, str]:
     """Path in the kits -> text, of all scripts and papers but Flower's configuration.
 
-    `privacy` is the recipe's: with secure sums no party takes part in a run that protects it less.
+    No party takes part in a run that hides less than the recipe does: see `coalface.flower.provision.pins`.
     """
     link, outside, in_containers = config.superlink, _outside(config), runs_in_containers(config)
+    pinned = pins.words(recipe)
     bind = outside if link.loopback_port is None else "127.0.0.1"
     values = {
         "name": config.name,
@@ -52,9 +54,11 @@ def render_kits(config: ProvisionConfig, now: datetime.datetime, fingerprint: st
             "place": f"`{party.data}`" if party.data is not None else "what COALFACE_DATA names",
             "port": _port(config, number),
             "encrypts": config.encrypts(name),
-            "pins": pins(privacy),
-            "noised": privacy.secure is not None and privacy.dp is not None,
-            "targeted": privacy.dp is not None and privacy.dp.target_epsilon is not None,
+            "pins": pinned,
+            "secure": recipe.secure is not None,
+            "noised": recipe.secure is not None and recipe.dp is not None,
+            "targeted": recipe.dp is not None and recipe.dp.target_epsilon is not None,
+            "released": any(word.startswith("release_") for word in pinned),
             "file": yaml.safe_dump(file, sort_keys=False, allow_unicode=True),
             "brings": "data" in file,
             "mounts": [json.dumps(path.replace("$", "$$")) for path in _places(party)],
@@ -90,17 +94,6 @@ def _places(party: PartyConfig) -> list[str]:
 def render_flower_config(config: ProvisionConfig, root: str) -> str:
     """Flower's configuration; `root` is the path of the CA's certificate."""
     return render("kits/operator/flower/config.toml", name=config.name, link=config.superlink, root=root)
-
-
-def pins(privacy: Privacy) -> list[str]:
-    """What else a node's configuration says where the recipe has secure sums: see `coalface.flower.party.process`."""
-    if (secure := privacy.secure) is None:
-        return []
-    words = ["secure=true", f"dropouts={secure.dropouts!r}", f"corrupt={secure.corrupt!r}"]
-    if (dp := privacy.dp) is not None:
-        words += [f"noise_multiplier={dp.noise_multiplier!r}", f"delta={dp.delta!r}"]
-        words += [f"target_epsilon={dp.target_epsilon!r}"] if dp.target_epsilon is not None else []
-    return words
 
 
 def _outside(config: ProvisionConfig) -> str:

@@ -18,11 +18,10 @@ from coalface.core.disk import writing
 from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import included, loader, party_file
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.recipe.sections import Privacy
 from coalface.experiments.setup import domains
 from coalface.experiments.setup.partition import POOLED
 from coalface.flower.app import project as flowerproject
-from coalface.flower.provision import certificates, kit_texts, project
+from coalface.flower.provision import certificates, kit_texts, pins, project
 from coalface.flower.provision.project import ProvisionConfig
 from coalface.methods import METHODS
 
@@ -51,7 +50,7 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
         ca = certificates.authority(config.name, now, config.days)
         with writing(out, fresh):
             fresh.mkdir(mode=0o700)  # for the owner alone from the first byte
-            _fill(fresh, config, loaded.privacy, now, out, ca)
+            _fill(fresh, config, loaded, now, out, ca)
             flowerproject.new(fresh / "operator" / "project", recipe)
             (fresh / "federation.yaml").write_bytes(file.read_bytes())
             for path in [fresh, *fresh.rglob("*")]:  # whatever the umask was
@@ -69,6 +68,7 @@ def make(file: Path, out: Path, now: datetime.datetime, ca_key: Path | None = No
 def _check(config: ProvisionConfig, recipe: Path, file: Path) -> Recipe:
     """The recipe. Raises RecipeError unless it can be read and its parties are those of the federation."""
     loaded = loader.load(recipe)
+    pins.check_bounded(loaded)
     validators, trainers = set(loaded.validators), set(loaded.own.parties if loaded.own is not None else ())
     for name, party in config.parties.items():
         where = f"{file}, parties.{name}"
@@ -136,7 +136,7 @@ def _write_key(path: Path, key: bytes) -> None:
 def _fill(
     folder: Path,
     config: ProvisionConfig,
-    privacy: Privacy,
+    recipe: Recipe,
     now: datetime.datetime,
     out: Path,
     ca: certificates.Pair,
@@ -153,7 +153,7 @@ def _fill(
         files |= {f"operator/keys/{name}.pub": key.public, f"parties/{name}/ca.crt": root}
         files |= {f"parties/{name}/node.key": key.private, f"parties/{name}/node.pub": key.public}
         files[f"parties/{name}/names.json"] = names
-    texts = kit_texts.render_kits(config, now, hashlib.sha256(root).hexdigest(), privacy)
+    texts = kit_texts.render_kits(config, now, hashlib.sha256(root).hexdigest(), recipe)
     texts["operator/flower/config.toml"] = kit_texts.render_flower_config(config, str(out / "operator" / "ca.crt"))
     files |= {path: text.encode() for path, text in texts.items()}
     for path in kit_texts.folders(config):

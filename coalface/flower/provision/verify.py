@@ -15,8 +15,7 @@ from typing import TypeVar
 from coalface.core import disk
 from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import loader, party_file
-from coalface.experiments.recipe.sections import Privacy
-from coalface.flower.provision import certificates, kit_texts, project
+from coalface.flower.provision import certificates, pins, project
 from coalface.flower.provision.project import ProvisionConfig
 from coalface.privacy import countersign, noise
 from coalface.privacy.secure_sums import signatures
@@ -152,13 +151,13 @@ def _party_files(kits: Path, config: ProvisionConfig) -> Iterator[str]:
 
 
 def _scripts(kits: Path, config: ProvisionConfig) -> Iterator[str]:
-    """Start scripts must ask for TLS and for the parties' keys, and hold a node to the secure sums that were agreed to:
-    without, a run goes on and protects nobody.
+    """Start scripts must ask for TLS and for the parties' keys, and hold a node to the secure sums and the noise that
+    were agreed to: without, a run goes on and protects nobody.
 
     A party that encrypts must be given its key, and no other: state begun the other way is refused.
     """
     faults: list[str] = []
-    privacy = _privacy(kits, faults)
+    pinned = _pins(kits, faults)
     options = {"superlink": LINK_OPTIONS} | {f"parties/{name}": NODE_OPTIONS for name in config.parties}
     for kit, needed in options.items():
         if not (kits / kit).is_dir() or (words := _read(kits, f"{kit}/start.sh", _command, faults)) is None:
@@ -169,17 +168,17 @@ def _scripts(kits: Path, config: ProvisionConfig) -> Iterator[str]:
             yield f"{kit}/start.sh has --insecure, which switches TLS off: remove it"
         name = kit.removeprefix("parties/")
         if name in config.parties:
-            yield from _node_config(kit, words, config.encrypts(name), privacy)
+            yield from _node_config(kit, words, config.encrypts(name), pinned)
     yield from faults
 
 
-def _node_config(kit: str, words: list[str], encrypts: bool, privacy: Privacy) -> Iterator[str]:
+def _node_config(kit: str, words: list[str], encrypts: bool, pinned: list[str]) -> Iterator[str]:
     """What a node is told of its party, which no server changes."""
     node = shlex.split(dict(zip(words, words[1:], strict=False)).get("--node-config", ""))
-    if lacking := [word for word in (*NODE_SIGNS, *kit_texts.pins(privacy)) if word not in node]:
+    if lacking := [word for word in (*NODE_SIGNS, *pinned) if word not in node]:
         yield (
             f"{kit}/start.sh lacks {' '.join(lacking)} in its --node-config, by which the node is held to the recipe's "
-            f"secure sums: put it back, or {AGAIN}"
+            f"secure sums and noise: put it back, or {AGAIN}"
         )
     if (NODE_KEY in node) != encrypts:
         does = "leaves the private state in the clear" if encrypts else "encrypts the private state"
@@ -188,16 +187,16 @@ def _node_config(kit: str, words: list[str], encrypts: bool, privacy: Privacy) -
         )
 
 
-def _privacy(kits: Path, faults: list[str]) -> Privacy:
+def _pins(kits: Path, faults: list[str]) -> list[str]:
     """What the operator's recipe promises the parties; nothing as well where the operator's kit has been handed out."""
     recipe = kits / "operator" / "project" / "recipe.yaml"
     if not (kits / "operator").is_dir():
-        return Privacy()
+        return []
     try:
-        return loader.load(recipe).privacy
+        return pins.words(loader.load(recipe))
     except (RecipeError, OSError) as error:
         faults.append(f"operator/project/recipe.yaml cannot be read ({disk.explained(error)}): {AGAIN}")
-        return Privacy()
+        return []
 
 
 def _command(script: bytes) -> list[str]:

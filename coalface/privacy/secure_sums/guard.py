@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -28,7 +29,7 @@ class Answers:
         self.path, self._flush = path, flush
         self._seen: dict[tuple[str, str], str] = {}
         self._rho: dict[tuple[str, str], float] = {}
-        """By place and digest, what each noised vector that left has cost."""
+        """By place and digest, in the order in which they left, what each thing with noise has cost."""
         self._file, self._read = 0, 0
         """Which file was read, and how many bytes of it."""
 
@@ -49,10 +50,11 @@ class Answers:
                     "together would tell single replies. Give a new run a new name and a new seed",
                 )
 
-    def spend(self, place: str, digest: bytes, rho: float, check: Callable[[float], None]) -> None:
-        """Write down a noised vector that is about to leave, and its ρ; the same one at a place costs it once.
+    def spend(self, place: str, digest: bytes, rho: float, check: Callable[[float], None]) -> float:
+        """Write down what is about to leave with noise, and its ρ; the same at a place costs it once.
 
-        `check` is given the ρ of all that has left with it, and raises where that is too much.
+        Returns the ρ of all that had left with it when it first did. `check` is given that, and raises where it is too
+        much.
         """
         with self._locked() as write:
             key = place, digest.hex()
@@ -60,9 +62,11 @@ class Answers:
                 check(sum(self._rho.values()) + rho)
                 write({"place": place, "sha256": key[1], "rho": rho if math.isfinite(rho) else None})
                 self._rho[key] = rho
+            before = itertools.takewhile(lambda other: other != key, self._rho)
+            return sum(self._rho[other] for other in before) + self._rho[key]
 
     def spent(self, *, but: str) -> float:
-        """The ρ of all noised vectors that have left, but at one place."""
+        """The ρ of all that has left with noise, but at one place."""
         with self._locked():
             return sum(rho for (place, _), rho in self._rho.items() if place != but)
 
