@@ -25,8 +25,11 @@ from coalface.methods import METHODS
 from coalface.models import BACKBONES
 
 LEFT_OUT = "left out"
-BY_CODE = frozenset("name method setting stage role messages stays readable head tensors numerics own_figures".split())
-"""Keys below which texts are the code's; the name of the run, its author chose."""
+BY_CODE = frozenset(
+    "name method setting stage messages stays readable numerics own_figures "
+    "parties.name parties.role ledger.tensors ledger.head".split()
+)
+"""Places below which texts are the code's; the name of the run, its author chose."""
 ENVIRONMENT = ("coalface", "commit", "python", "torch", "numpy", "system", "processor", "date")
 """What of the environment stays; versions, and no place."""
 BY_PARTY = ("failed", "losses", "large")
@@ -73,20 +76,22 @@ def _parties(run: Run) -> Iterator[str]:
     for line in run.metrics:
         for key in BY_PARTY:
             yield from mapping(line.get(key))
+        yield from (key.removeprefix(WEIGHT) for key in line if key.startswith(WEIGHT))
+        yield from (key.removeprefix(SCORE) for key in line if key.startswith(SCORE))
 
 
-def _scrub(value: object, key: str = "", *, names: Mapping[str, str]) -> Any:
-    """What may be shown of a value; `key` is the nearest above it that says whose texts are below."""
+def _scrub(value: object, place: str, *, names: Mapping[str, str]) -> Any:
+    """What may be shown of a value; `place` is where it stands, with points between the keys."""
     if isinstance(value, dict):
         return {
-            names.get(k, k): _scrub(v, k if key not in BY_CODE or k in BY_CODE else key, names=names)
-            for k, v in value.items()
+            names.get(key, key): _scrub(item, place if place in BY_CODE else f"{place}.{key}", names=names)
+            for key, item in value.items()
         }
     if isinstance(value, list):
-        return [_scrub(item, key, names=names) for item in value]
+        return [_scrub(item, place, names=names) for item in value]
     if not isinstance(value, str):
         return value
-    if key in BY_CODE:
+    if place in BY_CODE:
         return _renamed(value, names)
     return names.get(value) or (value if value in _vocabulary() else LEFT_OUT)
 
@@ -99,9 +104,9 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 
 
 def _key(key: str, names: Mapping[str, str]) -> str:
-    """The key of a metrics line: of a number that was logged for a party, by its new name."""
-    prefix = next((prefix for prefix in (WEIGHT, SCORE) if key.startswith(prefix)), None)
-    return key if prefix is None else prefix + names.get(key.removeprefix(prefix), LEFT_OUT)
+    """The key of a metrics line, such as `weight/PARTY`."""
+    name, slash, others = key.partition("/")
+    return name + slash + "/".join(names.get(part, part) for part in others.split("/"))
 
 
 @functools.cache

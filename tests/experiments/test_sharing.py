@@ -76,7 +76,7 @@ def planted(write_run: Any) -> Path:
         "clusters": {PARTIES[1]: {"clusters": 1.0, "bcubed_f": 50.0}},
         "passed_over": ["/srv/vault-of-faces/lfw/a.png is damaged"],
         "privacy": {"ended": "at the word of user-of-the-ministry", "epsilon": 2.0, "delta": 1e-5},
-        "of a later version": {PARTIES[0]: ["host-of-the-ministry", {"path": "vault-of-faces"}], "number": 7},
+        "of a later version": {PARTIES[0]: ["host-of-the-ministry", {"name": "vault-of-faces"}], "number": 7},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -109,7 +109,7 @@ def test_parties_are_numbered_in_all_tables_and_charts(planted: Path) -> None:
     series = {row.get("series") for chart in reader.charts for row in chart["data"]["values"]}
     assert {"party 1", "party 2", "party 3"} <= series
     assert ["train", "1", "party 1", sharing.LEFT_OUT] in reader.rows
-    assert "party 1 and party 2" in reader.text and "an update of party 1 tells of 4 images" in reader.text
+    assert "party 1 and party 2" in reader.text and "update of party 1 tells of 4 images" in reader.text
 
 
 def test_numbers_and_the_words_of_recipes_stay(planted: Path) -> None:
@@ -120,7 +120,7 @@ def test_numbers_and_the_words_of_recipes_stay(planted: Path) -> None:
     assert run.config["data"]["faces"] == {"kind": "folder", "path": sharing.LEFT_OUT}
     assert run.config["engine"]["trackers"] == ["mlflow"]
     assert run.summary["environment"] == {"torch": "2.13.0"}
-    assert run.summary["of a later version"] == {"party 1": [sharing.LEFT_OUT, {"path": sharing.LEFT_OUT}], "number": 7}
+    assert run.summary["of a later version"] == {"party 1": [sharing.LEFT_OUT, {"name": sharing.LEFT_OUT}], "number": 7}
     assert yaml.safe_load(run.config_text) == run.config
 
 
