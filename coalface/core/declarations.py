@@ -1,4 +1,4 @@
-"""Declarations of messages, private state and server state, checked when the class is defined.
+"""Declarations of messages, private state and server state, checked when the class is defined, and of means.
 
 Methods import these words from `coalface.core.method`.
 """
@@ -12,7 +12,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
 from typing import Any, Literal, TypeVar, dataclass_transform
 
@@ -45,6 +45,50 @@ class Ticket:
     stage: str
     round: int
     call: int
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Ask for Σ w_p x_p / Σ w_p over the replies instead of for the replies themselves.
+
+    `by` gives the weights w: the name of a number in the reply (`"images"`), a mapping from party to weight that the
+    server chose (a party of the role that it leaves out weighs nothing), or None for equal weights. The field must
+    have a counterpart in what was sent, so that all replies have the same tensors; `free()` ones come singly. Several
+    means of one field are several `Mean`s with a `name` each. `over="arrived"` divides by the weights of the replies
+    that arrived; `over="all"` by those of every party of the role, asked or not, so that a missing party counts as
+    zero (SCAFFOLD's control variates). `of="differences"` averages x_p − s_p, where s is the field of the same name
+    that was sent to p. `once=True` is for sums that shall hide single replies: where a resumed run repeats the call,
+    and other parties answer or the weights are others, the round is abandoned before a sum is opened.
+    """
+
+    field: str
+    by: str | Mapping[str, float] | None = None
+    over: Literal["arrived", "all"] = "arrived"
+    of: Literal["values", "differences"] = "values"
+    name: str = ""
+    once: bool = False
+
+    def __post_init__(self) -> None:
+        for key, choices in (("over", ("arrived", "all")), ("of", ("values", "differences"))):
+            if getattr(self, key) not in choices:
+                raise DeclarationError(
+                    f"Mean({self.field!r}, {key}={getattr(self, key)!r}): {key} is {choices[0]!r} or {choices[1]!r}."
+                )
+        if not isinstance(self.by, str | Mapping | None):
+            raise DeclarationError(
+                f"Mean({self.field!r}, by={self.by!r}): give the name of a number in the reply, a mapping from party "
+                "to weight, or None for equal weights."
+            )
+        if self.over == "all" and isinstance(self.by, str):
+            raise DeclarationError(
+                f"Mean({self.field!r}, by={self.by!r}, over='all'): the weight of a party that did not answer is not "
+                "known. Give the weights from the server (by={party: weight}) or leave `by` out for equal weights."
+            )
+
+    @property
+    def key(self) -> str:
+        """The name under which `answer.aggregated` holds the result."""
+        return self.name or self.field
 
 
 def _declare(cls: C, kind: Kind) -> C:

@@ -235,13 +235,15 @@ class HasSteps(TypedSettings):
                 steps[of] = _batched(cls, value, steps)
             elif name in forms:
                 _refuse_hidden(cls, name, f'@batched("{forms[name]}")')
-        cls.own_steps = {name: _with_own(declaration, steps.values()) for name, declaration in steps.items()}
+        cls.own_steps = steps
 
     @functools.cached_property
     def steps(self) -> dict[str, tuple[HasSteps, StepDeclaration]]:
         """All steps by name: its own (`train`), then those of its components (`validation.score`)."""
         self.check_frozen()
-        steps: dict[str, tuple[HasSteps, StepDeclaration]] = {n: (self, d) for n, d in self.own_steps.items()}
+        steps: dict[str, tuple[HasSteps, StepDeclaration]] = {}
+        for name, declaration in self.own_steps.items():
+            steps[name] = self, _with_own(declaration, self.own_steps.values())
         for f in dataclasses.fields(self):  # type: ignore[arg-type]
             part = getattr(self, f.name)
             if isinstance(part, HasSteps):

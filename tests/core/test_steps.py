@@ -135,6 +135,26 @@ def test_a_step_overridden_without_its_mark_is_refused() -> None:
     assert child.own_steps["checked"].role == "judge"
 
 
+def test_a_step_reads_what_the_method_keeps_in_place_of_what_it_asks_for() -> None:
+    """Whether inherited or not; where both are kept, what it asks for."""
+
+    @private
+    class More(Own):
+        more: Tensors
+
+    def keeps_more(self: Any, party: Party) -> Any: ...
+    def reads(self: Any, party: Party, own: Own | None) -> UpFree: ...
+
+    keeps_more.__annotations__ |= {"party": Party, "return": tuple[UpFree, More]}
+    parent: Any = dataclass(frozen=True)(
+        type("Parent", (Component,), {"unchecked": TRAIN(unchecked), "reads": TRAIN(reads)})
+    )
+    child: Any = dataclass(frozen=True)(type("Child", (parent,), {"unchecked": TRAIN(keeps_more)}))
+    again: Any = dataclass(frozen=True)(type("Again", (child,), {"unchecked": TRAIN(unchecked)}))
+    both: Any = dataclass(frozen=True)(type("Both", (parent,), {"other": TRAIN(keeps_more)}))
+    assert [cls().steps["reads"][1].own for cls in (parent, child, again, both)] == [Own, More, Own, Own]
+
+
 def test_two_private_classes_of_one_name_are_refused() -> None:
     other = private(type("Own", (), {"__annotations__": {"other": int}}))
 
