@@ -6,7 +6,8 @@ one identity a party, `random-init` is its kin: directions that nobody trains, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from coalface.core.local_results import PERSONAL_MODEL
@@ -21,11 +22,12 @@ from coalface.training.local_work import LocalTraining
 class FedBABU(FedAvg):
     """`fedavg` of the backbone under class embeddings at their first values; then a stage at each party alone.
 
-    There it trains backbone and class embeddings for `tuning_epochs`, at `local`'s first learning rate, and keeps the
-    result as its own model; the global one stays as it is. The paper tunes the head, or all of the network; here all,
-    since faces are compared by embeddings, in which the head has no part. In the paper all clients have one head over
-    all classes; here each has a row for each of its own people. It fails where a party has more people than directions
-    nearly at right angles fit in an embedding; of one identity a softmax has no gradient, and nothing is trained.
+    There it trains backbone and class embeddings for `tuning_epochs` and keeps the result as its own model; the global
+    one stays as it is. A rate as high as training's undoes the model. The paper tunes the head, or all of the network;
+    here all, since faces are compared by embeddings, in which the head has no part. In the paper all clients have one
+    head over all classes; here each has a row for each of its own people. It fails where a party has more people than
+    directions nearly at right angles fit in an embedding; of one identity a softmax has no gradient, and nothing is
+    trained.
     """
 
     title: ClassVar[str] = "averages backbones under fixed class embeddings, then tunes"
@@ -35,10 +37,14 @@ class FedBABU(FedAvg):
 
     tuning_epochs: int = 5
     """Passes over a party's images in the second stage."""
+    tuning_lr: float | None = None
+    """η there, ours; None: a tenth of `local.lr`."""
 
     def __post_init__(self) -> None:
         if self.tuning_epochs < 1:
             raise ValueError(f"tuning_epochs is {self.tuning_epochs}; give 1 or more")
+        if self.tuning_lr is not None and not 0 < self.tuning_lr < math.inf:
+            raise ValueError(f"tuning_lr is {self.tuning_lr}; give a number above 0, such as {self.local.lr / 10:g}")
 
     def stages(self) -> tuple[Stage, ...]:
         train = Stage("train", self.rounds, begin=lambda fed, _: self.init(fed), round=self.round)
@@ -68,7 +74,8 @@ class FedBABU(FedAvg):
     @property
     def tuning(self) -> LocalTraining:
         """The work of the second stage."""
-        return self.local.in_epochs(self.tuning_epochs)
+        lr = self.local.lr / 10 if self.tuning_lr is None else self.tuning_lr
+        return replace(self.local.in_epochs(self.tuning_epochs), lr=lr)
 
     @step(role="trainer", local=PERSONAL_MODEL)
     def personal(self, party: Party, own: Own | None) -> Tensors:

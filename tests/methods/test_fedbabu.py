@@ -23,16 +23,18 @@ from coalface.training.losses.sphereface2 import SphereFace2
 
 
 @pytest.mark.parametrize(
-    ("norm", "policy"),
-    by_default(1, [(True, "local"), (False, "average"), (True, "average"), (True, "parameters-only")]),
+    ("norm", "policy", "tuning_lr"),
+    by_default(
+        2, [(True, "local", None), (False, "average", 0.1), (True, "average", 0.1), (True, "parameters-only", None)]
+    ),
 )
 def test_it_is_algorithm_1_by_a_plain_loop_and_then_each_party_tunes_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, norm: bool, policy: Any
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, norm: bool, policy: Any, tuning_lr: float | None
 ) -> None:
     build = Tiny(flip=False, double=True, norm=norm, policy=policy)
     work = LocalTraining(steps_per_round=3, batch_size=4, lr=0.1, schedule="cosine", weight_decay=5e-3)
     states = naive.watched(FedBABU, monkeypatch)
-    ran = run(FedBABU(rounds=3, local=work, loss=LOSS, tuning_epochs=2), tmp_path, build)
+    ran = run(FedBABU(rounds=3, local=work, loss=LOSS, tuning_epochs=2, tuning_lr=tuning_lr), tmp_path, build)
     silos, shared = naive.silos(build, work), set(build().backbone.shared())
     theta = {n: t.clone() for n, t in build().backbone.module.state_dict().items() if t.is_floating_point()}
     own = {silo.name: {n: t for n, t in theta.items() if n not in shared} for silo in silos}
@@ -64,9 +66,9 @@ def test_it_is_algorithm_1_by_a_plain_loop_and_then_each_party_tunes_alone(
             g, h, running = silo.gradients(y, silo.head, pixels, labels)
             for n in g:
                 velocity[n] = 0.9 * velocity[n] + g[n] + 5e-3 * y[n]
-                y[n] = y[n] - 0.1 * velocity[n]
+                y[n] = y[n] - (tuning_lr or 0.01) * velocity[n]
             y.update(running)
-            silo.step_head(h, 0.1)
+            silo.step_head(h, tuning_lr or 0.01)
         tuned = naive.kept(tmp_path, silo.name, Own)
         assert naive.furthest({"head": tuned.learner.head}, {"head": silo.head}) < 1e-10
         assert naive.furthest(personal[silo.name], y) < 1e-10 and naive.furthest(y, theta) > 1e-3
@@ -80,7 +82,7 @@ def test_numbers_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """
     monkeypatch.setattr(local_training, "fresh_head", lambda party, rows: torch.zeros(rows, 1, dtype=torch.float64))
     monkeypatch.setattr(naive, "Square", Apart)
-    assert naive.worked(FedBABU, tmp_path, monkeypatch, tuning_epochs=2) == [{"backbone": -0.5}] * 2
+    assert naive.worked(FedBABU, tmp_path, monkeypatch, tuning_epochs=2, tuning_lr=0.5) == [{"backbone": -0.5}] * 2
     tuned = [naive.kept(tmp_path, party, Own) for party in "ab"]
     assert [float(own.backbone["w"]) for own in tuned] == [5 / 8, -7 / 8]
     assert [float(own.learner.head) for own in tuned] == [-9 / 8, 3 / 8]
@@ -106,6 +108,7 @@ def test_the_work_of_each_stage_is_told() -> None:
     assert [method.round_work(stage, 1, "trainer", "a", 10) for stage in ("train", "tune")] == [(3, 12), (6, 20)]
 
 
-def test_it_tunes_for_an_epoch_or_more() -> None:
-    with pytest.raises(ValueError, match="tuning_epochs"):
-        FedBABU(tuning_epochs=0)
+@pytest.mark.parametrize("setting", [{"tuning_epochs": 0}, {"tuning_lr": 0.0}, {"tuning_lr": float("nan")}])
+def test_it_tunes_for_an_epoch_or_more_at_some_rate(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=min(setting)):
+        FedBABU(**setting)
