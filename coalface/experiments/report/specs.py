@@ -215,7 +215,7 @@ def ranged(field: str, names: Sequence[str], looks: Sequence[Any]) -> Spec:
     The legend, where there are several, stands below in as many columns as the names leave room for on a phone.
     """
     columns = max(1, WIDTH // (7 * max(map(len, names)) + 40))
-    legend = {"title": None, "orient": "bottom", "columns": columns, "labelLimit": WIDTH - 50}
+    legend = {"title": None, "orient": "bottom", "columns": columns, "labelLimit": WIDTH - 50, "symbolOpacity": 1}
     scale = {"domain": list(names), "range": list(looks)}
     return {"field": field, "type": "nominal", "scale": scale, "legend": legend if len(names) > 1 else None}
 
