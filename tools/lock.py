@@ -34,13 +34,15 @@ Coalface is under the Apache License 2.0. Below is what it installs, in the vers
 
 Some wheels bring libraries of others along: `opencv-python-headless` has FFmpeg (LGPL 2.1); it, `numpy`, `scipy` and
 `scikit-learn` have the runtime libraries of GCC (GPL 3, with the exception that lets any program use them). A `torch`
-for CUDA brings packages of NVIDIA, under NVIDIA's own licence. The wheels hold the whole texts.
+for CUDA brings packages of NVIDIA, under NVIDIA's own licence. For tests alone, `axe-playwright-python` has axe-core
+(MPL 2.0), and `playwright` has Node.js (MIT). The wheels hold the whole texts.
 
 `coalface[mlflow]` (MLflow, Apache 2.0), `coalface[wandb]` (Weights & Biases' client, MIT) and `coalface[faiss]`
 (faiss-cpu, MIT; its wheel has OpenBLAS, BSD, and the runtime libraries of GCC) are large, so they are not among what
 `make` installs, and bring the newest versions.
 """
 WHY = {
+    "axe-playwright-python": "pages in a real browser, and what axe-core finds in them",
     "click": "the errors of the command line",
     "cloudpickle": "what only a program has, such as a method in a notebook, for its worker processes",
     "cryptography": "certificates, node keys, private state encrypted at rest; secure sums, countersignatures",

@@ -32,12 +32,12 @@ def hardest_pairs(
     """
     pairs: dict[str, list[dict[str, Any]]] = {}
     for kind, is_same, hardness in (("genuine", True, scores), ("impostor", False, -scores)):
-        places, shown = np.flatnonzero(same == is_same), set[int]()
+        places, pictured = np.flatnonzero(same == is_same), set[int]()
         of_kind = pairs.setdefault(kind, [])
         for place in places[np.argsort(hardness[places], kind="stable")]:
             images = [int(left[place]), int(right[place])]
-            if not shown.intersection(images):
-                shown.update(images)
+            if not pictured.intersection(images):
+                pictured.update(images)
                 of_kind.append({"cosine": float(scores[place]), "jpeg": _picture(faces.take(np.array(images)))})
             if len(of_kind) == MOST:
                 break

@@ -11,9 +11,14 @@ import tinyruns
 from browser import A4, Browser, browser
 
 from coalface.experiments import run as experiment
+from coalface.experiments import sharing
+from coalface.experiments.comparison import page as comparison_page
 from coalface.experiments.recipe import loader
 from coalface.experiments.report import page, vega
+from coalface.experiments.report.templates import write_page
 from coalface.experiments.report.vega import _library, draw
+from coalface.experiments.sweep import page as sweep_page
+from coalface.experiments.sweep.series import Point
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 METHODS = (
@@ -68,3 +73,25 @@ def test_what_would_be_wrong_is_found(chromium: Browser, drawn: None, fedavg_run
     for name, (before, after) in wrong.items():
         (tmp_path / "wrong.html").write_text(whole.replace(before, after, 1), encoding="utf-8")
         assert any(defect.startswith(name) for defect in chromium.defects(tmp_path / "wrong.html", 390, "light")), name
+
+
+def test_pages_of_comparisons_of_sweeps_and_to_pass_on_are_readable_too(
+    chromium: Browser, drawn: None, fedavg_run: Path, solo_run: Path, tmp_path: Path
+) -> None:
+    grid = [(method, k, rate) for method in ("fedavg", "pfm", "solo") for k in (5, 25, 75) for rate in (0.01, 0.1)]
+    points = [
+        Point({"method": method, "local.steps_per_round": k, "local.lr": rate}, seed, {"unseen/eer": k / 9 + seed})
+        for method, k, rate in grid
+        for seed in range(3)
+    ]
+    name = "method=fedavg, methods.fedavg.momentum=reset, loss.name=cosface, local.steps_per_round=75"
+    table = f"| setting | unseen TAR at FAR 0.001 | seeds |\n|---|--:|--:|\n| {name} | 80.0 ± 1.2 | 3 |"
+    text = sweep_page.render(
+        "grid", "coalface sweep", "18 settings in 54 runs.", table, points, ["local.steps_per_round"]
+    )
+    write_page(tmp_path / "sweep.html", text)
+    comparison_page.build([fedavg_run, solo_run], tmp_path / "compared.html")
+    sharing.build(fedavg_run, tmp_path / "shared.html")
+    for file in ("sweep.html", "compared.html", "shared.html"):
+        for scheme, width in (("light", 390), ("dark", 1280), ("print", A4)):
+            assert chromium.defects(tmp_path / file, width, scheme) == [], (file, scheme, width)

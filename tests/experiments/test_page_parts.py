@@ -212,7 +212,7 @@ def test_no_list_with_images_of_its_own_is_taken_for_synthetic() -> None:
 def _lists(pairs, **evaluation):
     from coalface.experiments.setup.parts import Parts
 
-    pairs = {name: {"kind": "balanced", "pairs": 10, **given} for name, given in pairs.items()}
+    pairs = {name: {"kind": "balanced", "pairs": 10, **settings} for name, settings in pairs.items()}
     recipe = tinyruns.tiny(evaluation={"pairs": {**pairs, "unseen": {"pairs": 20}}, **evaluation})
     return [(chosen.name, chosen) for chosen in Parts(recipe).pairs if chosen.name != "unseen"]
 

@@ -74,7 +74,9 @@ def test_the_command_draws_the_differences_of_its_table(tmp_path: Path, monkeypa
         "".join(e.itertext()) for e in ElementTree.fromstring(drawing).iter(f"{SVG}text")
     }
     rows = [
-        row for row in markdown_rows((tmp_path / "out" / "table.md").read_text()) if row[1:2] == ["unseen accuracy"]
+        row
+        for row in markdown_rows((tmp_path / "out" / "table.md").read_text())
+        if row[1] == "unseen accuracy" and row[0] != "setting"
     ]
     table_values = {row[0].removeprefix("method="): float(row[2]) for row in rows}
     (chart,) = charts

@@ -120,7 +120,7 @@ def _work(comparison: Comparison) -> Grid:
     whole = table.grid(comparison, time=True)
     columns = list(zip(whole.header, *whole.rows, strict=True))
     rows = [column for column in columns[1 : len(columns) - len(comparison.figures)] if any(column[1:])]
-    return Grid.of(["", *columns[0][1:]], rows, left=1)
+    return Grid.of(["what", *columns[0][1:]], rows, left=1)
 
 
 def _groups(runs: Sequence[Run]) -> list[tuple[str, str, Grid]]:
@@ -150,7 +150,7 @@ def _seen(runs: Sequence[Run]) -> Grid:
         ["ε, each party", *(_epsilon(run) for run in runs)],
         ["can be read from it", *(str(run.summary.get("readable") or "") for run in runs)],
     ]
-    return Grid.of(["", *(run.label for run in runs)], [row for row in rows if any(row[1:])], left=len(runs) + 1)
+    return Grid.of(["what", *(run.label for run in runs)], [row for row in rows if any(row[1:])], left=len(runs) + 1)
 
 
 def _is_summed(run: Run) -> bool:

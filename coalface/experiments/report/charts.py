@@ -28,7 +28,7 @@ CLOSENESS = "cosine"
 """What methods log whose server knows all class embeddings: the mean cosine of their pairs."""
 COLLAPSED = 0.95
 """Mean cosine of all pairs of class embeddings from which on the page says that they have collapsed."""
-MOST_CURVES, MOST_HISTOGRAMS = 12, 4
+MOST_CURVES, MOST_HISTOGRAMS = 12, 3
 """Curves of one chart, and lists of a run that have a histogram."""
 DRAWN_FAR = 0.01
 """The false accept rate whose threshold stands in a histogram."""

@@ -88,20 +88,19 @@ def _named(key: str, values: Mapping[str, float], name: str) -> str:
 
 
 def charts(run: Run) -> list[Chart]:
-    """The first figures by group, a dot each, with a bar where the run knows an interval or a standard error."""
+    """The first figures by group, a dot each, with a bar where the run knows an interval or a standard error.
+
+    Clients are drawn by the last of the models that serve them, the most personal one.
+    """
     drawn, groups = [], by_group(run)
-    for over in [
-        over for over in (LISTS, PARTIES, *[over for over in groups if over not in ONE_OF][-1:]) if over in groups
-    ]:
-        figures = groups[over]
-        for key in [key for key, values in figures.items() if len(values) <= MOST_NAMES][:MOST_DRAWN]:
-            rows = [Interval(name, value, _bar(run, over, key, name)) for name, value in figures[key].items()]
+    for over in (LISTS, PARTIES, *[over for over in groups if over not in ONE_OF][-1:]):
+        few = {key: values for key, values in groups.get(over, {}).items() if len(values) <= MOST_NAMES}
+        for key, values in list(few.items())[:MOST_DRAWN]:
+            rows = [Interval(name, value, _bar(run, over, key, name)) for name, value in values.items()]
             ends = "± one standard error" if key.endswith(ACCURACY.name) else "95 % of draws of the people in the pairs"
             caption = f"Bars: {ends}." if any(row.bar for row in rows) else ""
-            spec = specs.intervals(rows, x=axis_title(key), level=None)
-            drawn.append(
-                Chart(f"{figure_name(key)} by {ONE_OF.get(over, over.replace('clients', 'client'))}", spec, caption)
-            )
+            title = f"{figure_name(key)} by {ONE_OF.get(over) or over.replace('clients', 'client')}"
+            drawn.append(Chart(title, specs.intervals(rows, x=axis_title(key), level=None), caption))
     return drawn
 
 

@@ -19,8 +19,8 @@ FEW = 4
 """Curves up to which a chart is not tall."""
 BANDED = 3
 """Curves up to which each has its band: more bands than that hide each other."""
-MOST_POINTS, MOST_RATES = 400, 100
-"""Points drawn of one curve, and of an ROC; a longer one is thinned evenly and keeps its last point."""
+MOST_POINTS, MOST_RATES = 400, 300
+"""Points drawn of one curve, and of all ROCs of a chart; a longer curve is thinned evenly and keeps its last point."""
 MOST_MARKS, MARKS = 20, 8
 """Points up to which all of a curve are marked, and how many are of a longer one beside others."""
 SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "triangle-right")
@@ -106,7 +106,7 @@ def roc(curves: Sequence[Curve], *, is_det: bool = False) -> Spec:
             in_percent = Curve(
                 curve.label, [curve.x[i] for i in places], [rates[i] for i in places], curve.series, band
             )
-            kept.append(_thinned(in_percent, MOST_RATES))
+            kept.append(_thinned(in_percent, MOST_RATES // max(BANDED, len(curves))))
     if not kept:
         return {}
     decade = max(-7, min(-1, math.floor(math.log10(min(curve.x[0] for curve in kept)) + 1e-9)))
@@ -215,7 +215,7 @@ def ranged(field: str, names: Sequence[str], looks: Sequence[Any]) -> Spec:
     The legend, where there are several, stands below in as many columns as the names leave room for on a phone.
     """
     columns = max(1, WIDTH // (7 * max(map(len, names)) + 40))
-    legend = {"title": None, "orient": "bottom", "columns": columns, "labelLimit": WIDTH - 50}
+    legend = {"title": None, "orient": "bottom", "columns": columns, "labelLimit": WIDTH - 50, "symbolOpacity": 1}
     scale = {"domain": list(names), "range": list(looks)}
     return {"field": field, "type": "nominal", "scale": scale, "legend": legend if len(names) > 1 else None}
 

@@ -142,11 +142,15 @@ def draw(text: str) -> str:
     spec["layer"] = [layer for layer in spec["layer"] if layer.get("name") != HOVER]
     svg = vl_convert.vegalite_to_svg(spec, config=CONFIG, allowed_base_urls=[])
     svg = re.sub(' d="[^"]*"', lambda path: re.sub(r"-?[0-9]+\.[0-9]{3,}", _tenths, path[0]), svg)
-    svg = re.sub(' (?:role="graphics-[a-z]+"|aria-roledescription="[^"]*")', "", svg)  # which would want names
+    svg = re.sub(_NEEDLESS, "", svg).replace("<svg ", f'<svg font-family="{CONFIG["font"]}" ', 1)
     # Vega counts its clips over a process and over a page: here they are named by the chart and their place in it.
     digest, clips = sha256(text.encode()).hexdigest()[:12], itertools.count()
     names = {name: f"clip-{digest}-{next(clips)}" for name in re.findall(r'id="(clip[0-9]+)"', svg)}
     return re.sub(r'(id="|url\(#)(clip[0-9]+)', lambda match: match[1] + names.get(match[2], match[2]), svg)
+
+
+_NEEDLESS = ' (?:role="graphics-[a-z]+"|aria-[a-z]+="[^"]*"|pointer-events="none"|font-family="[^"]*")'
+"""Attributes of each element of a drawing that its place in a page makes needless, or the font of all of it."""
 
 
 def _tenths(coordinate: re.Match[str]) -> str:
