@@ -65,7 +65,8 @@ def _about(name: str, cls: type[Method]) -> dict[str, Any]:
     from coalface.methods import METHODS
 
     others = METHODS.known_as.items()
-    known_as = [f"{known}{written.removeprefix(name)}" for known, written in others if written.split()[0] == name]
+    own = [(known, *written.split()) for known, written in others if written.split()[0] == f"method={name}"]
+    known_as = [" with ".join((known, *settings)) for known, _, *settings in own]
     schema = object_schema(cls)
     properties = {key: value for key, value in schema["properties"].items() if key not in SHARED}
     return {

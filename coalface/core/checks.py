@@ -42,6 +42,8 @@ class UnknownKey(RecipeError):
 
 def unknown_name(name: object, known_names: Iterable[str], where: str) -> RecipeError:
     """The error of a name that is not known, with the nearest one if one is near."""
+    if name == "":
+        return RecipeError(f"nothing is named; give one of {', '.join(known_names)}", where=where)
     near = difflib.get_close_matches(str(name), names := list(known_names), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return RecipeError(f"{repr(name)[:100]} is not known{hint} Known: {', '.join(names) or 'none'}", where=where)

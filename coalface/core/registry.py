@@ -78,7 +78,7 @@ class Registry(Mapping[str, T], Generic[T]):
             return self[name]
         except (KeyError, TypeError):
             if isinstance(name, str) and (written := self.known_as.get(name.lower())):
-                raise RecipeError(f"{name!r} is {written} here; write that", where=where) from None
+                raise RecipeError(f"{name!r} is of another name here; write {written}", where=where) from None
             raise unknown_name(name, self, where) from None
         except PluginError as error:
             raise PluginError(error.text, where=where) from None

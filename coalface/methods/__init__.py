@@ -50,7 +50,7 @@ _OWN = {
     "distill": "coalface.methods.distill:Distill",
     "centralized": "coalface.methods.centralized:Centralized",
 }
-_KNOWN_AS = {"fedpav": "fedavg", "fedper": "fedavg", "fedbn": "fedavg with model.batchnorm=local"}
+_KNOWN_AS = {"fedpav": "method=fedavg", "fedper": "method=fedavg", "fedbn": "method=fedavg model.batchnorm=local"}
 """What the literature has a name for and is a method, or a setting, of another name here."""
 
 METHODS = Registry[type[Method]](

@@ -7,7 +7,7 @@ Its formulas were not at hand: those of the contrast, k's rule and the adapter, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 import torch
@@ -38,12 +38,14 @@ class Contrast:
     """Within a round a client trains the means as class embeddings; False: they stay what they were sent as."""
 
     def __post_init__(self) -> None:
-        within = self.weight >= 0 and self.nearest >= 1 and self.temperature > 0 and -2 <= (self.margin or 0) <= 2
-        if not within:  # NaN is within nothing
-            raise ValueError(
-                "contrast: weight is 0 or more, nearest 1 or more, margin a cosine and temperature above 0; got "
-                f"{self.weight}, {self.nearest}, {self.margin} and {self.temperature}"
-            )
+        for name, allowed, within in (  # NaN is within nothing
+            ("weight", "0 or more", self.weight >= 0),
+            ("nearest", "1 or more", self.nearest >= 1),
+            ("margin", "a number from -2 to 2", self.margin is None or -2 <= self.margin <= 2),
+            ("temperature", "a number above 0", self.temperature > 0),
+        ):
+            if not within:
+                raise ValueError(f"{name} is {getattr(self, name)}; use {allowed}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class AdaFedFR(FedFRJoint):
     """
 
     title: ClassVar[str] = "after AdaFedFR: public people's means in place of their images"
-    paper: ClassVar[str] = "Qiu et al. 2024, but for the loss's form"
+    paper: ClassVar[str] = "after Qiu et al. 2024"
     public_at_server: ClassVar[bool] = True
 
     public: Literal["none"] = "none"
@@ -62,6 +64,15 @@ class AdaFedFR(FedFRJoint):
     contrastive: float = 0.0
     """α2 of FedFR's term (5), in whose place the contrast comes."""
     contrast: Contrast = Contrast()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        of_images = ("threshold", "phi_update", "weights")
+        of_term = ("temperature", "previous") if not self.contrastive else ()
+        defaults = {f.name: f.default for f in fields(self)}
+        if idle := [name for name in (*of_images, *of_term) if getattr(self, name) != defaults[name]]:
+            why = "contrastive is 0" if idle[0] in of_term else "clients have no public images, and the server makes M"
+            raise ValueError(f"{idle[0]} has no effect here, since {why}; remove it")
 
     def init(self, fed: Federation) -> State:
         return State(backbone=fed.initial, classifier=self.means(fed, fed.initial))

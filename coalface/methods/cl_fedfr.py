@@ -35,6 +35,6 @@ class CLFedFR(FedFRJoint):
     """
 
     title: ClassVar[str] = "after CL-FedFR: FedFR on each client's easier images first"
-    paper: ClassVar[str] = "Dube et al. 2024, but for the measure"
+    paper: ClassVar[str] = "after Dube et al. 2024"
 
     curriculum: Curriculum | None = Curriculum()

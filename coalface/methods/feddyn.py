@@ -44,13 +44,13 @@ class FedDyn(fedavg.FedAvg):
     parties report is F_i.
     """
 
-    title: ClassVar[str] = "regularises each party's objective towards everybody's optimum"
+    title: ClassVar[str] = "changes each party's objective so that all have one optimum"
     paper: ClassVar[str] = "Acar et al. 2021"
     setting: ClassVar[str] = "any"
     counts_replies: ClassVar[bool] = True
 
     alpha: float = 0.01
-    """α."""
+    """α, how strongly a party is held at the backbone that was sent: the larger, the shorter a round's way."""
     weights: Literal["images", "equal"] = "images"
     """w_i: shares of the images, or equal as in the paper."""
 

@@ -25,8 +25,8 @@ class FedRep(FedAvg):
 
     Then θ ← θ − η ∇_θ F(θ, h), for the work of `local`; the loss that a party reports is of this part. BatchNorm takes
     the statistics of its batches in both. Faces are compared by embeddings, in which the class embeddings h have no
-    part, so a party's own model is its backbone as its last round left it. Nothing is gained where class embeddings
-    follow the backbone anyway; of one identity a softmax has no gradient in either part, and nothing is trained.
+    part, so a party's own model is its backbone as its last round left it. It gains nothing where class embeddings keep
+    up with the backbone without a part of their own; of one identity a softmax has no gradient, and nothing is trained.
     """
 
     title: ClassVar[str] = "trains class embeddings, then the backbone, which is averaged"

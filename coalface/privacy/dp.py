@@ -264,8 +264,8 @@ def check_call(
         if len(weights) > 1:
             raise RecipeError(
                 f"step {step} asks for a mean of {mean.field} with weights that differ from party to party, and each "
-                "party must count the same. Choose equal weights (scaffold: methods.scaffold.weights=equal and "
-                "local.steps_per_round), or another method",
+                "party must count the same. Set `weights` of the method to equal if it has it (feddyn; scaffold with "
+                "local.steps_per_round), or choose another method",
                 where=where,
             )
         if declaration.each is not None and mean.field in resolved(declaration.each, declaration.each.__name__):

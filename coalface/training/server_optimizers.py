@@ -34,7 +34,7 @@ class ServerOptimizer(TypedSettings, ABC):
     """A step of the parameters x along Δ = x̄ − x, where x̄ is what the parties' backbones were aggregated to."""
 
     lr: float = 0.01
-    """η."""
+    """η, the server's learning rate."""
 
     def __post_init__(self) -> None:
         if not self.lr > 0:

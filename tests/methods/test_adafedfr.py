@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -225,5 +226,21 @@ def test_a_run_by_a_recipe_says_nothing_of_public_images_used(tmp_path: Path) ->
     ],
 )
 def test_constants_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="contrast"):
+    with pytest.raises(ValueError, match=f"^{min(wrong)} is "):
         Contrast(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "idle"),
+    [
+        ({"threshold": 0.9}, "threshold"),
+        ({"phi_update": "none"}, "phi_update"),
+        ({"weights": "trained"}, "weights"),
+        ({"temperature": 0.1}, "temperature"),
+        ({"previous": "random"}, "previous"),
+        ({"previous": "random", "temperature": 0.1, "contrastive": 1.0}, None),
+    ],
+)
+def test_a_setting_of_fedfr_that_would_change_nothing_is_refused(settings: dict[str, Any], idle: str | None) -> None:
+    with nullcontext() if idle is None else pytest.raises(ValueError, match=f"^{idle} has no effect"):
+        AdaFedFR(**settings)
