@@ -45,6 +45,7 @@ ELSEWHERE = {
 """Page -> the test that runs its commands and its Python, or the same with other numbers."""
 LEFT_OUT = {
     "CONTRIBUTING.md": "the checks themselves",
+    "deployment.md": "a container engine",
     "figures.md": "RFW, IJB-C and MegaFace, which are not free to pass on",
     "formats.md": "RFW, and landmarks of the reader's own",
     "photographs.md": "photographs of people",

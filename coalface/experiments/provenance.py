@@ -298,7 +298,9 @@ def note(out: Path, event: Mapping[str, Any]) -> None:
 
 def command_line() -> str:
     """What this process was started with, such as `coalface resume runs/a`."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    program = Path(sys.argv[0])
+    is_module = program.parts[-3:] == ("coalface", "cli", "main.py")
+    return shlex.join(["coalface" if is_module else program.name, *sys.argv[1:]])
 
 
 def source_of(name: str) -> Path | None:

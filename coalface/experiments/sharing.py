@@ -84,7 +84,7 @@ def _scrub(value: object, place: str, *, names: Mapping[str, str]) -> Any:
     """What may be shown of a value; `place` is where it stands, with points between the keys."""
     if isinstance(value, dict):
         return {
-            names.get(key, key): _scrub(item, place if place in BY_CODE else f"{place}.{key}", names=names)
+            _renamed(key, names): _scrub(item, place if place in BY_CODE else f"{place}.{key}", names=names)
             for key, item in value.items()
         }
     if isinstance(value, list):
@@ -106,7 +106,7 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 def _key(key: str, names: Mapping[str, str]) -> str:
     """The key of a metrics line, such as `weight/PARTY`."""
     name, slash, others = key.partition("/")
-    return name + slash + "/".join(names.get(part, part) for part in others.split("/"))
+    return name + slash + _renamed(others, names)
 
 
 @functools.cache

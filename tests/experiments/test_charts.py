@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
+import vl_convert
 
 from coalface.core.errors import RecipeError
 from coalface.experiments.report import charts, page, runs, specs, vega
@@ -272,6 +273,19 @@ def test_class_embeddings_that_fell_together_are_named(write_run):
     ) == {}
 
 
+def test_few_rounds_have_a_tick_each_and_none_between_them():
+    few, many = (specs.lines([Curve("a", list(range(n)), [0.0] * n)], x="round", y="loss") for n in (4, 40))
+    assert layer(few, "line")["encoding"]["x"]["axis"]["values"] == [0, 1, 2, 3]
+    assert "values" not in layer(many, "line")["encoding"]["x"]["axis"]
+
+
+def test_a_pointer_shows_whose_value_it_is():
+    """Under `nearest`, Vega-Lite 5 and 6 read a name without a format from the cell about a point, which has none."""
+    spec = specs.lines([Curve(name, [0, 1], [1.0, 2.0], n) for n, name in enumerate("ab")], x="round", y="loss")
+    compiled = json.dumps(vl_convert.vegalite_to_vega(spec))
+    assert r"isValid(datum.datum[\"series\"])" in compiled
+
+
 def test_a_figure_begins_with_what_the_run_starts_from_and_stands_over_what_was_sent(write_run):
     folder = write_run(gain=22.0)
     run = runs.read(folder)
@@ -286,7 +300,7 @@ def test_a_figure_begins_with_what_the_run_starts_from_and_stands_over_what_was_
     assert column(over_bytes.spec, "x") == pytest.approx([0, *sent[evaluated]], rel=1e-5)
     assert column(over_bytes.spec, "y") == column(over_rounds.spec, "y")
     none, pooled = write_run("none"), write_run("merge", method="merge", pooled=True)
-    silent = [{**line, "bytes_down": 0, "bytes_up": 0} for line in run.metrics]
+    silent = [{**line, "bytes_down": 0, "bytes_up": 1} for line in run.metrics]
     (none / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in silent))
     (of_all,) = (c for c in charts.progress([runs.read(p) for p in (folder, none, pooled)]) if "sent" in c.title)
     assert set(column(of_all.spec, "series")) == {run.label} and "Without none, merge" in of_all.caption

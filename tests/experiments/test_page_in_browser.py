@@ -95,3 +95,13 @@ def test_pages_of_comparisons_of_sweeps_and_to_pass_on_are_readable_too(
     for file in ("sweep.html", "compared.html", "shared.html"):
         for scheme, width in (("light", 390), ("dark", 1280), ("print", A4)):
             assert chromium.defects(tmp_path / file, width, scheme) == [], (file, scheme, width)
+
+
+def test_tables_are_sorted_by_bytes_and_by_clock(chromium: Browser, tmp_path: Path) -> None:
+    sent = ["7.47 MB", "528 B", "1.2 kB", "1:02:05", "27:10"]
+    table = "| setting | up |\n|---|--:|\n" + "".join(f"| {place} | {text} |\n" for place, text in enumerate(sent))
+    write_page(tmp_path / "sweep.html", sweep_page.render("grid", "coalface sweep", "", table, [], []))
+    with chromium.opened(tmp_path / "sweep.html", 768, "light") as (tab, _):
+        tab.click("th:nth-child(2) button")
+        cells = tab.evaluate("[...document.querySelectorAll('tbody td:nth-child(2)')].map((cell) => cell.textContent)")
+    assert cells == ["528 B", "1.2 kB", "27:10", "1:02:05", "7.47 MB"]

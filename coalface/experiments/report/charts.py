@@ -13,6 +13,8 @@ from coalface.experiments.report.runs import Run, as_dicts, flat_figures, mappin
 from coalface.experiments.report.specs import Curve, Interval
 from coalface.experiments.report.vega import Chart
 
+NEXT_TO_NOTHING = 0.01
+"""What a run sends, as a share of what others send, at which its figure over bytes would stand at 0."""
 MOST_LOGGED = 24
 """Charts of logged numbers on one page; the first that the method logged have them."""
 LARGEST = 1e100
@@ -145,11 +147,13 @@ def _figure_over_bytes(runs: Sequence[Run], key: str) -> list[Chart]:
             sent += sum(number(record.get(way)) or 0 for way in ("bytes_down", "bytes_up")) / 1e6
             value = flat_figures(record.get("judged")).get(key)
             points += [] if value is None else [(sent, value)]
-        if points and points[-1][0] > 0 and not run.summary.get("pooled"):
+        if points and not run.summary.get("pooled"):
             curves.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
+    widest = max((curve.x[-1] for curve in curves), default=0.0)
+    curves = [curve for curve in curves if curve.x[-1] > NEXT_TO_NOTHING * widest]
     spec = specs.lines(curves, x="MB sent, both ways", y=axis_title(key), whole=False)
     absent = [run.label for run in runs if run.label not in {curve.label for curve in curves}]
-    caption = f"Without {', '.join(absent)}: nothing is sent, or the images are pooled." if absent else ""
+    caption = f"Without {', '.join(absent)}: next to nothing is sent, or the images are pooled." if absent else ""
     return [Chart(f"{axis_title(key)} by what was sent", spec, caption)] if spec else []
 
 

@@ -2,7 +2,10 @@
 for (const table of document.querySelectorAll("table:has(thead + tbody)")) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
   const key = (row, column) => row.cells[column].textContent.trim().replaceAll("−", "-").replaceAll(",", "");
-  const compare = (a, b) => Number.isNaN(parseFloat(a) + parseFloat(b)) ? a.localeCompare(b, "en", { numeric: true }) : parseFloat(a) - parseFloat(b);
+  const number = (text) => /^\d+(:\d\d)+$/.test(text)
+    ? text.split(":").reduce((seconds, part) => 60 * seconds + Number(part), 0)
+    : parseFloat(text) * ({ kB: 1e3, MB: 1e6, GB: 1e9, TB: 1e12 }[text.split(" ")[1]] ?? 1);
+  const compare = (a, b) => Number.isNaN(number(a) + number(b)) ? a.localeCompare(b, "en", { numeric: true }) : number(a) - number(b);
   if (body.rows.length > 2) heads.forEach((head, column) => {
     const button = document.createElement("button");
     button.className = "sorts";

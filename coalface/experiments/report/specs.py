@@ -30,7 +30,11 @@ LEVEL = [4, 4]
 """The dashes of what is no series of its own: a level, chance."""
 LEAST = 1e-7
 """Percent below which a rate is 0, and has no logarithm."""
-NAMES = ("series", "setting", "pairs")
+MISSED = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 40, 60, 80, 100]
+"""Where a DET curve's rates may have a tick, in percent."""
+MOST_TICKS = 6
+"""Whole numbers that each have a tick."""
+NAMES = ("series", "setting", "pairs", "party")
 """The fields of rows that are no numbers."""
 SHORT = 16
 """Letters of a row's name up to which it stands beside its dot, on a phone too; a longer one stands above."""
@@ -80,7 +84,7 @@ def lines(
     if not curves:
         return {}
     across = number("x", x, nice=False, zero=False, padding=6)
-    across["axis"] = {"grid": False, **({"format": "d", "tickMinStep": 1} if whole else {})}
+    across["axis"] = {"grid": False, **(_whole(curves) if whole else {})}
     middle = (min(curve.x[0] for curve in curves) + max(curve.x[-1] for curve in curves)) / 2
     values = [value for curve in curves for value in curve.y]
     flat = (
@@ -113,7 +117,7 @@ def roc(curves: Sequence[Curve], *, is_det: bool = False) -> Spec:
     axis = {"grid": False, "format": "~g", "labelOverlap": "greedy"}
     across = number("x", "FAR", type="log", nice=False, domain=[10.0**decade, 1.0]) | {"axis": axis}
     if is_det:
-        up = number("y", "1 − TAR (%)", type="log", nice=False) | {"axis": axis}
+        up = number("y", "1 − TAR (%)", type="log", nice=False) | {"axis": axis | {"values": MISSED}}
         return of_layers(_points(kept), [*_bands(kept, across, up), *_curves(kept, across, up)])
     up = number("y", "TAR (%)", domain=[0, 100])
     chance = [10.0 ** (decade * (1 - i / 40)) for i in range(41)]
@@ -237,8 +241,9 @@ def picked(opacity: float) -> Spec:
 def tips(*fields: str, **titles: str) -> list[Spec]:
     """What a pointer shows of a row."""
     form = {"format": ".6~g"}
+    name = {"format": "", "formatType": "number"}  # else Vega-Lite looks for it in the nearest point's cell
     return [
-        {"field": field, "title": clean(titles.get(field, field)), **({} if field in NAMES else form)}
+        {"field": field, "title": clean(titles.get(field, field)), **(name if field in NAMES else form)}
         for field in fields
     ]
 
@@ -318,6 +323,13 @@ def _marked(count: int, several: bool) -> list[int]:
     if count <= MOST_MARKS:
         return list(range(count))
     return sorted({round(i * (count - 1) / (MARKS - 1)) for i in range(MARKS)}) if several else []
+
+
+def _whole(curves: Sequence[Curve]) -> Spec:
+    """An axis of whole numbers, without ticks between them."""
+    first, last = math.ceil(min(curve.x[0] for curve in curves)), math.floor(max(curve.x[-1] for curve in curves))
+    ticks = {"values": [*range(first, last + 1)]} if last - first < MOST_TICKS else {"tickMinStep": 1}
+    return {"format": "d", **ticks}
 
 
 def _stages(marks: Sequence[tuple[float, str]], x: str, middle: float) -> list[Spec]:
