@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import shutil
@@ -185,20 +186,27 @@ def test_a_table_has_means_ranges_and_chance_and_why_a_cell_is_missing() -> None
 
     refused = Cell("a", "r", "linkage", '{"k": 2}', "secure", 0, refused="no templates leave")
     cells = [cell(0, 40.0), cell(1, 60.0), refused, cell(0, 12.0, 20.0, "noise")]
+    refusal = "\nsecure: no templates leave"
     assert list(table(cells)) == [
         "`coalface attack a --kind linkage --option k=2`, seeds 0, 1; chance in brackets:",
         "",
-        "|  | none | secure | noise |",
-        "|---|---:|---:|---:|",
-        "| centre, by the server: found, % (5 trials) | 50.0 (40.0 to 60.0) [10.0] | – | 12.0 [20.0] |",
-        "\nsecure: no templates leave",
-        "",
-    ]
-    many = [cell(0, 40.0, defence=f"mean {number}") for number in range(6)]
-    assert list(table(many))[2:] == [
         "|  | centre, by the server: found, % (5 trials) |",
         "|---|---:|",
-        *(f"| mean {number} | 40.0 [10.0] |" for number in range(6)),
+        "| none | 50.0 (40.0 to 60.0) [10.0] |",
+        "| secure | – |",
+        "| noise | 12.0 [20.0] |",
+        refusal,
+        "",
+    ]
+    more = Outcome("codes", "client", "bits, %", 70.0, 53.0, 9)
+    wide = dataclasses.replace(cells[0], outcomes=(*cells[0].outcomes, more, dataclasses.replace(more, target="rows")))
+    fewer = dataclasses.replace(cells[1], outcomes=(dataclasses.replace(more, trials=4, value=80.0),))
+    assert list(table([wide, fewer]))[2:] == [
+        "|  | none |",
+        "|---|---:|",
+        "| centre, by the server: found, % (5 trials) | 40.0 [10.0] |",
+        "| codes, by the client: bits, % (4 to 9 trials) | 75.0 (70.0 to 80.0) [53.0] |",
+        "| rows, by the client: bits, % (9 trials) | 70.0 [53.0] |",
         "",
     ]
 

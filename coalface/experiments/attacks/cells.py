@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,8 +18,6 @@ from coalface.core.parsing import parse_json
 from coalface.experiments.attacks.base import Outcome
 
 NOTHING = "–"
-MOST_COLUMNS = 5
-"""Defences that stand side by side."""
 
 
 @dataclass(frozen=True)
@@ -100,22 +98,29 @@ def table(cells: Sequence[Cell]) -> Iterator[str]:
 
 
 def _table_of(cells: Sequence[Cell]) -> Iterator[str]:
-    """The lines of one command's table; with many defences these are its rows."""
+    """The lines of one command's table; where there are more defences than figures, these are its columns."""
     defences = list(dict.fromkeys(cell.defence for cell in cells))
-    by_figure: dict[str, dict[str, list[Outcome]]] = {}
+    by_figure: dict[tuple[str, str, str], dict[str, list[Outcome]]] = {}
     for cell in cells:
         for outcome in cell.outcomes:
-            trials = f"{outcome.trials:,} trial{'s' * (outcome.trials != 1)}"
-            figure = f"{outcome.target}, by the {outcome.attacker}: {outcome.figure} ({trials})"
+            figure = outcome.target, outcome.attacker, outcome.figure
             by_figure.setdefault(figure, {}).setdefault(cell.defence, []).append(outcome)
     lines = [["", *defences]]
-    lines += [[figure, *(_value(by.get(defence, [])) for defence in defences)] for figure, by in by_figure.items()]
-    if len(defences) > MOST_COLUMNS:
+    for (target, attacker, figure), by_defence in by_figure.items():
+        name = f"{target}, by the {attacker}: {figure} ({_trials(by_defence.values())})"
+        lines.append([name, *(_value(by_defence.get(defence, [])) for defence in defences)])
+    if len(defences) > len(by_figure):
         lines = [list(line) for line in zip(*lines, strict=True)]
     if by_figure:
         yield f"| {' | '.join(lines[0])} |"
         yield f"|---|{'---:|' * (len(lines[0]) - 1)}"
         yield from (f"| {' | '.join(line)} |" for line in lines[1:])
+
+
+def _trials(outcomes: Iterable[Sequence[Outcome]]) -> str:
+    """Of how many people, images or messages a figure is, in the cells of all defences."""
+    counts = sorted({outcome.trials for group in outcomes for outcome in group})
+    return f"{counts[0]:,}{f' to {counts[-1]:,}' if counts[1:] else ''} trial{'s' * (counts[-1] != 1)}"
 
 
 def _value(outcomes: Sequence[Outcome]) -> str:
