@@ -103,8 +103,8 @@ def _table_of(cells: Sequence[Cell]) -> Iterator[str]:
     by_figure: dict[tuple[str, str, str], dict[str, list[Outcome]]] = {}
     for cell in cells:
         for outcome in cell.outcomes:
-            figure = outcome.target, outcome.attacker, outcome.figure
-            by_figure.setdefault(figure, {}).setdefault(cell.defence, []).append(outcome)
+            key = outcome.target, outcome.attacker, outcome.figure
+            by_figure.setdefault(key, {}).setdefault(cell.defence, []).append(outcome)
     lines = [["", *defences]]
     for (target, attacker, figure), by_defence in by_figure.items():
         name = f"{target}, by the {attacker}: {figure} ({_trials(by_defence.values())})"
