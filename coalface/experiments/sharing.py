@@ -32,6 +32,11 @@ BY_CODE = frozenset(
 """Places below which texts are the code's; the name of the run, its author chose."""
 ENVIRONMENT = ("coalface", "commit", "python", "torch", "numpy", "system", "processor", "date")
 """What of the environment stays; versions, and no place."""
+BY_PARTY_IN_RECIPES = (
+    "data.parties data.party_data data.party_augment data.faces.parts data.partition.shares local.party_batch_size "
+    "data.hold_out data.rehearsal engine.processes_per_party faults.slow faults.corrupt"
+).split()
+"""Keys of a recipe with an entry for each party."""
 BY_PARTY = ("failed", "losses", "large")
 """Keys of a metrics line with an entry for each party."""
 
@@ -71,8 +76,11 @@ def _parties(run: Run) -> Iterator[str]:
     yield from (str(party.get("name")) for party in run.parties)
     yield from mapping(mapping(run.summary.get("ledger")).get("head"))
     yield from mapping(run.config.get("validators"))
-    own = mapping(run.config.get("data")).get("parties")
-    yield from map(str, own) if isinstance(own, dict | list) else ()
+    for place in BY_PARTY_IN_RECIPES:
+        *sections, key = place.split(".")
+        section = functools.reduce(lambda value, name: mapping(value.get(name)), sections, mapping(run.config))
+        own = section.get(key)
+        yield from map(str, own) if isinstance(own, dict | list) else ()
     for line in run.metrics:
         for key in BY_PARTY:
             yield from mapping(line.get(key))

@@ -13,6 +13,7 @@ import pytest
 import tinyruns
 import torch
 from numpy.typing import NDArray
+from pages import Reader
 from PIL import Image
 from tinyruns import Linear
 from torch import nn
@@ -22,6 +23,7 @@ from coalface.data.readers.bin import write_bin
 from coalface.data.readers.records import write_rec
 from coalface.data.synthetic.generator import SyntheticFaces
 from coalface.engine.transport import RunFailed
+from coalface.experiments.report import page
 
 TINY = cf.Synthetic(identities=8, images=4)
 SMALL: dict[str, Any] = {"size": 32, "rounds": 1, "parties": 2, "threads": 1, "progress": False}
@@ -179,6 +181,13 @@ def test_a_run_is_plotted(fedavg_run: Path) -> None:
     for metric in ("los", "unseen/eer"):  # unknown; evaluated at the end alone
         with pytest.raises(cf.RecipeError):
             run.plot(metric)
+
+
+def test_a_run_has_the_charts_of_its_page(fedavg_run: Path) -> None:
+    run = cf.FinishedRun(fedavg_run)
+    drawn = Reader(page.build(fedavg_run).read_text(encoding="utf-8")).charts
+    assert [chart.rows for chart in run.charts] == [spec["data"]["values"] for spec in drawn]
+    assert any("ROC" in chart.title for chart in run.charts)
 
 
 def test_runs_are_compared_as_a_table_text_and_html(fedavg_run: Path, solo_run: Path) -> None:

@@ -60,17 +60,17 @@ def test_runs_of_several_seeds_have_one_line_of_differences(write_run):
 
 
 def test_thousands_and_letters_are_written_as_latex_sets_them():
-    assert latex.escape("a\\b ~ x^2 {c} #1 $\n") == (
-        r"a\textbackslash{}b \textasciitilde{} x\textasciicircum{}2 \{c\} \#1 \$ "
+    assert latex.escape("a\\b ~ x^2 {c} #1 $ <|>\n") == (
+        r"a\textbackslash{}b \textasciitilde{} x\textasciicircum{}2 \{c\} \#1 \$ \textless{}\textbar{}\textgreater{} "
     )
 
 
 def test_csv_has_a_line_for_each_run_and_figure(write_run):
-    runs = [write_run("a"), write_run('b, "two"', gain=17.0)]
+    runs = [write_run("=a"), write_run('b, "two"', gain=17.0)]
     text = table.csv(table.compare(runs, {(runs[1], KEY): table.Interval(-3.0, -4.5, -1.5, 3)}))
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [(row["run"], row["pairs"], row["figure"]) for row in rows] == [
-        (run.name, "devtest", figure) for run in runs for figure in ("accuracy", "tar@far=0.01", "eer")
+        (name, "devtest", figure) for name in ("'=a", 'b, "two"') for figure in ("accuracy", "tar@far=0.01", "eer")
     ]
     assert rows[0] | {"value": "80.0", "se": "1.1", "unit": "percent", "difference": "", "decided": ""} == rows[0]
     assert rows[3] | {"difference": "-3.0", "low": "-4.5", "high": "-1.5", "seeds": "3", "decided": "True"} == rows[3]

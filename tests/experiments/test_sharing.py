@@ -103,6 +103,16 @@ def test_no_secret_is_on_the_page_that_is_shared(planted: Path) -> None:
     Reader(shared.decode()).check_offline()
 
 
+def test_a_run_that_has_not_finished_a_round_names_no_party_either(planted: Path) -> None:
+    (planted / "metrics.jsonl").write_text("")
+    (planted / "summary.json").unlink()
+    config = yaml.safe_load((planted / "config.yaml").read_text())
+    config["data"]["partition"] = {"kind": "shares", "shares": {PARTIES[1]: 0.5}}
+    (planted / "config.yaml").write_text(yaml.safe_dump(config))
+    shared = sharing.build(planted).read_bytes()
+    assert [secret for secret in SECRETS if secret.encode() in shared] == []
+
+
 def test_parties_are_numbered_in_all_tables_and_charts(planted: Path) -> None:
     reader = Reader(sharing.build(planted).read_text(encoding="utf-8"))
     trainers = [row[:3] for row in reader.rows if row[1:2] == ["trainer"]]

@@ -85,6 +85,8 @@ PINS = {"release_noise_multiplier": "1.0", "release_delta": "1e-05", "release_ta
         (["release_delta"], {f"{CLUSTERING}.delta": 1e-4}, "methods.privacyface"),
         (["release_target_epsilon"], {f"{CLUSTERING}.target_epsilon": 9.2}, "methods.privacyface"),
         (["release_target_epsilon"], {f"{CLUSTERING}.target_epsilon": "null"}, "methods.privacyface"),
+        (["release_target_epsilon"], {f"{CLUSTERING}.delta": 0.99}, "methods.privacyface"),
+        (["release_delta"], {"method": "fedavg", "privacy.secure.dropouts": 0}, "privacy.secure"),
         ([], {f"{CLUSTERING}.noise_multiplier": 1e-9, f"{CLUSTERING}.target_epsilon": "null"}, None),
     ],
 )

@@ -12,7 +12,7 @@ from coalface.core.checks import unknown_name
 from coalface.core.errors import RecipeError
 from coalface.core.text import html_table, several
 from coalface.evaluation.figures import figure_name, figure_of, figure_text
-from coalface.experiments.report import charts, runs
+from coalface.experiments.report import charts, page, runs
 from coalface.experiments.report.vega import Chart
 
 if TYPE_CHECKING:
@@ -70,6 +70,14 @@ class FinishedRun:
     def recipe(self) -> dict[str, Any]:
         """The recipe with every key."""
         return self._read.config
+
+    @property
+    def charts(self) -> list[Chart]:
+        """The charts of its page: ROC and DET, similarities, by group, over rounds and bytes, and who holds what.
+
+        >>> run.charts[0].save("roc.svg")  # doctest: +SKIP
+        """
+        return [chart for charts in page.charts_of(self._read).values() for chart in charts]
 
     def plot(self, metric: str = "loss") -> Chart:
         """A metric by round, or a figure such as `unseen/eer`, as a chart, which a notebook draws and `save` writes.

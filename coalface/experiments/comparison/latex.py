@@ -12,6 +12,7 @@ from coalface.experiments.report.long_table import Record
 SPECIAL = {
     **{letter: f"\\{letter}" for letter in "&%$#_{}"},
     **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"},
+    **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"},
 }
 """What a letter of its own meaning is written as."""
 

@@ -38,6 +38,8 @@ OF_EACH_RUN = ("date", "command")
 """What of the environment is another in each run."""
 DIFFERENCE = {"difference": "value", "low": "low", "high": "high", "seeds": "seeds", "decided": "is_decided"}
 """What a tidy row has of a difference -> the field of its record."""
+FORMULA = ("=", "+", "-", "@")
+"""What a formula begins with."""
 TIDY = ("run", "method", "seed", "pairs", "figure", "unit", "value", "se", *DIFFERENCE)
 """The columns of tidy rows."""
 
@@ -293,11 +295,13 @@ def tidy(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def csv(comparison: Comparison) -> str:
-    """The rows of `tidy` as CSV."""
+    """The rows of `tidy` as CSV; a text that a spreadsheet would take for a formula begins with an apostrophe."""
     text = StringIO()
     writer = DictWriter(text, TIDY, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({k: clean(v) if isinstance(v, str) else v for k, v in row.items()} for row in tidy(comparison))
+    for row in tidy(comparison):
+        texts = {key: clean(value) for key, value in row.items() if isinstance(value, str)}
+        writer.writerow(row | {key: f"'{text}" if text.startswith(FORMULA) else text for key, text in texts.items()})
     return text.getvalue()
 
 

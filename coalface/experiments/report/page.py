@@ -23,7 +23,7 @@ from coalface.experiments.report.runs import (
     whole_number,
 )
 from coalface.experiments.report.templates import template, write_page
-from coalface.experiments.report.vega import scripts
+from coalface.experiments.report.vega import Chart, scripts
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,20 @@ def build(run: Path, to: Path | None = None) -> Path:
     return write_page(to or run / "report.html", render(read(run)))
 
 
+def charts_of(run: Run) -> dict[str, list[Chart]]:
+    """Section -> its charts, in the page's order."""
+    return {
+        "similarity": charts.similarity([run]),
+        "by_group": groups.charts(run),
+        "progress": charts.progress([run]),
+        "secure_sums": charts.secure_sums([run]),
+        "weightings": charts.weightings([run]),
+        "embeddings": charts.class_embeddings([run]),
+        "logged": charts.logged([run]),
+        "holdings": holdings.charts(run),
+    }
+
+
 def render(run: Run) -> str:
     """The page as HTML."""
     runs, evaluated = [run], run.evaluated
@@ -60,21 +74,14 @@ def render(run: Run) -> str:
         has_intervals=bool(run.intervals),
         hardest=[] if run.is_shared else hardest.read(run.path),
         lists=groups.lists(runs),
-        by_group=groups.charts(run),
         spreads=groups.spreads(runs),
         clusters=grids.clusters(runs),
         enrolled=grids.enrolled(runs),
         enrolled_of=_enrolled_counts(run),
         personalised=grids.personalised(runs),
         personalised_of=_personalised_counts(run),
-        progress=charts.progress(runs),
-        secure_sums=charts.secure_sums(runs),
-        weightings=charts.weightings(runs),
-        embeddings=charts.class_embeddings(runs),
-        logged=charts.logged(runs),
-        similarity=charts.similarity(runs),
+        **charts_of(run),
         parties=grids.parties(run),
-        holdings=holdings.charts(run),
         failures=grids.failures(run),
         bytes=grids.traffic(run),
         messages=grids.messages(run),

@@ -43,7 +43,8 @@ class _Least:
     """The least noise that a node accepts."""
 
     noise_multiplier: float = 0.0
-    delta: float = 1.0
+    delta: float = 1e-5
+    """A target alone bounds nothing: for a δ near 1 it is met by any noise."""
     target_epsilon: float = math.inf
 
     def accepts(self, noise: Noise | None) -> bool:
@@ -95,6 +96,10 @@ def check(recipe: Recipe, node_config: Mapping[str, Any]) -> None:
     if noise:
         _check_noise(recipe, noise, node_config)
     least = _Least(**{word: float(releases[name]) for word, name in RELEASES.items() if name in releases})
+    if releases and recipe.secure is not None:
+        raise Unprotected(
+            f"this node's party agreed to a recipe without secure sums: {_mend(releases)}", where="privacy.secure"
+        )
     for released, where in _released(recipe) if releases else ():
         if not least.accepts(released):
             raise Unprotected(
