@@ -56,7 +56,9 @@ LR = 0.1
 
 def placed(name: str, parties: int, images: int, device: str) -> FederatedData:
     """The world of `parties` clients of one identity, on a device."""
-    return replace(make_world(name, parties, 1, images), compute=Compute(device=device))
+    world = make_world(name, parties, 1, images)
+    world.backbone.module.to(device)
+    return replace(world, compute=Compute(device=device))
 
 
 def bare_loop(world: FederatedData, device: str) -> Callable[[int, int], float]:

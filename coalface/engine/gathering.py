@@ -70,7 +70,8 @@ class Gathering(Federation):
             round_policy = dataclasses.replace(round_policy, max_update_norm=0.0, max_share=None)
         self.method, self.round_policy, self.numerics, self.secure = method, round_policy, numerics, secure
         self.transport, self.folder = transport, folder
-        self.initial, self.policy, self._backbone = backbone.shared(), backbone.policy, backbone
+        self.initial = {name: tensor.cpu() for name, tensor in backbone.shared().items()}  # where replies arrive
+        self.policy, self._backbone = backbone.policy, backbone
         self.extra_data = None if public is None else PublicImages(public, classifier)
         self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
         self.embedding_size = backbone.embedding_size

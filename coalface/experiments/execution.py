@@ -15,7 +15,7 @@ from coalface.core.disk import write_text
 from coalface.core.method import Models, plays
 from coalface.core.parsing import strict_json
 from coalface.engine.local import InProcess
-from coalface.engine.party.setup import FederatedData, Setup
+from coalface.engine.party.setup import FederatedData, GpuArithmetic, Setup, set_gpu_arithmetic
 from coalface.engine.server import Server
 from coalface.engine.sums.opened import FILE as OPENED
 from coalface.engine.sums.opened import Opened
@@ -179,7 +179,7 @@ def _start(server: Server, callback: Callback, name: str) -> None:
 @contextlib.contextmanager
 def open_transport(run: PreparedRun, out: Path, carrier: Carrier | None) -> Iterator[Transport]:
     """The parties elsewhere, in this process, or in workers that end with the run; torch's settings are put back."""
-    engine, threads = run.recipe.engine, torch.get_num_threads()
+    engine, threads, on_gpu = run.recipe.engine, torch.get_num_threads(), set_gpu_arithmetic(GpuArithmetic())
     privacy = run.recipe.privacy
     hides: dict[str, Any] = {"secure": privacy.secure, "privacy": privacy.dp, "templates": privacy.templates}
     setup = Setup(run.method, run.make_data, run.numerics, run.recipe.seed, out, engine.save_replies, **hides)
@@ -198,3 +198,4 @@ def open_transport(run: PreparedRun, out: Path, carrier: Carrier | None) -> Iter
     finally:
         torch.set_num_threads(threads)
         torch.set_flush_denormal(False)
+        set_gpu_arithmetic(on_gpu)

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -156,7 +156,27 @@ class Setup:
         """Set this process's arithmetic as the run's record says."""
         torch.set_num_threads(self.numerics.threads)
         torch.set_flush_denormal(self.numerics.flush_denormals)
+        set_gpu_arithmetic(GpuArithmetic())
         keep_freed_memory()
+
+
+class GpuArithmetic(NamedTuple):
+    """How a GPU convolves and multiplies float32: as IEEE 754 has it, by algorithms that give the same bits again.
+
+    torch's own choice for convolutions is TF32, with 10 bits of a number's 23, and whichever algorithm is fastest.
+    """
+
+    convolutions: str = "ieee"
+    products: str = "ieee"
+    deterministic: bool = True
+
+
+def set_gpu_arithmetic(wanted: GpuArithmetic) -> GpuArithmetic:
+    """Set this process's arithmetic on GPUs; returns what it was. Without a GPU nothing comes of it."""
+    conv, matmul, cudnn = torch.backends.cudnn.conv, torch.backends.cuda.matmul, torch.backends.cudnn  # type: ignore[attr-defined]
+    before = GpuArithmetic(conv.fp32_precision, matmul.fp32_precision, cudnn.deterministic)
+    conv.fp32_precision, matmul.fp32_precision, cudnn.deterministic = wanted
+    return before
 
 
 def keep_freed_memory() -> None:
