@@ -54,3 +54,20 @@ def test_a_run_on_the_device_ends_near_the_run_on_the_cpu(name: str, tmp_path: P
         mine, theirs = load_file(path), load_file(there / path.relative_to(here))
         for tensor in mine:
             torch.testing.assert_close(theirs[tensor], mine[tensor], rtol=1e-2, atol=1e-3)
+
+
+def arithmetic() -> tuple[Any, ...]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return cudnn.conv.fp32_precision, matmul.fp32_precision, cudnn.deterministic  # type: ignore[attr-defined]
+
+
+def test_a_run_computes_in_float32_on_gpus_and_puts_torch_s_settings_back(tmp_path: Path) -> None:
+    class Watched(Silent):
+        def round(self, record: dict[str, Any]) -> None:
+            seen.append(arithmetic())
+
+    seen: list[tuple[Any, ...]] = []
+    before = arithmetic()
+    experiment.run(fitting("fedavg"), tmp_path / "run", Watched(), report=False)
+    assert set(seen) == {("ieee", "ieee", True)}
+    assert arithmetic() == before == ("tf32", before[1], False)
