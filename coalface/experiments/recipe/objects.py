@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import math
 import textwrap
@@ -213,6 +214,7 @@ def _whole(schema: dict[str, Any]) -> dict[str, Any]:
     return dict(filled(schema))
 
 
+@functools.cache
 def _docstrings(cls: type[Any]) -> dict[str, str]:
     """What stands below each field of a class and of its bases."""
     docstrings: dict[str, str] = {}
