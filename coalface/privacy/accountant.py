@@ -113,6 +113,7 @@ def _epsilon(mechanisms: frozenset[tuple[Mechanism, int]], delta: float) -> floa
     return float(functools.reduce(lambda a, b: a.compose(b), distributions).get_epsilon_for_delta(delta))
 
 
+@functools.lru_cache(256)
 def concentrated_epsilon(rho: float, delta: float) -> float:
     """ε at δ of ρ-concentrated differential privacy: D_α ≤ ρ α for all orders α. ρ adds up over sums, such as those of
     `coalface.privacy.noise_shares`; draws of the parties take nothing from it.
