@@ -108,10 +108,10 @@ def test_insightface_takes_its_own_networks_alone(fedavg_run: Path, tmp_path: Pa
     tensors = torch.load(tmp_path / "out" / "backbone.pth", weights_only=True)
     assert [f"{name} {str(t.dtype)[6:]} {list(t.shape)}" for name, t in tensors.items()] == listed
     assert all(torch.equal(tensor, model.network.state_dict()[name]) for name, tensor in tensors.items())
-    faces = picture_folders(tmp_path / "faces", ["a", "b"], images=2)
+    faces = picture_folders(tmp_path / "faces", ["a", "b"], images=3)
     figures = []
     for place in (tmp_path / "model", tmp_path / "out"):
-        figures.append(json.loads(said("evaluate", place, "--on", faces, "--pairs", "4", "--json")))
+        figures.append(json.loads(said("evaluate", place, "--on", faces, "--pairs", "10", "--json")))
     assert figures[0]["eer"] == figures[1]["eer"] and figures[1]["model"] == str(tmp_path / "out")
     again = FaceModel.from_weights(tmp_path / "out" / "backbone.pth", "ir18", size=112, note=lambda step: None)
     assert again.fingerprint == model.fingerprint
