@@ -77,7 +77,7 @@ def fedavg_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished tiny run with one model for all; tests only read it."""
     import tinyruns
 
-    return tinyruns.run(tmp_path_factory.mktemp("runs") / "fedavg", name="tiny-fedavg")
+    return tinyruns.run(tmp_path_factory.mktemp("runs") / "fedavg", report=True, name="tiny-fedavg")
 
 
 @pytest.fixture(scope="session")
@@ -85,7 +85,7 @@ def solo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished tiny run with a model for each party, evaluated on those pairs; tests only read it."""
     import tinyruns
 
-    return tinyruns.run(tmp_path_factory.mktemp("runs") / "solo", name="tiny-solo", method="solo")
+    return tinyruns.run(tmp_path_factory.mktemp("runs") / "solo", report=True, name="tiny-solo", method="solo")
 
 
 @pytest.fixture(autouse=True)

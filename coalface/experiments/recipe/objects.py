@@ -173,7 +173,7 @@ def fields_of(cls: type[Any]) -> list[str]:
 def object_schema(cls: type[Any], without: Iterable[str] = ()) -> dict[str, Any]:
     """The JSON schema of a dataclass as a mapping: types, defaults and what the fields' docstrings say."""
     hints = type_hints(cls)  # type: ignore[arg-type]
-    docstrings, properties = _docstrings(cls), {}
+    docstrings, properties = _docstrings(cls), {}  # type: ignore[arg-type]
     for field in dataclasses.fields(cls):
         if field.name in without:
             continue
