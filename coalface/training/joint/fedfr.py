@@ -87,9 +87,9 @@ class Binary:
     """The constants of (6)."""
 
     scale: float | None = None
-    """s′; None: s of a CosFace L_cos, as the paper has it, else 30."""
+    """s′; None: s of a CosFace `loss`, as the paper has it, else 30."""
     margin: float | None = None
-    """m′; None: m of a CosFace L_cos, else 0.4."""
+    """m′; None: m of a CosFace `loss`, else 0.4."""
     power: float = 3.0
     """t."""
     balance: float = 0.7
