@@ -41,18 +41,23 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cheap_commands_and_comparisons() -> Iterator[None]:
-    """The commands are built once and not for each call; a comparison has 200 draws, not 2,000."""
+def cheap_sums() -> Iterator[None]:
+    """Commands and sketches of networks are made once; comparisons have 200 draws, not 2,000, and ε is rounded to 1e-3,
+    not to 1e-4."""
     import typer.main
     import typer.testing
 
     from coalface.evaluation.metrics import bootstrap
+    from coalface.experiments.setup import weights
+    from coalface.privacy import accountant
 
     build = functools.cache(typer.main.get_command)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", build)
         patch.setattr(typer.testing, "_get_command", build)
         patch.setattr(bootstrap, "DRAWS", 200)
+        patch.setattr(weights, "sketch", functools.cache(weights.sketch))
+        patch.setattr(accountant, "_STEP", 1e-3)
         yield
 
 
@@ -72,7 +77,7 @@ def fedavg_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished tiny run with one model for all; tests only read it."""
     import tinyruns
 
-    return tinyruns.run(tmp_path_factory.mktemp("runs") / "fedavg", name="tiny-fedavg")
+    return tinyruns.run(tmp_path_factory.mktemp("runs") / "fedavg", report=True, name="tiny-fedavg")
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +85,7 @@ def solo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished tiny run with a model for each party, evaluated on those pairs; tests only read it."""
     import tinyruns
 
-    return tinyruns.run(tmp_path_factory.mktemp("runs") / "solo", name="tiny-solo", method="solo")
+    return tinyruns.run(tmp_path_factory.mktemp("runs") / "solo", report=True, name="tiny-solo", method="solo")
 
 
 @pytest.fixture(autouse=True)

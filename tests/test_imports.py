@@ -57,7 +57,8 @@ RULES = {
         "experiments.plan": f"{BELOW} {ENGINE} methods experiments.callbacks experiments.recipe experiments.setup",
         "experiments.conformance": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
         "experiments.attacks": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",
-        "experiments.report": "core evaluation.figures evaluation.metrics.verification evaluation.npz",
+        "experiments.report": "core evaluation.figures evaluation.hardest evaluation.metrics.verification "
+        "evaluation.npz",
         "experiments.comparison": "core evaluation evaluation.metrics experiments.report",
         "experiments.callbacks": "core evaluation.figures experiments.recipe experiments.report",
         "experiments": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",

@@ -38,10 +38,10 @@ def tiny(**changes: Any) -> Recipe:
     return loader.parse(loader.merged(TINY, changes))
 
 
-def run(out: Path, **changes: Any) -> Path:
-    """Run the tiny recipe, and leave torch's threads as they were."""
+def run(out: Path, *, report: bool = False, **changes: Any) -> Path:
+    """Run the tiny recipe, and leave torch's threads as they were; its page is made where it is looked at."""
     threads = torch.get_num_threads()
-    experiment.run(tiny(**changes), out, Silent())
+    experiment.run(tiny(**changes), out, Silent(), report=report)
     torch.set_num_threads(threads)
     return out
 

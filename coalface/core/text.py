@@ -28,7 +28,10 @@ def clean(text: object) -> str:
 
     Format characters go as well: a right-to-left override would reorder what a person reads.
     """
-    return "".join(" " if c.isspace() else "?" if unicodedata.category(c)[0] == "C" else c for c in str(text))
+    full = str(text)
+    if full.isprintable():
+        return full
+    return "".join(" " if c.isspace() else "?" if unicodedata.category(c)[0] == "C" else c for c in full)
 
 
 def told(text: object, most: int = 200) -> str:

@@ -32,7 +32,7 @@ from coalface.core.method import (
 from coalface.data.faceset import FaceSet
 from coalface.training.classifier import Criterion, classifier_for
 from coalface.training.features import loaded_features, unit_features
-from coalface.training.joint.fedfr import JointLoss, frozen, untrained
+from coalface.training.joint.fedfr import Binary, JointLoss, first_branch, frozen, untrained
 from coalface.training.joint.own_images import Curriculum, confident_labels, with_labelled
 from coalface.training.joint.public_images import PublicImages, hard_negatives, public_features
 from coalface.training.local_training import Beside, Trained, fresh_head, train, whole_backbone
@@ -93,20 +93,6 @@ class State:
     """Θ_g."""
     classifier: Tensor = content("template")
     """(K_g, d) Φ_g."""
-
-
-@dataclass(frozen=True)
-class Binary:
-    """The constants of (6)."""
-
-    scale: float | None = None
-    """s′; None: s of a CosFace `loss`, as the paper has it, else 30."""
-    margin: float | None = None
-    """m′; None: m of a CosFace `loss`, else 0.4."""
-    power: float = 3.0
-    """t."""
-    balance: float = 0.7
-    """λ."""
 
 
 WORK = LocalTraining(epochs=4, lr=0.001)
@@ -221,9 +207,7 @@ class FedFRJoint(Method):
     @property
     def binary_loss(self) -> SphereFace2:
         """The loss (6) of the branch."""
-        given = {name: value for name, value in vars(self.binary).items() if value is not None}
-        tied = {"scale": self.loss.scale, "margin": self.loss.margin} if isinstance(self.loss, CosFace) else {}
-        return SphereFace2(**tied | given)
+        return self.binary.beside(self.loss)
 
     def detail(self, name: str) -> Any:
         """A setting that the preset gives where it is left out."""
@@ -334,16 +318,8 @@ class FedFRJoint(Method):
 
     def first_state(self, party: Party, common: Global) -> Own:
         """What a client that has not trained yet begins with."""
-        classes, size = fresh_head(party), party.backbone.embedding_size
-        branch: Tensors = {}
-        if self.branch != "none":
-            drawn = party.stream("branch").standard_normal(tuple(classes.shape), dtype=np.float32)
-            omega = torch.from_numpy(drawn).mul_(0.01).to(classes)
-            branch = {
-                "turn": torch.eye(size, dtype=classes.dtype, device=classes.device),
-                "shift": torch.zeros(size, dtype=classes.dtype, device=classes.device),
-                "own": classes.clone() if self.detail("branch_init") == "classes" else omega,
-            }
+        classes, copied = fresh_head(party), self.detail("branch_init") == "classes"
+        branch = {} if self.branch == "none" else first_branch(classes, None if copied else party.stream("branch"))
         if self.branch == "binary":
             start = torch.tensor(self.binary_loss.start(len(classes)), dtype=torch.float64)
             branch["bias"] = (torch.zeros(len(classes)) if self.detail("bias") == "each" else start).to(classes)

@@ -14,7 +14,7 @@ from coalface.core.local_results import PERSONAL_MODEL
 from coalface.core.method import Party, Tensors, step
 from coalface.methods.fedavg import FedAvg, Global, Update
 from coalface.methods.solo import Own
-from coalface.training.local_training import Learner, learn, learners_classifier, train, whole_backbone
+from coalface.training.local_training import learn, learners_classifier, train, whole_backbone
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.sgd import MOMENTUM
 
@@ -47,13 +47,7 @@ class FedRep(FedAvg):
         batches, cursor = self.head_work.batches(party, own.cursor if own else Cursor())
         classifier = learners_classifier(party, own, self.local, self.loss, of_head)
         head = train(party, classifier, batches, self.local.sgd(party), fixed_backbone=True)
-        learner = Learner(
-            head=head.head,
-            extra=head.extra,
-            kept=party.backbone.kept(),
-            velocity=own.velocity if own else {},
-            cursor=cursor,
-        )
+        learner = head.learner(cursor, party.backbone.kept(), own.velocity if own else {})
         loss, learner = learn(
             party,
             party.backbone.shared(),

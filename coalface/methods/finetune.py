@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from coalface.core.method import Federation, Party, Stage, Tensors, message, step
-from coalface.methods.fedfr_joint import Binary, FedFRJoint, Global, Own, State
+from coalface.methods.fedfr_joint import FedFRJoint, Global, Own, State
 from coalface.training.classifier import Criterion
-from coalface.training.joint.fedfr import Distilled
+from coalface.training.joint.fedfr import Binary, Distilled
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.base import MarginSoftmax
 

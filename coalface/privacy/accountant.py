@@ -17,6 +17,8 @@ UNBOUNDED = "ε has no bound, since no noise is added (noise_multiplier is 0), a
 
 _ORDERS = (1.25, 1.5, 1.75, *range(2, 33), 40, 48, 64, 96, 128)
 """α of the Rényi bound, which holds for any: those that are best where ε is from 0.1 to 100."""
+_STEP = 1e-4
+"""To whole multiples of which a privacy loss is rounded upwards."""
 
 Drawing = Literal["fixed", "poisson", "cyclic"]
 """`fixed`: so many of the parties without replacement; `poisson`: each with the same probability, by itself; `cyclic`:
@@ -111,6 +113,7 @@ def _epsilon(mechanisms: frozenset[tuple[Mechanism, int]], delta: float) -> floa
     return float(functools.reduce(lambda a, b: a.compose(b), distributions).get_epsilon_for_delta(delta))
 
 
+@functools.lru_cache(256)
 def concentrated_epsilon(rho: float, delta: float) -> float:
     """ε at δ of ρ-concentrated differential privacy: D_α ≤ ρ α for all orders α. ρ adds up over sums, such as those of
     `coalface.privacy.noise_shares`; draws of the parties take nothing from it.
@@ -146,7 +149,7 @@ def _sampled(mechanism: Mechanism) -> Any:
 
 def _distribution(sigma: float, **settings: float) -> Any:
     loss = _package("dp_accounting.pld.privacy_loss_distribution")
-    return loss.from_gaussian_mechanism(sigma, value_discretization_interval=1e-4, **settings)
+    return loss.from_gaussian_mechanism(sigma, value_discretization_interval=_STEP, **settings)
 
 
 def _package(name: str) -> Any:

@@ -99,14 +99,8 @@ def learn(
     velocity = learner.velocity if learner else {}
     sgd = work.sgd(party, of_backbone)
     trained = train(party, classifier, batches, sgd, velocity=velocity, pull=pull, beside=beside)
-    learner = Learner(
-        head=trained.head,
-        extra=trained.extra,
-        kept=party.backbone.kept(),
-        velocity=of_backbone.keep(trained.backbone_velocity) | of_head.keep(trained.head_velocity),
-        cursor=cursor,
-    )
-    return trained.loss, learner
+    kept_velocity = of_backbone.keep(trained.backbone_velocity) | of_head.keep(trained.head_velocity)
+    return trained.loss, trained.learner(cursor, party.backbone.kept(), kept_velocity)
 
 
 def learners_classifier(
@@ -162,6 +156,10 @@ class Trained:
     def velocity(self) -> Tensors:
         """All momentum by name."""
         return self.backbone_velocity | self.head_velocity
+
+    def learner(self, cursor: Cursor, kept: Tensors, velocity: Tensors) -> Learner:
+        """What the party keeps: `kept` by the BatchNorm policy, and so much of the momentum."""
+        return Learner(head=self.head, extra=self.extra, kept=kept, velocity=velocity, cursor=cursor)
 
 
 def train(

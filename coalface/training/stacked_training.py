@@ -71,13 +71,7 @@ def learn_together(
         pulls=pulls,
     )
     results = [
-        Learner(
-            head=trained.head,
-            extra=trained.extra,
-            kept={},
-            velocity=of_backbone.keep(trained.backbone_velocity) | of_head.keep(trained.head_velocity),
-            cursor=cursor,
-        )
+        trained.learner(cursor, {}, of_backbone.keep(trained.backbone_velocity) | of_head.keep(trained.head_velocity))
         for trained, (_, cursor) in zip(together.parties, begun, strict=True)
     ]
     return together.backbone, [(t.loss, learner) for t, learner in zip(together.parties, results, strict=True)]

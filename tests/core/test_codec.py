@@ -90,7 +90,7 @@ def same(a: Any, b: Any) -> bool:
 # --- there and back ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(everything)
 def test_a_message_comes_back_as_it_was(sent: Everything) -> None:
     encoded = codec.encode(sent)

@@ -157,9 +157,9 @@ def test_the_sharpness_is_that_of_a_sum_over_waves() -> None:
     centre = face[24:104, 16:96] - face[24:104, 16:96].mean()
     detail = everything = 0.0
     for down in range(-40, 40):
+        along = (centre * hann * np.exp(-2j * np.pi * down * y / 80)).sum(axis=0)
         for across in range(-40, 40):
-            wave = np.exp(-2j * np.pi * (down * y + across * x) / 80)
-            power = abs((centre * hann * wave).sum()) ** 2
+            power = abs((along * np.exp(-2j * np.pi * across * x[0] / 80)).sum()) ** 2
             everything += power
             detail += power if 10 <= (down**2 + across**2) ** 0.5 < 20 else 0.0
     assert sharpness(face) == pytest.approx(detail / (everything + 4 * 80 * 80 * (hann**2).sum()), rel=1e-9)

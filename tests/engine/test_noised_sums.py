@@ -147,9 +147,9 @@ class Replies(Moves):
 def test_the_noise_of_an_opened_sum_is_that_of_all_shares_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """560 numbers of sums over five: by standard deviation, and by Kolmogorov & Smirnov against √5 σ."""
+    """280 numbers of sums over five: by standard deviation, and by Kolmogorov & Smirnov against √5 σ."""
     totals = opened_totals(monkeypatch)
-    run(Replies(rounds=40, otherwise="still"), tmp_path, FIVE, secure=SECURE, privacy=NOISED)
+    run(Replies(rounds=20, otherwise="still"), tmp_path, FIVE, secure=SECURE, privacy=NOISED)
     drawn = np.concatenate([total[:14] for total in totals]).astype(float)
     sigma = math.sqrt(5) * math.ceil((5 * 2**BITS + math.sqrt(14) / 2) / math.sqrt(3))
     low, high = stats.chi2.ppf([0.0005, 0.9995], len(drawn)) / len(drawn)

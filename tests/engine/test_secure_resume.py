@@ -19,7 +19,7 @@ from coalface.engine.party.request import Request
 from coalface.engine.rounds import RoundPolicy
 from coalface.engine.transport import Reply
 from coalface.experiments.conformance import tiny_federation
-from coalface.experiments.conformance.tiny_federation import Tiny, run
+from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run
 from coalface.privacy.secure import SecureSettings
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
@@ -28,20 +28,27 @@ FIVE = Tiny(parties=5, each=3)
 LOSE: dict[str, Any] = {"on_error": "exclude", "min_reply_fraction": 0.0, "max_abandoned_rounds": 9}
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Four rounds that nobody disturbs."""
+    return run(Moves(rounds=4), tmp_path_factory.mktemp("unbroken"), FIVE, secure=WIDE, checkpoint_every=2)
+
+
 @pytest.mark.parametrize("after", range(0, 41, 3))
-def test_a_run_that_is_stopped_at_any_stage_and_resumed_ends_in_the_same_bytes(tmp_path: Path, after: int) -> None:
+def test_a_run_that_is_stopped_at_any_stage_and_resumed_ends_in_the_same_bytes(
+    tmp_path: Path, unbroken: Ran, after: int
+) -> None:
     """A round of five parties is 20 answers; checkpoints are written after the second and the fourth."""
     rules: dict[str, Any] = {"secure": WIDE, "checkpoint_every": 2}
-    unbroken = run(Moves(rounds=4), tmp_path / "unbroken", FIVE, **rules)
-    resumed = stopped_and_resumed(Moves(rounds=4), tmp_path / "resumed", after + 10, FIVE, **rules)
+    resumed = stopped_and_resumed(Moves(rounds=4), tmp_path, after + 10, FIVE, **rules)
     assert resumed.bytes() == unbroken.bytes()
     for name in ("receipts.jsonl", "opened.jsonl"):
-        assert (tmp_path / "resumed" / name).read_bytes() == (tmp_path / "unbroken" / name).read_bytes()
+        assert (tmp_path / name).read_bytes() == (unbroken.folder / name).read_bytes()
 
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_process_that_is_killed_at_a_stage_ends_in_the_same_bytes_once_another_goes_on(
-    tmp_path: Path, stage: str
+    tmp_path: Path, unbroken: Ran, stage: str
 ) -> None:
     """`silo-2` has answered the stage, in the second round, and the server does not come to hear of it."""
 
@@ -50,12 +57,12 @@ def test_a_process_that_is_killed_at_a_stage_ends_in_the_same_bytes_once_another
             os.kill(os.getpid(), signal.SIGKILL)
         return reply
 
-    unbroken = run(Moves(rounds=3), tmp_path / "unbroken", FIVE, secure=WIDE)
+    rules: dict[str, Any] = {"secure": WIDE, "checkpoint_every": 2}
     if (child := os.fork()) == 0:
-        run(Moves(rounds=3), tmp_path / "killed", FIVE, transport=changing(die), secure=WIDE)
+        run(Moves(rounds=4), tmp_path, FIVE, transport=changing(die), **rules)
         os._exit(0)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
-    assert run(Moves(rounds=3), tmp_path / "killed", FIVE, secure=WIDE).bytes() == unbroken.bytes()
+    assert run(Moves(rounds=4), tmp_path, FIVE, **rules).bytes() == unbroken.bytes()
 
 
 @pytest.mark.parametrize("stage", ["advertise", "mask"])

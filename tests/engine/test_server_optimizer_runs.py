@@ -109,6 +109,7 @@ def test_stopped_anywhere_and_resumed_it_ends_in_the_same_bytes(every: int, tmp_
             assert raw(getattr(resumed.server.at.moments, kind)) == raw(getattr(unbroken.server.at.moments, kind))
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_over_flower_and_with_workers_it_comes_to_the_same_bytes(tmp_path: Path) -> None:
     method, build = recipe("fedavg")
     rules: dict[str, Any] = {"server_optimizer": Yogi()}

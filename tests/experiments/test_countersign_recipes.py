@@ -19,6 +19,7 @@ def recipe(**changes: Any) -> Recipe:
     return tinyruns.tiny(privacy={"countersign": True}, **changes)
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_run_of_a_recipe_is_countersigned_and_verified(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     tinyruns.run(tmp_path / "run", privacy={"countersign": True}, engine={"workers": 2})

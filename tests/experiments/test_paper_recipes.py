@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import by_default
 from field_layouts import people
 from tinyruns import Silent
 
@@ -44,11 +45,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("recipe", "method", "parties"),
-    [
-        ("paper-3-party", "pfm-fv", ["asian", "ms1m", "vgg"]),
-        ("paper-3-party", "centralized", ["pooled"]),
-        ("paper-12-party", "fedavg-fv", [f"{name}-{part}" for name in ("asian", "ms1m", "vgg") for part in "abcd"]),
-    ],
+    by_default(
+        1,
+        [
+            ("paper-3-party", "pfm-fv", ["asian", "ms1m", "vgg"]),
+            ("paper-3-party", "centralized", ["pooled"]),
+            ("paper-12-party", "fedavg-fv", [f"{name}-{part}" for name in ("asian", "ms1m", "vgg") for part in "abcd"]),
+        ],
+    ),
 )
 def test_the_recipe_of_pfms_paper_runs(
     root: Path, tmp_path: Path, recipe: str, method: str, parties: list[str]

@@ -121,7 +121,7 @@ def test_a_run_over_workers_records_where_its_plugins_are_from_and_refuses_to_go
     halves: str, tmp_path: Path
 ) -> None:
     partition = {"kind": halves, "first": 1}
-    out = tinyruns.run(tmp_path / "run", data={"partition": partition}, engine={"workers": 2})
+    out = tinyruns.run(tmp_path / "run", report=True, data={"partition": partition}, engine={"workers": 2})
     environment = json.loads((out / "summary.json").read_text())["environment"]
     digest = hashlib.sha256((tmp_path / "halves_plugin.py").read_bytes()).hexdigest()
     recorded = {"name": halves, "distribution": None, "version": None, "sha256": digest}

@@ -128,6 +128,7 @@ def test_the_report_of_a_troubled_run_agrees_with_its_ledgers(tmp_path: Path) ->
     trouble = {"corrupt": {"silo-01": "nan"}, "lost": 0.3}
     out = tinyruns.run(
         tmp_path / "run",
+        report=True,
         rounds=6,
         faults=trouble,
         engine={"threads": 1, "min_reply_fraction": 0.5, "max_abandoned_rounds": 9},

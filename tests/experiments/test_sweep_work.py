@@ -64,7 +64,7 @@ def test_of_two_domains_who_trains_in_which_stage_counts(method: str, loaded: Co
     ("method", "settings"),
     [
         ("fedfr-joint", {}),
-        ("fedfr-joint", {"preset": "official", "drop_last": True}),
+        ("fedfr-joint", {"preset": "official", "epochs": [3, 2], "decay_after": [2, 1]}),
         ("finetune", {"tuning_epochs": 2}),
         ("fedavg", {}),
     ],

@@ -270,12 +270,3 @@ def test_a_threshold_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
 def test_a_share_of_rounds_that_cannot_be_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match=r"curriculum\.rounds"):
         Curriculum("norm", share)
-
-
-def test_each_order_trains_another_model(tmp_path: Path) -> None:
-    orders = {"none": None, "norm": Curriculum("norm"), "sharpness": Curriculum("sharpness")}
-    runs = [
-        run(FedFRJoint(**SETTINGS, curriculum=curriculum), tmp_path / order, EXACT).state.backbone
-        for order, curriculum in orders.items()
-    ]
-    assert min(naive.furthest(runs[i], runs[j]) for i, j in ((0, 1), (0, 2), (1, 2))) > 1e-5

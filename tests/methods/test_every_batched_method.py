@@ -41,6 +41,8 @@ BATCHED = [
 ONE_STEP = LocalTraining(epochs=1, batch_size=12, lr=0.3)
 """On all images of a party: momentum and weight decay are as by default, and one step has no use for momentum."""
 SEVERAL = LocalTraining(steps_per_round=3, batch_size=4, lr=0.1)
+OWN_FORMS = [name for name in BATCHED if "train_batched" in vars(METHODS[name])]
+INHERITING_LAST = sorted(BATCHED, key=lambda name: name not in OWN_FORMS)
 
 
 def cohorts(name: str, images: int, work: LocalTraining = ONE_STEP, **changes: Any) -> tuple[Method, Tiny, Numerics]:
@@ -55,8 +57,10 @@ def test_methods_of_one_identity_a_party_and_those_that_average_what_learn_gives
     assert sorted(BATCHED) == sorted([*devices, *like_fedavg])
 
 
-@pytest.mark.parametrize("work", [ONE_STEP, SEVERAL], ids=["one step", "several steps"])
-@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize(
+    ("name", "work"),
+    [(name, ONE_STEP) for name in BATCHED] + by_default(len(OWN_FORMS), [(name, SEVERAL) for name in INHERITING_LAST]),
+)
 def test_client_batches_give_what_single_parties_give(name: str, work: LocalTraining, tmp_path: Path) -> None:
     """State, private state and losses to rounding; every tensor's bytes; the ledgers together hold what was sent."""
     method, build, numerics = cohorts(name, 40, work)

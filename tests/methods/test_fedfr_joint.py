@@ -19,7 +19,8 @@ from coalface.core.local_results import PERSONAL_MODEL
 from coalface.experiments.conformance import tiny_federation
 from coalface.experiments.conformance.tiny_federation import LOSS, Ran, Tiny, raw, run
 from coalface.methods.fedavg import FedAvg
-from coalface.methods.fedfr_joint import PRESETS, Binary, FedFRJoint, Own, Update
+from coalface.methods.fedfr_joint import PRESETS, FedFRJoint, Own, Update
+from coalface.training.joint.fedfr import Binary
 from coalface.training.local_training import Learner
 from coalface.training.local_work import LocalTraining
 from coalface.training.losses.margins import ArcFace, CosFace

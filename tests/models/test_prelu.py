@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from cases import by_default
 from torch import nn
 
 from coalface.models import build
@@ -38,7 +39,7 @@ def test_a_layer_has_the_bits_of_torchs(dtype: torch.dtype, layout: torch.memory
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.parametrize("name", ["mobilefacenet", "ir18", "sphere20"])
+@pytest.mark.parametrize("name", by_default(1, ["mobilefacenet", "ir18", "sphere20"]))
 def test_a_backbone_trains_to_the_bits_that_it_has_with_torchs(
     name: str, autocast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+from cases import by_default
 from scipy import stats
 
 from coalface.core import codec
@@ -127,7 +128,7 @@ def audited_in_shares(rounds: int, z: float) -> tuple[np.ndarray, np.ndarray, fl
     return coins, x, concentrated_epsilon(rounds * hidden.rho, DELTA)
 
 
-@pytest.mark.parametrize("z", [0.7, 1.5])
+@pytest.mark.parametrize("z", by_default(1, [0.7, 1.5]))
 def test_canaries_with_shares_of_noise_stay_under_epsilon(z: float) -> None:
     coins, scores, bound = audited_in_shares(2, z)
     assert 0.3 < least_epsilon(coins, scores, 40) < bound
@@ -139,13 +140,13 @@ def test_shares_that_are_left_out_are_found() -> None:
     assert least_epsilon(coins, scores, 150) > 2 * epsilon({Mechanism(4.0): 2}, DELTA)
 
 
-@pytest.mark.parametrize("z", [0.7, 1.5])
+@pytest.mark.parametrize("z", by_default(1, [0.7, 1.5]))
 def test_canaries_stay_under_epsilon(tmp_path: Path, z: float) -> None:
     coins, scores = audited(tmp_path, 2, privacy=PartyPrivacy(noise_multiplier=z), secret=b"a" * 32)
     assert 0.3 < least_epsilon(coins, scores, 40) < epsilon({Mechanism(z): 2}, DELTA)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.05])
+@pytest.mark.parametrize("noise", by_default(1, [0.05, 0.0]))
 def test_less_noise_than_is_said_is_found(tmp_path: Path, noise: float) -> None:
     coins, scores = audited(tmp_path, 2, privacy=PartyPrivacy(noise_multiplier=noise), secret=b"a" * 32)
     assert least_epsilon(coins, scores, 150) > 2 * epsilon({Mechanism(4.0): 2}, DELTA)

@@ -229,7 +229,7 @@ def test_every_loss_trains_for_two_rounds_and_learns(name: str) -> None:
     """What a loss has beside one class embedding a class is made, trained, kept with its momentum, and goes on."""
     settings = {} if name in ("positive", "sphereface2") else {"scale": 8.0}
     loss = LOSSES[name](**settings)
-    work = LocalTraining(batch_size=6, lr=0.05, momentum=0.5, weight_decay=0.0, epochs=12)
+    work = LocalTraining(batch_size=6, lr=0.05, momentum=0.5, weight_decay=0.0, epochs=6)
     client = party("all", Tiny(pooled=True))
     first, learner = learn(client, client.initial, None, work, loss, momentum="keep")
     assert len(learner.head) == loss.rows(6)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import itertools
 import json
 import math
 import os
-import pickle
-import random
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,33 +83,19 @@ def check_settings(subject: Subject) -> None:
 
 def check_own_fields(subject: Subject) -> None:
     """A run leaves the method as it was: hyper-parameters are no place to keep state."""
-    method, build = subject.build()
-    before = {name: pickle.dumps(value) for name, value in vars(method).items()}
-    run(method, subject.folder / "own-fields", build)
-    derived = {
-        name
-        for cls in type(method).__mro__
-        for name in vars(cls)
-        if isinstance(vars(cls)[name], functools.cached_property)
-    }
-    for name in sorted(vars(method).keys() - derived):
-        if before.get(name) != pickle.dumps(vars(method)[name]):
+    before, after = subject.unbroken.fields
+    for name in sorted(after):
+        if before.get(name) != after[name]:
             raise Failure(
-                f"{type(method).__name__}.{name} changes during a run, so it is kept on self",
+                f"{subject.cls.__name__}.{name} changes during a run, so it is kept on self",
                 "At a party, return it as private state (@private); at the server, in the state (@state).",
             )
 
 
 def check_chance(subject: Subject) -> None:
     """Nothing is drawn from the generators that torch, NumPy and Python have for all."""
-
-    def positions() -> dict[str, bytes]:
-        drawn = torch.get_rng_state().numpy().tobytes()
-        return {"torch": drawn, "NumPy": pickle.dumps(np.random.get_state()), "Python": pickle.dumps(random.getstate())}
-
-    before = positions()
-    subject.run("chance")
-    if drawn := [name for name, position in positions().items() if position != before[name]]:
+    before, after = subject.unbroken.generators
+    if drawn := [name for name, position in after.items() if position != before[name]]:
         raise Failure(
             f"a run draws from {drawn[0]}'s global generator",
             "Draw from party.rng in a step and from fed.rng at the server; torch.from_numpy makes tensors of that, and "
@@ -145,7 +127,7 @@ def check_kill(subject: Subject) -> None:
 
     The process that is killed keeps sets in another order than this one.
     """
-    answers = max(1, len(subject.unbroken[1].replies) // 2)
+    answers = max(1, len(subject.unbroken.heard.replies) // 2)
     order = set_order(subject.variant[1])
     packed_run = processes.packed((*subject.variant, subject.folder / "killed", answers, order))
     for hash_seed in itertools.count(1):
@@ -194,7 +176,7 @@ def check_resume(subject: Subject, stops: Iterable[tuple[float, bool]] = ((0.3, 
         name = f"stopped after {share:g} of the answers, {'with' if saved else 'without'} saved replies"
         how = {"checkpoint_every": 2, "save_replies": saved}
         try:
-            subject.run(name, transport=stopping(int(share * len(subject.unbroken[1].replies))), **how)
+            subject.run(name, transport=stopping(int(share * len(subject.unbroken.heard.replies))), **how)
         except Stop:
             pass
         subject.require_same(subject.run(name, **how), f"in a run {name} and resumed")
@@ -202,13 +184,13 @@ def check_resume(subject: Subject, stops: Iterable[tuple[float, bool]] = ((0.3, 
 
 def check_seed(subject: Subject) -> None:
     """Another seed gives another run."""
-    if subject.run("seed", seed=1).bytes()["metrics"] == subject.unbroken[0].bytes()["metrics"]:
+    if subject.run("seed", seed=1).bytes()["metrics"] == subject.unbroken.ran.bytes()["metrics"]:
         raise Failure("another seed gives the same metrics", "Draw from party.rng and fed.rng, and from no seed.")
 
 
 def check_messages(subject: Subject) -> None:
     """Every message round-trips, and a step does not change the one that it was given."""
-    method, heard = subject.variant[0], subject.unbroken[1]
+    method, heard = subject.variant[0], subject.unbroken.heard
     if heard.changed:
         raise Failure(
             f"a step changes the message that it was given: {heard.changed[0]}",
@@ -234,7 +216,7 @@ def check_private(subject: Subject) -> None:
 
 def check_ledger(subject: Subject) -> None:
     """The ledgers hold every byte that was sent, and no other."""
-    method, (ran, heard) = subject.variant[0], subject.unbroken
+    method, ran, heard = subject.variant[0], subject.unbroken.ran, subject.unbroken.heard
     lines = [json.loads(t) for p in sorted((ran.folder / "ledger").iterdir()) for t in p.read_text().splitlines()]
     expected = []
     for request, data in sorted(heard.replies, key=lambda pair: pair[0].party):

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
 
 from coalface.core.method import Method
 from coalface.experiments.conformance.differences import ANOTHER_ORDER, first_difference
@@ -31,6 +36,18 @@ class Failure(Exception):
     def __init__(self, wrong: str, mend: str) -> None:
         super().__init__(wrong)
         self.wrong, self.mend = wrong, mend
+
+
+class Unbroken(NamedTuple):
+    """A run that nobody disturbs, and what was there before and after it."""
+
+    ran: Ran
+    heard: Heard
+    """What was said in it."""
+    fields: tuple[dict[str, bytes], dict[str, bytes]]
+    """Those of the method, without what it derives from them."""
+    generators: tuple[dict[str, bytes], dict[str, bytes]]
+    """How far those are drawn that torch, NumPy and Python have for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +84,11 @@ class Subject:
         return frozenset(f.name for f in dataclasses.fields(self.cls))  # type: ignore[arg-type]
 
     @functools.cached_property
-    def unbroken(self) -> tuple[Ran, Heard]:
-        """The run of the variant that nobody disturbs, and what was said in it."""
-        return listened(self.variant[0], self.folder / "unbroken", self.variant[1])
+    def unbroken(self) -> Unbroken:
+        """The run of the variant that nobody disturbs."""
+        fields, positions = _fields(self.variant[0]), _positions()
+        ran, heard = listened(self.variant[0], self.folder / "unbroken", self.variant[1])
+        return Unbroken(ran, heard, (fields, _fields(self.variant[0])), (positions, _positions()))
 
     def run(self, name: str, **how: Any) -> Ran:
         """The same run again, in a folder of its own, in another way."""
@@ -77,7 +96,18 @@ class Subject:
 
     def require_same(self, ran: Ran, when: str) -> None:
         """Raise Failure where a run did not end in the bytes of the one that nobody disturbed."""
-        require_same(self.variant[0], self.unbroken[0], ran, when)
+        require_same(self.variant[0], self.unbroken.ran, ran, when)
+
+
+def _fields(method: Method) -> dict[str, bytes]:
+    inherited = {name: value for cls in type(method).__mro__ for name, value in vars(cls).items()}
+    derived = {name for name, value in inherited.items() if isinstance(value, functools.cached_property)}
+    return {name: pickle.dumps(value) for name, value in vars(method).items() if name not in derived}
+
+
+def _positions() -> dict[str, bytes]:
+    drawn = torch.get_rng_state().numpy().tobytes()
+    return {"torch": drawn, "NumPy": pickle.dumps(np.random.get_state()), "Python": pickle.dumps(random.getstate())}
 
 
 def require_same(method: Method, expected: Ran, ran: Ran, when: str) -> None:

@@ -157,7 +157,7 @@ class Tiny:
 
     def __call__(self) -> FederatedData:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(5)
+            torch.default_generator.manual_seed(5)  # `torch.manual_seed` notes the stack for each device
             net = Net(norm=self.norm)
         backbone = Backbone(net.double() if self.double else net, self.policy)
         dtype = torch.float64 if self.double else torch.float32

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import math
 import textwrap
@@ -172,7 +173,7 @@ def fields_of(cls: type[Any]) -> list[str]:
 def object_schema(cls: type[Any], without: Iterable[str] = ()) -> dict[str, Any]:
     """The JSON schema of a dataclass as a mapping: types, defaults and what the fields' docstrings say."""
     hints = type_hints(cls)  # type: ignore[arg-type]
-    docstrings, properties = _docstrings(cls), {}
+    docstrings, properties = _docstrings(cls), {}  # type: ignore[arg-type]
     for field in dataclasses.fields(cls):
         if field.name in without:
             continue
@@ -213,6 +214,7 @@ def _whole(schema: dict[str, Any]) -> dict[str, Any]:
     return dict(filled(schema))
 
 
+@functools.cache
 def _docstrings(cls: type[Any]) -> dict[str, str]:
     """What stands below each field of a class and of its bases."""
     docstrings: dict[str, str] = {}

@@ -7,12 +7,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from coalface.evaluation.hardest import FILE, LISTS, MOST
 from coalface.experiments.report.runs import as_dicts, mapping, number
 
-FILE = "hardest.json"
-"""In a run's folder: list -> `genuine` and `impostor` -> pairs, as `coalface.evaluation.hardest` has them."""
-LISTS, MOST, LARGEST = 3, 6, 20_000
-"""Lists, pairs of a kind, and letters of a picture in base64; what is more or larger is left out."""
+LARGEST = 20_000
+"""Letters of a picture in base64; a larger one is left out, as are more pairs or lists than are written."""
 
 
 @dataclass(frozen=True)

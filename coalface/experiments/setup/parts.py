@@ -19,7 +19,6 @@ from coalface.core.method import Method, Tensors, generator, plays
 from coalface.data.augment import Augment
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import PairList
-from coalface.engine.faults import SimulatedFaults
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.run_state import Numerics
 from coalface.evaluation import membership
@@ -28,6 +27,7 @@ from coalface.evaluation.verification import VerificationPairs
 from coalface.experiments.recipe.own_data import is_located
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, partition, splits
+from coalface.experiments.setup.client_batches import unbatchable_reason
 from coalface.experiments.setup.pair_lists import evaluation_pairs, validator
 from coalface.experiments.setup.partition import POOLED
 from coalface.experiments.setup.sources import Packing, unseen
@@ -297,29 +297,7 @@ class Parts:
 
     @cached_property
     def _unbatchable_reason(self) -> str:
-        engine, own = self.recipe.engine, self.recipe.own
-        hindrances = {
-            "the parties' images are their own, each at a node of its own": own is not None and not own.party_data,
-            "privacy.dp clips the update of each party": self.recipe.dp is not None,
-            "privacy.secure masks what each party sends": self.recipe.secure is not None,
-            "privacy.templates puts noise on the templates of each party": self.recipe.privacy.templates is not None,
-            "faults are simulated party by party": self.recipe.faults != SimulatedFaults(),
-            "data.party_augment changes the images of parties in different ways": bool(self.recipe.party_augment),
-            "engine.processes_per_party splits a party's work": any(n > 1 for n in engine.processes_per_party.values()),
-            "engine.max_update_norm bounds the updates of single parties, and a client batch makes none": bool(
-                engine.max_update_norm
-            ),
-            "engine.aggregator needs the reply of each party by itself": engine.aggregator is not None,
-            "engine.max_share holds down the weights of single parties": engine.max_share is not None,
-            "engine.update_dtype narrows what each party sends, and a client batch makes no single replies": (
-                engine.update_dtype is not None
-            ),
-            "privacy.countersign signs which replies were accepted, and a client batch makes no single ones": bool(
-                self.recipe.privacy.countersign
-            ),
-        }
-        why = self.method.unbatchable_reason(self.backbone)
-        return why or next((reason for reason, holds in hindrances.items() if holds), "")
+        return unbatchable_reason(self.recipe, self.method, self.backbone)
 
     def numerics(self, client_batch: int = 0) -> Numerics:
         """The record of what the bits depend on."""

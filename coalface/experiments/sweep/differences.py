@@ -104,7 +104,7 @@ def _recipes(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[Recipe
     """A recipe for every combination of pair lists: the cells of each seed may be evaluated on people of their own."""
     recipes: dict[str, Recipe] = {}
     for cell in cells:
-        if (digest := cell.recipe.digest()) in finished:
+        if (digest := cell.digest) in finished:
             recipes.setdefault(str(sorted(finished[digest].get("lists", {}).items())), cell.recipe)
     return list(recipes.values())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -28,6 +29,11 @@ class Cell:
     chosen: dict[str, Any]
     """Swept key -> its value here."""
     recipe: Recipe
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """That of its recipe, by which its results are found again."""
+        return self.recipe.digest()
 
     @property
     def name(self) -> str:

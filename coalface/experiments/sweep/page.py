@@ -44,7 +44,7 @@ def points(cells: Sequence[Cell], finished: Mapping[str, Mapping[str, Any]]) -> 
     """The cells of a sweep as points of its drawings; those that are not in `done` have no figures."""
     cell_points, alike = [], len({clients_of(cell.recipe) for cell in cells}) == 1
     for cell in cells:
-        line = finished.get(cell.recipe.digest(), {})
+        line = finished.get(cell.digest, {})
         cell_points.append(
             Point(
                 chosen={key: value for key, value in cell.chosen.items() if key not in AVERAGED},
@@ -113,7 +113,7 @@ def page(
 ) -> str:
     """The page as HTML; `text` is the table of `table.table`, and `baseline` as the table has it."""
     recipe, all_settings = cells[0].recipe, list(dict.fromkeys(cell.setting for cell in cells))
-    ran = sum(cell.recipe.digest() in finished for cell in cells)
+    ran = sum(cell.digest in finished for cell in cells)
     missing = "" if ran == len(cells) else f" of {len(cells):,}; the others are missing in the means"
     lead = f"{several(len(all_settings), 'setting')} in {several(ran, 'run')}{missing}."
     all_points, base = points(cells, finished), baseline_of(all_settings, baseline)

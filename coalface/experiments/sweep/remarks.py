@@ -50,7 +50,7 @@ def unlike_starts(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[s
     by_start: dict[tuple[str, str], list[float]] = {}  # (pre-training, figure on those pairs) -> of each cell
     seeds = {}
     for cell in cells:
-        if cell.recipe.pretrain is None or (line := finished.get(cell.recipe.digest())) is None:
+        if cell.recipe.pretrain is None or (line := finished.get(cell.digest)) is None:
             continue
         start = loader.pretraining(cell.recipe).digest()
         seeds[start] = line["seed"]
@@ -77,7 +77,7 @@ def unlike_starts(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[s
 
 def unlike_code(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[str]:
     """Which cells ran before code of their method was changed by which others ran; `done` is in the order they ran."""
-    names = {cell.recipe.digest(): cell.name or cell.setting for cell in cells}
+    names = {cell.digest: cell.name or cell.setting for cell in cells}
     ran = {names[digest]: line.get("code", {}) for digest, line in finished.items() if digest in names}
     last = {module: digest for code in ran.values() for module, digest in code.items()}
     lines = [

@@ -78,20 +78,20 @@ def sweep(
             f"They are left as they are: {_to_delete(cells_file)}, and they are run again"
         )
     numbered = enumerate(cells, start=1)
-    in_order = sorted(numbered, key=lambda item: item[1].recipe.digest() in failed)  # a stable sort
-    to_run = {number: cell for number, cell in in_order if cell.recipe.digest() not in finished}
+    in_order = sorted(numbered, key=lambda item: item[1].digest in failed)  # a stable sort
+    to_run = {number: cell for number, cell in in_order if cell.digest not in finished}
 
     def begins(number: int) -> None:
         callback.note(f"cell {number} of {len(cells)}: {to_run[number].name}")
 
     quietly = callback if jobs == 1 else Callback()
     work = {
-        number: functools.partial(_run, cell, out / "runs" / cell.recipe.digest(), quietly, keep_runs)
+        number: functools.partial(_run, cell, out / "runs" / cell.digest, quietly, keep_runs)
         for number, cell in to_run.items()
     }
     with contextlib.closing(run_jobs(work, jobs, begins) if jobs > 1 else _in_turn(work, begins)) as results:
         for number, result in results:
-            digest = to_run[number].recipe.digest()
+            digest = to_run[number].digest
             if isinstance(result, Exception):
                 if (refused := refusal(result)) is not None:  # no other cell would get further
                     raise refused from None
@@ -123,7 +123,7 @@ def sweep(
     printout = f"{text}\ncells: {cells_file if cells_file.exists() else packed(cells_file)}"
     for kind, name in (("table", "table.md"), ("page", "sweep.html")):
         printout += f"\n{kind}: {out / name}{' (left as it was)' if kept_files[name] else ''}"
-    if missing := sum(cell.recipe.digest() not in finished for cell in cells):
+    if missing := sum(cell.digest not in finished for cell in cells):
         raise RunFailed(f"{missing} of {len(cells)} cells failed; the same command tries them again\n\n{printout}")
     return printout
 
@@ -136,7 +136,7 @@ def plan(path: Path, changes: Sequence[str], out: Path, *, baselines: Sequence[s
     cells = _cells(path, changes, baselines)
     finished, failed, planned = read_cells(out / "cells.jsonl", mend=False), _read_failed(out), []
     for number, cell in enumerate(cells, start=1):
-        digest = cell.recipe.digest()
+        digest = cell.digest
         row: dict[str, Any] = {"cell": cell.name, "digest": digest}
         if digest in finished:
             seconds, changed = finished[digest]["seconds"]["total"], _changed_code(cell, finished)
@@ -206,7 +206,7 @@ def _run(cell: Cell, place: Path, callback: Callback, keep_runs: bool) -> dict[s
 
 def _changed_code(cell: Cell, finished: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The modules by which a finished cell ran that are not as they were; of a version that kept none, none."""
-    ran = finished.get(cell.recipe.digest(), {}).get("code")
+    ran = finished.get(cell.digest, {}).get("code")
     return provenance.changed_code(ran, provenance.code_behind(cell.recipe)) if ran else []
 
 
@@ -229,7 +229,7 @@ def _line(cell: Cell, place: Path) -> dict[str, Any]:
     records = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     losses = [record.get("loss") for record in records]
     evidence = json.loads((place / "evidence.json").read_text(encoding="utf-8"))
-    line = {"hash": cell.recipe.digest(), "cell": cell.chosen, **{k: summary[k] for k in keys}}
+    line = {"hash": cell.digest, "cell": cell.chosen, **{k: summary[k] for k in keys}}
     line |= {"last_loss": losses[-1] if losses else None, "losses": _smoothed(records, cell.recipe)}
     line |= {key: summary[key] for key in KEPT if key in summary}
     if "mean" in (embeddings := summary.get("class_embeddings", {})):

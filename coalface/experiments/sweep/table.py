@@ -62,8 +62,8 @@ def table(
     """
     groups: dict[str, list[Line]] = {cell.setting: [] for cell in cells}
     for cell in cells:
-        if (digest := cell.recipe.digest()) in finished:
-            groups[cell.setting].append(finished[digest])
+        if cell.digest in finished:
+            groups[cell.setting].append(finished[cell.digest])
     by_setting = {setting: group for setting, group in groups.items() if group}
     domains = _domains(cells, by_setting)
     numbers = records(by_setting, domains)
@@ -99,8 +99,8 @@ def table(
     embeddings = numbers.get("class embeddings", [])
     lines += _means(embeddings, COSINES)
     lines += differences.of_numbers(embeddings, list(to.values()), "that mean cosine")
-    if missing := [cell for cell in cells if cell.recipe.digest() not in finished]:
-        reasons = [(failed or {}).get(cell.recipe.digest()) for cell in missing]
+    if missing := [cell for cell in cells if cell.digest not in finished]:
+        reasons = [(failed or {}).get(cell.digest) for cell in missing]
         names = [cell.name or cell.setting for cell in missing]
         lines += [
             "",

@@ -63,13 +63,7 @@ def learn_mixed(
     pairs = zip(source_batches, target_batches, strict=True)
     mixed = [np.concatenate([of_source[s], of_target[t]]) for s, t in pairs]
     trained = train(party, classifier, mixed, sgd, velocity=velocity)
-    learner = Learner(
-        head=trained.head,
-        extra=trained.extra,
-        kept=party.backbone.kept(),
-        velocity=trained.velocity,
-        cursor=cursor,
-    )
+    learner = trained.learner(cursor, party.backbone.kept(), trained.velocity)
     return trained.loss, Mixed(learner=learner, target=target)
 
 

@@ -19,6 +19,7 @@ from coalface.core.method import Party, Tensors
 from coalface.models.embedding import eval_mode
 from coalface.training.local_training import Beside
 from coalface.training.losses.base import CosineLoss, MarginSoftmax
+from coalface.training.losses.margins import CosFace
 from coalface.training.losses.sphereface2 import SphereFace2
 
 NEGATIVE = -1
@@ -79,6 +80,36 @@ class JointLoss:
             else:  # public images alone: the branch has a gradient all the same, of zeros
                 total = total + 0 * (turned.sum() + own.sum())
         return total
+
+
+@dataclass(frozen=True)
+class Binary:
+    """The constants of (6)."""
+
+    scale: float | None = None
+    """s′; None: s of a CosFace `loss`, as the paper has it, else 30."""
+    margin: float | None = None
+    """m′; None: m of a CosFace `loss`, else 0.4."""
+    power: float = 3.0
+    """t."""
+    balance: float = 0.7
+    """λ."""
+
+    def beside(self, classes: CosineLoss) -> SphereFace2:
+        """The loss with these constants beside an L_cos. Raises ValueError for constants that cannot be."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        tied = {"scale": classes.scale, "margin": classes.margin} if isinstance(classes, CosFace) else {}
+        return SphereFace2(**tied | given)
+
+
+def first_branch(classes: Tensor, rng: np.random.Generator | None) -> Tensors:
+    """Π at first, the identity, and Ω beside (k, d) class embeddings: a copy of them, or drawn from N(0, 0.01²)."""
+    drawn = None if rng is None else rng.standard_normal(tuple(classes.shape), dtype=np.float32)
+    return {
+        "turn": torch.eye(classes.shape[1]).to(classes),
+        "shift": torch.zeros(classes.shape[1]).to(classes),
+        "own": classes.clone() if drawn is None else torch.from_numpy(drawn).mul_(0.01).to(classes),
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +177,7 @@ def untrained(party: Party, rng: np.random.Generator) -> Tensors:
     """
     module = copy.deepcopy(party.backbone.module).cpu()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(2**62)))
+        torch.default_generator.manual_seed(int(rng.integers(2**62)))
         for layer in module.modules():
             if callable(reset := getattr(layer, "reset_parameters", None)):
                 reset()
