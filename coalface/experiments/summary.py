@@ -170,7 +170,7 @@ def class_embeddings(rows: torch.Tensor) -> dict[str, Any]:
     rows = rows[:MOST_CLASS_EMBEDDINGS]
     histogram = cosine_histogram(rows)
     up_to, centres = histogram.pairs.cumsum(), (histogram.edges[:-1] + histogram.edges[1:]) / 2
-    percentiles = {str(q): float(centres[np.searchsorted(up_to, q / 100 * up_to[-1])]) for q in (5, 50, 95)}
+    percentiles = {str(q): float(centres[np.searchsorted(up_to, q / 100 * up_to[-1])]) for q in (5, 25, 50, 75, 95)}
     about = {"count": len(rows), "mean": mean_cosine(rows), "percentiles": percentiles}
     return about | {"edges": histogram.edges.tolist(), "pairs": histogram.pairs.tolist()}
 
