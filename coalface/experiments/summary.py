@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from coalface.core.local_results import CLASS_EMBEDDINGS
 from coalface.core.method import Method, Models
 from coalface.core.steps import plays
 from coalface.core.text import natural
@@ -56,11 +58,18 @@ def of_run(run: PreparedRun, server: Server, models: Models, evaluated: Mapping[
         about["templates"] = server.templates.summary() | ({"ended": server.ended} if server.ended else {})
     if run.weights_steps:
         about["weights"] = {"sha256": recipe.model.sha256, "steps": list(run.weights_steps)}
-    if models.class_embeddings:
-        about["class_embeddings"] = class_embeddings(torch.cat(list(models.class_embeddings.values())))
+    if rows := _class_embeddings(server, models):
+        about["class_embeddings"] = class_embeddings(torch.cat(rows))
     about |= {key: value for key, value in evaluated.items() if key != "judged"}
     work = trained(method, about, runs.read_metrics(server.folder))
     return about if work is None else about | {"trained": work}
+
+
+def _class_embeddings(server: Server, models: Models) -> list[torch.Tensor]:
+    """Those that the server knows, or that the party knows to which all images were pooled."""
+    if models.class_embeddings:
+        return list(models.class_embeddings.values())
+    return [told["class_embeddings"] for _, told in server.local_results(CLASS_EMBEDDINGS, models) if told]
 
 
 MOST_ROWS, MOST_COLUMNS = 30, 120
@@ -150,12 +159,19 @@ def headlines(summary: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     }
 
 
+MOST_CLASS_EMBEDDINGS = 20_000
+"""Of more, the first: the time for all pairs grows with the square of their number."""
+
+
 def class_embeddings(rows: torch.Tensor) -> dict[str, Any]:
-    """How close the class embeddings that the server knows are to each other: cosines of all their pairs."""
+    """How close class embeddings are to each other: cosines of all their pairs, percentiles to 0.01."""
     if len(rows) < 2:
         return {}
+    rows = rows[:MOST_CLASS_EMBEDDINGS]
     histogram = cosine_histogram(rows)
-    about = {"count": len(rows), "mean": mean_cosine(rows)}
+    up_to, centres = histogram.pairs.cumsum(), (histogram.edges[:-1] + histogram.edges[1:]) / 2
+    percentiles = {str(q): float(centres[np.searchsorted(up_to, q / 100 * up_to[-1])]) for q in (5, 25, 50, 75, 95)}
+    about = {"count": len(rows), "mean": mean_cosine(rows), "percentiles": percentiles}
     return about | {"edges": histogram.edges.tolist(), "pairs": histogram.pairs.tolist()}
 
 

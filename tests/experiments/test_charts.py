@@ -268,6 +268,7 @@ def test_class_embeddings_that_fell_together_are_named(write_run):
     assert "together" not in before and "together" in after
     assert set(column(chart.spec, "series")) == {"a", "b"}
     pairs = class_embeddings(torch.eye(5).repeat(2, 1))  # 5 pairs at 1, 40 at 0
+    assert pairs["percentiles"] == pytest.approx({"5": 0.005, "25": 0.005, "50": 0.005, "75": 0.005, "95": 0.995})
     assert (sum(pairs["pairs"]), pairs["mean"]) == (45, pytest.approx(5 / 45)) and class_embeddings(
         torch.ones(1, 3)
     ) == {}

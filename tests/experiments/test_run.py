@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import naive
 import pytest
 import tinyruns
 import torch
@@ -25,7 +26,9 @@ from coalface.engine.transport import RunFailed
 from coalface.experiments import run as experiment
 from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
+from coalface.experiments.summary import MOST_CLASS_EMBEDDINGS, class_embeddings
 from coalface.models.groups import Backbone
+from coalface.training.local_training import Learner
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -62,6 +65,20 @@ def test_a_run_folder_holds_what_the_pages_promise(fedavg_run: Path) -> None:
     assert (first["rounds"], first["failed"]) == (2, 0) and first["last_loss"] > 0
     assert found["bytes"]["up"] == first["bytes_up"] + second["bytes_up"]
     assert found["seconds"]["total"] >= found["seconds"]["training"] > 0
+
+
+def test_the_class_embeddings_of_pooled_training_are_in_the_summary(tmp_path: Path) -> None:
+    """As those that a server knows are; of many for which all pairs would take long, the first."""
+    out = experiment.run(tiny(method="centralized"), tmp_path / "run", Silent(), report=False)
+    head = naive.kept(out, "pooled", Learner).head
+    cosines = torch.nn.functional.cosine_similarity(head[:, None], head[None], dim=2)
+    above = cosines[torch.ones_like(cosines).triu(1).bool()]
+    found = summary(out)["class_embeddings"]
+    assert found["count"] == len(head) == 8 and sum(found["pairs"]) == len(above)
+    assert found["mean"] == pytest.approx(above.mean().item(), abs=1e-6)
+    assert found["percentiles"]["50"] == pytest.approx(above.median().item(), abs=0.0051)
+    most = torch.zeros(MOST_CLASS_EMBEDDINGS + 5, 1) + 1
+    assert class_embeddings(most)["count"] == MOST_CLASS_EMBEDDINGS
 
 
 def test_the_ledger_in_the_summary_is_that_of_the_files(fedavg_run: Path) -> None:

@@ -20,6 +20,7 @@ from coalface.experiments.report.long_table import Record
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import differences
 from coalface.experiments.sweep.grid import Cell, grid
+from coalface.experiments.sweep.records import records
 from coalface.experiments.sweep.run import table
 
 GRIDS = """recipe: tiny.yaml
@@ -221,6 +222,16 @@ def test_each_setting_is_compared_with_the_baseline_most_like_it() -> None:
     assert set(differences.bases_of(settings, None).values()) == {"method=a, loss=x"}
     whole = ["method=a, methods.a.k=2", "method=a", "method=b"]  # a baseline may be a whole setting
     assert differences.bases_of(whole, "method=a") == dict.fromkeys(whole, "method=a")
+
+
+def test_cosines_of_class_embeddings_are_a_mean_and_percentiles_where_a_cell_has_them() -> None:
+    lines = [
+        {"seed": 0, "class_embeddings": {"count": 5, "mean": 0.25}},
+        {"seed": 1, "class_embeddings": {"count": 5, "mean": 0.5, "percentiles": {"50": 0.305}}},
+        {"seed": 2},
+    ]
+    found = [(r.metric, r.value, r.seed) for r in records({"a": lines}, {})["class embeddings"]]
+    assert found == [("mean", 0.25, 0), ("mean", 0.5, 1), ("percentile 50", 0.305, 1)]
 
 
 def test_losses_of_a_party_are_compared_over_seeds_alone() -> None:

@@ -40,8 +40,9 @@ def _numbers(line: Line, domains: Mapping[str, str]) -> Iterator[tuple[str, str,
     for kind, of_kind in personalised.by_kind(line.get("personalised", {})).items():
         yield "personalised", kind, of_kind
     yield "public images", "", shares(line.get("public_images"))
-    mean = line.get("class_embeddings", {}).get("mean")
-    yield "class embeddings", "", {} if mean is None else {"cosine": mean}
+    if embeddings := line.get("class_embeddings"):
+        percentiles = {f"percentile {q}": cosine for q, cosine in embeddings.get("percentiles", {}).items()}
+        yield "class embeddings", "", {"mean": embeddings["mean"], **percentiles}
     yield "losses", "", line.get("losses", {})
 
 

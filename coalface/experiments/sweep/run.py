@@ -233,7 +233,8 @@ def _line(cell: Cell, place: Path) -> dict[str, Any]:
     line |= {"last_loss": losses[-1] if losses else None, "losses": _smoothed(records, cell.recipe)}
     line |= {key: summary[key] for key in KEPT if key in summary}
     if "mean" in (embeddings := summary.get("class_embeddings", {})):
-        line["class_embeddings"] = {key: embeddings[key] for key in ("count", "mean")}
+        kept = ("count", "mean", "percentiles")
+        line["class_embeddings"] = {key: value for key, value in embeddings.items() if key in kept}
     code = dict(provenance.begun_with(place).code)
     return {**line, "lists": lists, "evidence": evidence, "code": code}
 

@@ -32,7 +32,7 @@ OTHER_PEOPLE = "Settings whose clients have other people than the baseline's are
 PUBLIC_IMAGES = """\
 Share of the public images that clients trained on in a round, in percent: mean over clients,
 then over seeds ± standard deviation."""
-COSINES = "Mean cosine of all pairs of class embeddings: mean over seeds ± standard deviation over seeds."
+COSINES = "Cosines of all pairs of class embeddings: mean over seeds ± standard deviation over seeds."
 LOSSES = "Final training loss of each party, smoothed over steps by 0.99: mean over runs ± standard deviation."
 
 
@@ -98,7 +98,7 @@ def table(
     lines += _means(numbers.get("public images"), PUBLIC_IMAGES)
     embeddings = numbers.get("class embeddings", [])
     lines += _means(embeddings, COSINES)
-    lines += differences.of_numbers(embeddings, list(to.values()), "that mean cosine")
+    lines += differences.of_numbers(embeddings, list(to.values()), "these cosines")
     if missing := [cell for cell in cells if cell.digest not in finished]:
         reasons = [(failed or {}).get(cell.digest) for cell in missing]
         names = [cell.name or cell.setting for cell in missing]
