@@ -1,4 +1,4 @@
-"""SS-FedFR and CL-FedFR: rounds against plain loops, nothing where nothing is unknown, and whom a label reaches."""
+"""SS-FedFR and CL-FedFR: rounds against plain loops and by hand, nothing without unknown images, whom labels reach."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from coalface.core import codec
 from coalface.core.method import Party, Tensors
+from coalface.engine.party.setup import FederatedData
 from coalface.experiments import run as experiment
 from coalface.experiments.conformance.tiny_federation import Tiny, run
 from coalface.experiments.recipe import loader
@@ -150,6 +151,24 @@ def test_the_rounds_are_those_of_the_loop(name: str, tmp_path: Path, monkeypatch
         same_as_kept(client, naive.kept(tmp_path, party, Own))
     if method.pseudo_labels is not None:  # some joined, not all, and not as many in every epoch
         assert 0 < max(joined) and min(joined) < 6 and len(set(joined)) > 2, joined
+
+
+def test_an_easy_round_and_a_whole_one_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Party a has one image of pixel 1, b of −1/5, −1 and −1; at w = 0 the lengths |w − p| of b's are 1/5, 1 and 1.
+
+    Round 1, b's two of −1: a goes 0 → 1/2 → 1 and b to −1, and they count by all of their images: w = (1 − 3)/4 = −1/2.
+    Round 2, all three, whose mean is −11/15: a goes −1/2 → 1/4 → 1, and b −1/2 → −37/60 → −11/15: w = (1 − 11/5)/4.
+    """
+
+    def line() -> FederatedData:
+        world, pixels = naive.line(), np.array([255, 102, 0, 0], dtype=np.uint8).reshape(4, 1, 1, 1)
+        return replace(world, data={name: replace(faces, pixels=pixels) for name, faces in world.data.items()})
+
+    work = LocalTraining(epochs=2, batch_size=4, lr=0.5, momentum=0.5, weight_decay=0.0)
+    states = naive.watched(CLFedFR, monkeypatch)
+    method = CLFedFR(rounds=2, local=work, loss=naive.Square(), public="none", contrastive=0.0, branch="none")
+    run(method, tmp_path, line)
+    assert [float(state.backbone["w"]) for state in states] == pytest.approx([-0.5, -0.3], abs=1e-8)
 
 
 # --- parity -----------------------------------------------------------------------------------------------------------
