@@ -206,13 +206,16 @@ def _stages(out: Path, run: runs.Run) -> list[int]:
         return [whole_number(run.config.get("rounds")) or 0]
 
 
+_NOT_A_CHECKPOINT = (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError)
+
+
 def _checkpoint(out: Path, stages: Sequence[int]) -> tuple[dict[str, Any], int]:
     """What the last checkpoint has counted, and the rounds up to it."""
     for path in sorted((out / "checkpoints").glob("[0-9]*/checkpoint.json"), reverse=True):
         try:
             last = json.loads(path.read_text(encoding="utf-8"))
             return last["record"], sum(stages[: last["stage"]]) + int(last["round"])
-        except (OSError, ValueError, KeyError):  # being removed as a newer one is written
+        except _NOT_A_CHECKPOINT:  # damaged, or being removed as a newer one is written
             continue
     return {}, 0
 
