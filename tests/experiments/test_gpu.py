@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tinydomains import two_domains
 from tinyruns import Silent, tiny
 
+from coalface.engine.party.setup import GpuArithmetic, set_gpu_arithmetic
 from coalface.experiments import run as experiment
 from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
@@ -56,18 +57,16 @@ def test_a_run_on_the_device_ends_near_the_run_on_the_cpu(name: str, tmp_path: P
             torch.testing.assert_close(theirs[tensor], mine[tensor], rtol=1e-2, atol=1e-3)
 
 
-def arithmetic() -> tuple[Any, ...]:
-    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    return cudnn.conv.fp32_precision, matmul.fp32_precision, cudnn.deterministic  # type: ignore[attr-defined]
-
-
 def test_a_run_computes_in_float32_on_gpus_and_puts_torch_s_settings_back(tmp_path: Path) -> None:
     class Watched(Silent):
         def round(self, record: dict[str, Any]) -> None:
-            seen.append(arithmetic())
+            seen.append(set_gpu_arithmetic(GpuArithmetic()))
+            assert not torch.backends.cudnn.allow_tf32  # the older flag, which torch's exporter asks
 
-    seen: list[tuple[Any, ...]] = []
-    before = arithmetic()
-    experiment.run(fitting("fedavg"), tmp_path / "run", Watched(), report=False)
-    assert set(seen) == {("ieee", "ieee", True)}
-    assert arithmetic() == before == ("tf32", before[1], False)
+    seen: list[GpuArithmetic] = []
+    before = set_gpu_arithmetic(GpuArithmetic(True, True, False))
+    try:
+        experiment.run(fitting("fedavg"), tmp_path / "run", Watched(), report=False)
+        assert set(seen) == {GpuArithmetic()}
+    finally:
+        assert set_gpu_arithmetic(before) == GpuArithmetic(True, True, False)

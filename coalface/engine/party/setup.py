@@ -161,21 +161,25 @@ class Setup:
 
 
 class GpuArithmetic(NamedTuple):
-    """How a GPU convolves and multiplies float32: as IEEE 754 has it, by algorithms that give the same bits again.
+    """How a GPU computes float32: as it is, by algorithms that give the same bits again.
 
     torch's own choice for convolutions is TF32, with 10 bits of a number's 23, and whichever algorithm is fastest.
     """
 
-    convolutions: str = "ieee"
-    products: str = "ieee"
+    tf32_convolutions: bool = False
+    tf32_products: bool = False
     deterministic: bool = True
 
 
 def set_gpu_arithmetic(wanted: GpuArithmetic) -> GpuArithmetic:
     """Set this process's arithmetic on GPUs; returns what it was. Without a GPU nothing comes of it."""
-    conv, matmul, cudnn = torch.backends.cudnn.conv, torch.backends.cuda.matmul, torch.backends.cudnn  # type: ignore[attr-defined]
-    before = GpuArithmetic(conv.fp32_precision, matmul.fp32_precision, cudnn.deterministic)
-    conv.fp32_precision, matmul.fp32_precision, cudnn.deterministic = wanted
+    cudnn: Any = torch.backends.cudnn
+    matmul: Any = torch.backends.cuda.matmul
+    before = GpuArithmetic(
+        cudnn.conv.fp32_precision == "tf32", matmul.fp32_precision == "tf32", bool(cudnn.deterministic)
+    )
+    # by the older flags: where the newer ones are set, torch refuses to tell the older, which its ONNX exporter asks
+    cudnn.allow_tf32, matmul.allow_tf32, cudnn.deterministic = wanted
     return before
 
 

@@ -204,7 +204,8 @@ def _with_teacher(tree: Mapping[str, Any]) -> dict[str, Any]:
     keys = dict(tree)
     if "teacher" in keys:
         keys = merged(keys, {"methods": {"distill": {"teacher": keys.pop("teacher")}}})
-    settings = (keys.get("methods") or {}).get("distill")
+    methods = keys.get("methods")
+    settings = methods.get("distill") if isinstance(methods, Mapping) else None
     if isinstance(settings, Mapping) and settings.get("input") == "imagenet":
         keys = merged(keys, {"methods": {"distill": {"input": dataclasses.asdict(IMAGENET)}}})
     if isinstance(settings, Mapping) and settings.get("teacher") and not settings.get("sha256"):
