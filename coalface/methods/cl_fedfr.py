@@ -22,7 +22,7 @@ class SSFedFR(FedFRJoint):
     """
 
     title: ClassVar[str] = "after SS-FedFR: FedFR that labels images of unknown identity"
-    paper: ClassVar[str] = "Dube et al. 2024, public code"
+    paper: ClassVar[str] = "after Dube et al. 2024, and their public code"
 
     pseudo_labels: float | None = 0.5
 
