@@ -97,9 +97,9 @@ class Binary:
 
     def beside(self, classes: CosineLoss) -> SphereFace2:
         """The loss with these constants beside an L_cos. Raises ValueError for constants that cannot be."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
+        constants = {name: value for name, value in vars(self).items() if value is not None}
         tied = {"scale": classes.scale, "margin": classes.margin} if isinstance(classes, CosFace) else {}
-        return SphereFace2(**tied | given)
+        return SphereFace2(**tied | constants)
 
 
 def first_branch(classes: Tensor, rng: np.random.Generator | None) -> Tensors:
