@@ -54,7 +54,7 @@ class Server(ServerFederation):
         public: Any = None,
         classifier: Tensor | None = None,
         privacy: PartyPrivacy | None = None,
-        secret: bytes | None = None,
+        secret: Callable[[], bytes] | None = None,
         secure: SecureSettings | None = None,
         observers: Sequence[Observer] = (),
         report: Callable[[dict[str, Any]], None] = lambda record: None,
