@@ -25,7 +25,6 @@ from coalface.experiments.recipe import included, own_data, short_keys, validate
 from coalface.experiments.recipe.base import first_error
 from coalface.experiments.recipe.insightface_words import translate_words
 from coalface.experiments.recipe.partitions import PARTITIONS, FromFile
-from coalface.experiments.recipe.renamed_keys import check_names
 from coalface.experiments.recipe.scenarios import SCENARIOS, Partitioned
 from coalface.experiments.recipe.schema import NAMED, Pretraining, Recipe
 from coalface.experiments.recipe.sections import SOURCES
@@ -102,7 +101,6 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     """A checked recipe. Raises RecipeError, for an unknown key with the nearest known one."""
     _check_utf8(tree)
     tree = {key: {"name": value} if key in NAMED and isinstance(value, str) else value for key, value in tree.items()}
-    check_names(tree)
     keys = _with_teacher(translate_words(tree))
     pretrain = keys.pop("pretrain", None)
     try:
