@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from coalface.core.checks import at_key
 from coalface.core.errors import RecipeError
 from coalface.evaluation import personalised
 from coalface.evaluation.base import Evaluator, PublicImages
@@ -21,10 +22,8 @@ def verify(parts: Parts) -> Evaluator:
     evaluation, device = parts.recipe.evaluation, parts.recipe.engine.device
     pair_figures = find_figures(evaluation.figures)
     for own in pair_figures:
-        try:
+        with at_key(WHERE):
             declare(own.figure)
-        except ValueError as error:
-            raise RecipeError(str(error), where=WHERE) from None
     return Verification(
         parts.pairs,
         parts.backbone,

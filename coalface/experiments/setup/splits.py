@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core import disk
+from coalface.core.checks import at_key
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
@@ -78,10 +79,8 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
     for name, validator in recipe.validators.items():
         if validator.identities is not None:
             rng = generator(SPLIT_SEED, "validator", name)
-            try:
+            with at_key(f"validators.{name}.identities"):
                 faces, aside[name] = hold_out(faces, rng, identities=validator.identities)
-            except ValueError as error:
-                raise RecipeError(str(error), where=f"validators.{name}.identities") from None
     train = of_parties = of_side(recipe, faces, recipe.side)
     if recipe.side == "both":
         of_parties = of_side(recipe, faces, None)
@@ -117,10 +116,8 @@ def _without_test_images(recipe: Recipe, faces: FaceSet, of_parties: FaceSet) ->
         return _held_back(faces, testing.images) if (faces.counts() > testing.images).any() else (faces, None)
     if np.count_nonzero(faces.counts()) < 2:
         raise RecipeError("there is one identity, and telling people apart needs two or more", where="data.test")
-    try:
+    with at_key("data.test.images"):
         remaining, test = _held_back(faces, testing.images)
-    except ValueError as error:
-        raise RecipeError(str(error), where="data.test.images") from None
     if of_parties is faces:
         return remaining, test
     whose = np.isin(test.names, of_parties.names)[test.labels]  # public people are nobody's clients and keep all images
@@ -225,10 +222,8 @@ def _drawn_out(faces: FaceSet, count: int, parts: tuple[str, ...]) -> tuple[Face
     """(rest, held): so many identities are held; of a joined source, of each part its share by number of identities."""
     present = np.flatnonzero(faces.counts())
     if not parts or not 0 < count < len(present):
-        try:
+        with at_key("data.hold_out"):
             return hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=count)
-        except ValueError as error:
-            raise RecipeError(str(error), where="data.hold_out") from None
     belongs = np.array([parts.index(part_of(faces.names[number])) for number in present])
     chosen_of_parts = []
     for part, share in enumerate(shares(np.bincount(belongs, minlength=len(parts)).tolist(), count)):
