@@ -156,37 +156,30 @@ def _figure_over_bytes(runs: Sequence[Run], key: str) -> list[Chart]:
     return [Chart(f"{axis_title(key)} by what was sent", spec, caption)] if spec else []
 
 
-def secure_sums(runs: Sequence[Run]) -> list[Chart]:
+def secure_sums(run: Run) -> list[Chart]:
     """What secure sums took off the numbers of a round: those beyond their clip, and the rounding."""
     titles = {"cut_off": "share of the numbers beyond their clip", "sum_error": "bound on the rounding of a mean"}
-    return [chart for key, title in titles.items() for chart in _over_rounds(runs, title, key)]
+    return [chart for key, title in titles.items() for chart in _over_rounds([run], title, key)]
 
 
-def weightings(runs: Sequence[Run]) -> list[Chart]:
-    """What Federated Validation did, for each run that has it: the weight of each party, and the validators' scores."""
-    charts = []
-    for run in runs:
-        validation = mapping(mapping(mapping(run.config.get("methods")).get(run.method)).get("validation"))
-        of = f" in {run.label}" if len(runs) > 1 else ""
-        share, count = number(validation.get("smoothing")), whole_number(validation.get("candidates"))
-        moves = "" if share is None or count is None else f" moves by φ = {share:g} towards the best of {count} that"
-        caption = "The weight of each party's backbone in the average, from the next round on. "
-        caption += f"After each validation it{moves or ' moves towards the best one that'} the validators scored."
-        charts += _by_party(run, WEIGHT, f"weighting of the parties{of}", caption)
-        score = str(validation.get("score") or "accuracy")
-        unit = {
-            "accuracy": "accuracy on its own pairs, in percent",
-            "tar": f"TAR at FAR {number(validation.get('far')):g} on its own pairs, in percent"
-            if number(validation.get("far")) is not None
-            else "TAR on its own pairs, in percent",
-            "loss": "minus the mean loss of its own pairs, times 100",
-        }.get(score, score)
-        caption = (
-            f"What each validator gave the weighting in use: {unit}. A score stands at the round that collected it; "
-        )
-        caption += "a validator that failed or was late has none."
-        charts += _by_party(run, SCORE, f"score by validator{of}", caption)
-    return charts
+def weightings(run: Run) -> list[Chart]:
+    """What Federated Validation did in a run that has it: the weight of each party, and the validators' scores."""
+    validation = mapping(mapping(mapping(run.config.get("methods")).get(run.method)).get("validation"))
+    share, count = number(validation.get("smoothing")), whole_number(validation.get("candidates"))
+    moves = "" if share is None or count is None else f" moves by φ = {share:g} towards the best of {count} that"
+    caption = "The weight of each party's backbone in the average, from the next round on. "
+    caption += f"After each validation it{moves or ' moves towards the best one that'} the validators scored."
+    charts = _by_party(run, WEIGHT, "weighting of the parties", caption)
+    score = str(validation.get("score") or "accuracy")
+    far = number(validation.get("far"))
+    unit = {
+        "accuracy": "accuracy on its own pairs, in percent",
+        "tar": f"TAR{'' if far is None else f' at FAR {far:g}'} on its own pairs, in percent",
+        "loss": "minus the mean loss of its own pairs, times 100",
+    }.get(score, score)
+    caption = f"What each validator gave the weighting in use: {unit}. A score stands at the round that collected it; "
+    caption += "a validator that failed or was late has none."
+    return charts + _by_party(run, SCORE, "score by validator", caption)
 
 
 def _by_party(run: Run, prefix: str, title: str, caption: str) -> list[Chart]:

@@ -16,7 +16,7 @@ from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
 from coalface.data.held_back import hold_back
 from coalface.data.pairs import named_identities
-from coalface.data.partition import first_images, hold_out, identities_of, minimum_images, part_of, shares, without
+from coalface.data.partition import first_images, hold_out, identities_of, part_of, shares, without
 from coalface.data.partition_file import PartitionFile, read_partition
 from coalface.experiments.recipe.own_data import pretraining_data
 from coalface.experiments.recipe.partitions import FromFile
@@ -64,7 +64,8 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
     """Open the images of a recipe and draw who is trained on, held out and set aside. Raises RecipeError for nobody."""
     data = recipe.data
     everybody, listed = _opened(recipe, packing), partition_file(recipe)
-    faces = minimum_images(without(everybody, _excluded(recipe) | _named(recipe, everybody)), data.min_images)
+    faces = without(everybody, _excluded(recipe) | _named(recipe, everybody))
+    faces = faces.only(np.flatnonzero(faces.counts() >= data.min_images))
     if isinstance(data, Assigned) and data.max_images is not None:
         faces = first_images(faces, data.max_images)
     held = calibration = faces.only([])
