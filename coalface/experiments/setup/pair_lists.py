@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from coalface.core.checks import at_key, nearest
 from coalface.core.errors import RecipeError
 from coalface.core.method import generator
-from coalface.core.text import several
+from coalface.core.text import first_few, several
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import (
     PairList,
@@ -173,11 +173,10 @@ def _apart(
         )
     for group, people in people_of.items():
         if shared := sorted(identity for _, identity in held & people):
-            some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
             raise RecipeError(
-                f"it would hold {several(len(shared), 'identity', 'identities')} of {group} ({some}), so that "
-                "figures would say nothing of unseen people: give it others, or say by `validates` which list it holds "
-                "a half of",
+                f"it would hold {several(len(shared), 'identity', 'identities')} of {group} "
+                f"({first_few(shared, 5)}), so that figures would say nothing of unseen people: give it others, or say "
+                "by `validates` which list it holds a half of",
                 where=where,
             )
 

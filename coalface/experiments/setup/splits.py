@@ -13,6 +13,7 @@ from coalface.core import disk
 from coalface.core.checks import at_key
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import generator
+from coalface.core.text import first_few
 from coalface.data.faceset import FaceSet
 from coalface.data.held_back import hold_back
 from coalface.data.pairs import named_identities
@@ -169,9 +170,8 @@ def _of_nobody(recipe: Recipe, data: Own, split: Split, public: FaceSet) -> Face
             continue
         people = {n.removeprefix(f"{name}/") for n in split.train.names if n.startswith(f"{name}/")}
         if shared := sorted(people & set(public.names)):
-            some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
             raise RecipeError(
-                f"{len(shared)} of its people are {name}'s own ({some}), "
+                f"{len(shared)} of its people are {name}'s own ({first_few(shared, 5)}), "
                 "who would be trained on under two names; use other people, or list them in data.exclude",
                 where="data.public",
             )
