@@ -132,10 +132,6 @@ class Server(ServerFederation):
         parties = {party: self.at.accepted.get(party) for party in self.at.party_stats}
         return self._client_batches.check() | self.transport.check(parties, READ)
 
-    def checkpoint_share(self) -> float:
-        """The checkpoints' share of the time of all rounds so far."""
-        return self.at.seconds["checkpoint"] / max(1e-9, sum(self.at.seconds.values()))
-
     def _end(self, state: Any, why: str) -> None:
         """End a stage before the round that was about to begin, or had just."""
         self.at.round -= 1

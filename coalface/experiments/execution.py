@@ -76,7 +76,7 @@ def execute(
             membership.write(out, members)
     for fault in faults.values():
         callback.warn(fault)
-    if share := server.checkpoint_share():
+    if share := server.at.seconds["checkpoint"] / max(1e-9, sum(server.at.seconds.values())):
         _note(callback, run.recipe.name, f"checkpoints took {100 * share:.1f} % of the rounds' time")
     evaluated |= {key: lines for key, lines in (("readable", readable), ("passed_over", passed_over)) if lines}
     whole = summary.of_run(run, server, models, evaluated) | {"ledger": summary.ledgers(out, server, faults)}
