@@ -25,9 +25,10 @@ SWEEPS = sorted(FOLDER.glob("*/sweeps/*.yaml"))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def listed_once() -> Iterator[None]:
-    """Most recipes name the same few folders, of many files."""
+def read_once() -> Iterator[None]:
+    """Most recipes name the same few folders, of many files; each is read for every method."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "read", functools.cache(loader.read))
         patch.setattr(sources, "open_store", functools.cache(sources.open_store))
         yield
 
