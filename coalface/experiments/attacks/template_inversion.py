@@ -67,7 +67,7 @@ class TemplateInversion(Attack):
     row what a photograph would give: the most that the judge can show.
     """
 
-    kind = "template-inversion"
+    kind, version = "template-inversion", 2
 
     def __init__(
         self, run: PreparedRun, seed: int, *, judge: str = "", input: Any = None, far: float = 0.001, sheet: str = ""
