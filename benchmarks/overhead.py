@@ -28,7 +28,7 @@ from engine import LOSS, make_world, network, serving
 
 from coalface.core import codec
 from coalface.core.method import Party, batched, step
-from coalface.engine import client_batch, federation, local
+from coalface.engine import client_batch, local, replies
 from coalface.engine.party import executor
 from coalface.engine.party.commit_folder import CommitFolder
 from coalface.engine.replies import ReplyAggregator
@@ -88,7 +88,7 @@ STAGES: list[tuple[Any, str, str]] = [
     (RunningMean, "add", "sums"),
     (ReplyAggregator, "take", "server, the rest"),
     (ReplyAggregator, "take_batch", "server, the rest"),
-    (federation, "receipt", "server, the rest"),
+    (replies, "receipt", "server, the rest"),
     (Server, "_one_round", "server, the rest"),
     (Server, "_checkpoint", "checkpoint"),
 ]
@@ -105,8 +105,7 @@ class Stateless(FedAvg):
 
     @batched("train")
     def train_batched(self, parties: Sequence[Party], common: Global) -> list[Update]:
-        replies = super().train_batched(parties, [None] * len(parties), common)
-        return [reply for reply, _ in replies]
+        return [reply for reply, _ in super().train_batched(parties, [None] * len(parties), common)]
 
 
 class Stopwatch:

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,14 +21,12 @@ import torch
 from coalface.core import codec, compression
 from coalface.core.compression import TYPES, Updates
 from coalface.core.declarations import Tensors
-from coalface.core.method import generator, message
-from coalface.engine.local import InProcess
-from coalface.engine.party.request import Request
-from coalface.engine.party.setup import FederatedData, Setup
-from coalface.engine.transport import Reply
-from coalface.experiments import run as experiment
-from coalface.experiments.callbacks.progress import Progress
+from coalface.core.method import Models, generator, message
+from coalface.experiments.attacks.base import Attack, Exchange, Outcome
+from coalface.experiments.attacks.replay import replay
+from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader, schema
+from coalface.experiments.run import begin_or_resume
 from coalface.models import build
 
 Errors = dict[tuple[str, str], list[tuple[int, float]]]
@@ -66,24 +61,18 @@ def errors_of(recipe: schema.Recipe) -> Errors:
     """Run a recipe, and narrow every reply of it beside the run."""
     errors: Errors = {}
 
-    class Measuring(InProcess):
-        def exchange(self, requests: Iterable[Request]) -> Iterator[tuple[Request, Reply]]:
-            for request, reply in super().exchange(requests):
-                declared = self._context.method.steps[request.step][1]
-                pairs = ((request.each, declared.each), (request.common, declared.common))
-                sent = [m.message(cls) for m, cls in pairs if m is not None and cls is not None]
-                if isinstance(reply, codec.Encoded) and declared.reply is not None:
-                    measure(codec.decode(reply.data, declared.reply), sent, request.ordinal, errors)
-                yield request, reply
+    class Measuring(Attack):
+        kind = "updates"
 
-    class Carrying:
-        asked: Mapping[str, Any] = {}  # by nobody elsewhere
+        def watch(self, exchange: Exchange) -> None:
+            if exchange.reply is not None:
+                sent = [message for message in exchange.sent if message is not None]
+                measure(exchange.reply, sent, exchange.request.ordinal, errors)
 
-        def __call__(self, setup: Setup, here: FederatedData) -> InProcess:
-            return Measuring(setup, here)
+        def outcomes(self, models: Models) -> list[Outcome]:
+            return []
 
-    with tempfile.TemporaryDirectory() as folder:
-        experiment.run(recipe, Path(folder) / "run", Progress(quiet=True), carrier=Carrying(), report=False)
+    replay(recipe, Measuring, Callback(), begin_or_resume)
     return errors
 
 

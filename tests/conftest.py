@@ -42,12 +42,13 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cheap_sums() -> Iterator[None]:
-    """Commands and sketches of networks are made once; comparisons have 200 draws, not 2,000, and ε is rounded to 1e-3,
-    not to 1e-4."""
+    """Commands and sketches of networks are made once, what is installed is listed once; comparisons have 200 draws,
+    not 2,000, and ε is rounded to 1e-3, not to 1e-4."""
     import typer.main
     import typer.testing
 
     from coalface.evaluation.metrics import bootstrap
+    from coalface.experiments import environment
     from coalface.experiments.setup import weights
     from coalface.privacy import accountant
 
@@ -55,6 +56,7 @@ def cheap_sums() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", build)
         patch.setattr(typer.testing, "_get_command", build)
+        patch.setattr(environment, "packages_distributions", functools.cache(environment.packages_distributions))
         patch.setattr(bootstrap, "DRAWS", 200)
         patch.setattr(weights, "sketch", functools.cache(weights.sketch))
         patch.setattr(accountant, "_STEP", 1e-3)

@@ -9,15 +9,31 @@ import itertools
 import math
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from coalface.core.disk import explained
 from coalface.core.errors import RecipeError
 from coalface.core.text import told
 
 T = TypeVar("T")
+
+
+class at_key:
+    """Within, an error of some `kinds`, else a ValueError, is a RecipeError of the key `where`, with its text."""
+
+    def __init__(self, where: str | Path, *kinds: type[Exception]) -> None:
+        self._where, self._kinds = where, kinds or (ValueError,)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, self._kinds):
+            raise RecipeError(explained(error), where=self._where) from None
 
 
 def short(key: str) -> str:

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -151,6 +152,9 @@ class Party:
     releases: Any = None
     """Where the step's reply has a `sanitised` field, the secret that its noise is drawn from, and what counts it:
     `coalface.privacy.sanitised.Releases`."""
+    call: int = 0
+    secret: Callable[[], bytes] | None = None
+    """At a node of the party's own: what `secret_rng` follows from."""
     shards: Any = None
     """Where several processes play the party, this one's place among them:
     `coalface.training.distributed.shards.Shards`, which local training alone looks at. All of them run a step with
@@ -159,6 +163,14 @@ class Party:
     def stream(self, *names: str | int) -> np.random.Generator:
         """A stream of this party's that does not change from round to round, for example for the order of an epoch."""
         return generator(self.seed, "party", self.name, *names)
+
+    @cached_property
+    def secret_rng(self) -> np.random.Generator:
+        """As `rng`, for what nobody else may tell, such as a codeword: at a node of its own it follows from a secret
+        that stays there. In a simulation, which is run to be repeated, whoever has the run's seed has it.
+        """
+        seed = self.seed if self.secret is None else int.from_bytes(self.secret(), "little")
+        return generator(seed, "party", self.name, self.stage, self.round, self.call)
 
 
 @dataclass(frozen=True)
@@ -260,6 +272,10 @@ class Federation(ABC):
     @abstractmethod
     def stream(self, *names: str | int) -> np.random.Generator:
         """A stream of its own for (run seed, server, stage, round, names), which leaves `rng` as it is."""
+
+    @abstractmethod
+    def secret_stream(self, *names: str | int) -> np.random.Generator:
+        """As `stream`, for what no party may tell: in a federation it follows from a secret of the server's."""
 
     @abstractmethod
     def log(self, **metrics: float) -> None:

@@ -76,13 +76,13 @@ def size(count: float) -> str:
     return f"{count:.0f} {units[power]}" if power == 0 else f"{count:.3g} {units[power]}"
 
 
-def first_few(names: Sequence[str], most: int = 3) -> str:
+def first_few(names: Sequence[str] | Sequence[int], most: int = 3) -> str:
     """The first names of a row, for a sentence.
 
     >>> first_few(["ann", "bo"]), first_few(["ann", "bo", "cy", "di"])
     ('ann, bo', 'ann, bo, cy, …')
     """
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+    return ", ".join(map(str, names[:most])) + (", …" if len(names) > most else "")
 
 
 def html_table(rows: Sequence[Sequence[object]], header: Sequence[object] = (), caption: object = "") -> str:

@@ -134,11 +134,6 @@ def shares(counts: Sequence[int], amount: int) -> list[int]:
     return parts
 
 
-def minimum_images(faces: FaceSet, images: int) -> FaceSet:
-    """The identities that have at least so many images."""
-    return faces.only(np.flatnonzero(faces.counts() >= images))
-
-
 def without(faces: FaceSet, names: Collection[str]) -> FaceSet:
     """The identities that are not among `names`; a name that the set does not hold changes nothing."""
     excluded = frozenset(names)

@@ -34,6 +34,10 @@ class ServerFederation(Gathering):
     def stream(self, *names: str | int) -> np.random.Generator:
         return generator(self._seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
 
+    def secret_stream(self, *names: str | int) -> np.random.Generator:
+        seed = self._seed if self._secret is None else int.from_bytes(self._secret(), "little")
+        return generator(seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
+
     def sample(self, role: str, n: int | None) -> tuple[str, ...]:
         fixed = functools.partial(super().sample, role, n)
         return fixed() if self.private is None else self.private.draws.sample(fixed, self.parties(role), n, self.rng)

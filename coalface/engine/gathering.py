@@ -6,7 +6,7 @@ import dataclasses
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,11 @@ class Gathering(Federation):
         public: Any = None,
         classifier: Tensor | None = None,
         privacy: PartyPrivacy | None = None,
-        secret: bytes | None = None,
+        secret: Callable[[], bytes] | None = None,
         secure: SecureSettings | None = None,
     ) -> None:
-        """`secret` is what the noise of `privacy` is drawn from; None in a simulation, where it is the run's seed.
+        """`secret` gives what the noise of `privacy`, and what no party may tell, is drawn from; None in a simulation,
+        where it is the run's seed.
 
         With `secure` the server learns the sums of replies alone.
         """
@@ -89,12 +90,14 @@ class Gathering(Federation):
             if secure is not None:
                 secure_settings.check_shares(privacy)
             shares = secure is not None
-            self.private = PrivateSums(privacy, self._opened, names, secret=secret, seed=seed, shares=shares)
+            key = None if secret is None else secret()
+            self.private = PrivateSums(privacy, self._opened, names, secret=key, seed=seed, shares=shares)
         self.templates: TemplateReleases | None = None
         if round_policy.templates is not None:
             if numerics.client_batch:
                 raise RecipeError(TOGETHER, where="engine.client_batch")
             self.templates = TemplateReleases(round_policy.templates, folder, [stage.name for stage in self._stages])
+        self._secret = secret
         self._seed = round_policy.seed if self.private is None else self.private.seed
         self._client_batches = ClientBatchLedger(folder / f"{CLIENT_BATCHES}.jsonl")
         self._receipts = Receipts(folder / FILE)

@@ -54,7 +54,7 @@ class Server(ServerFederation):
         public: Any = None,
         classifier: Tensor | None = None,
         privacy: PartyPrivacy | None = None,
-        secret: bytes | None = None,
+        secret: Callable[[], bytes] | None = None,
         secure: SecureSettings | None = None,
         observers: Sequence[Observer] = (),
         report: Callable[[dict[str, Any]], None] = lambda record: None,
@@ -131,10 +131,6 @@ class Server(ServerFederation):
         """What is wrong with ledgers, by party: their heads are held against the accepted commits, as `READ` says."""
         parties = {party: self.at.accepted.get(party) for party in self.at.party_stats}
         return self._client_batches.check() | self.transport.check(parties, READ)
-
-    def checkpoint_share(self) -> float:
-        """The checkpoints' share of the time of all rounds so far."""
-        return self.at.seconds["checkpoint"] / max(1e-9, sum(self.at.seconds.values()))
 
     def _end(self, state: Any, why: str) -> None:
         """End a stage before the round that was about to begin, or had just."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ def execute(
             membership.write(out, members)
     for fault in faults.values():
         callback.warn(fault)
-    if share := server.checkpoint_share():
+    if share := server.at.seconds["checkpoint"] / max(1e-9, sum(server.at.seconds.values())):
         _note(callback, run.recipe.name, f"checkpoints took {100 * share:.1f} % of the rounds' time")
     evaluated |= {key: lines for key, lines in (("readable", readable), ("passed_over", passed_over)) if lines}
     whole = summary.of_run(run, server, models, evaluated) | {"ledger": summary.ledgers(out, server, faults)}
@@ -138,10 +139,11 @@ def finish(out: Path, whole: dict[str, Any], callback: Callback, *, report: bool
 
 
 def make_server(run: PreparedRun, out: Path, transport: Transport, callback: Callback, *, simulated: bool) -> Server:
-    """With differential privacy, noise of a secret, but in a simulation of the seed: it is run to be repeated."""
+    """Noise, and what no party may tell, of a secret, but in a simulation of the seed: it is run to be repeated."""
     privacy, secret = run.recipe.dp, None
-    if privacy is not None and not simulated:
-        secret = noise.keep_secret(out, begun=bool(Opened(out / OPENED).entries), shares=run.recipe.secure is not None)
+    if not simulated:
+        begun = privacy is not None and bool(Opened(out / OPENED).entries)
+        secret = functools.partial(noise.keep_secret, out, begun=begun, shares=run.recipe.secure is not None)
     return Server(
         run.method,
         run.policy,

@@ -94,17 +94,12 @@ def compare_receipts(run: Path, homes: Sequence[Path] = ()) -> ReceiptComparison
     removed = [party for party in _removed(run, accepted) if party not in at_hand]
     faults += [_removal_fault(run, party) for party in removed]
     signatures = None
-    if _is_countersigned(run):
+    if (run / countersign.FILE).exists() or _privacy_of(run).get("countersign"):
         faults += (signatures := countersign.verify(run, chain, folders, _countersigned(run, metrics))).faults
     compared = tuple(party for party in accepted if party in at_hand)
     absent = tuple(party for party in accepted if party not in at_hand and party not in removed)
     untold = _privacy_of(run).get("dp") is not None
     return ReceiptComparison(replies, compared, absent, tuple(faults), signatures, untold)
-
-
-def _is_countersigned(run: Path) -> bool:
-    """Whether a run has signatures, or should have some."""
-    return (run / countersign.FILE).exists() or bool(_privacy_of(run).get("countersign"))
 
 
 def _countersigned(run: Path, metrics: Iterable[Mapping[str, Any]]) -> set[tuple[Any, Any]]:

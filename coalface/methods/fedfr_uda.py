@@ -189,7 +189,7 @@ class FedFRUDA(Method):
     def clusters(self, fed: Federation, state: State) -> State:
         """Stage 2: τ from the source if it is not given, then the labels of the targets that have none."""
         threshold = state.threshold
-        if threshold is None and self.labelling.asks_source:
+        if threshold is None and self.labelling.threshold == "auto" and self.labelling.by_threshold:
             answer = fed.ask(self.choose, common=Global(backbone=state.backbone))
             (threshold,) = answer.each["threshold"].values()
         elif threshold is None:

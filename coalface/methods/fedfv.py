@@ -119,7 +119,8 @@ class FedFV(Method):
         unselected = [client for client in fed.parties("trainer") if client not in set(chosen)]  # R_t
         none = torch.zeros(0, fed.embedding_size)
         w = torch.cat([state.centres[client] for client in unselected]) if unselected else none
-        equivalents = equivalent_embeddings(w, self.equivalents, self.fused, generator=fed.stream("fuse"))  # W̃
+        drawn = fed.secret_stream("fuse")  # whoever knows who is in a mean takes the means apart
+        equivalents = equivalent_embeddings(w, self.equivalents, self.fused, generator=drawn)  # W̃
         answer = fed.ask(
             self.train,
             common=Global(backbone=state.backbone, others=equivalents),

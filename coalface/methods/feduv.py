@@ -181,7 +181,7 @@ class FedUV(Method):
     @step(role="trainer")
     def enrol(self, party: Party, own: Code | None, each: Number) -> tuple[Done, Code]:
         if own is None:
-            codeword = Codebook(self.code, each.users).codeword(each.user, party.rng)
+            codeword = Codebook(self.code, each.users).codeword(each.user, party.secret_rng)
             own = Code(codeword=codeword[None], threshold=None)
         return Done(images=len(party.data)), own
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from coalface.core.errors import PluginError, RecipeError
 from coalface.core.registry import Registry
@@ -87,8 +89,18 @@ def sketch(
 
     Raises ValueError as `build` does.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         return _make(name, size, channels, embedding_size, convention)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Within, no normal numbers are drawn: on the meta device they import a compiler, which takes 1.5 s."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(function, "__name__", "") in ("normal_", "trunc_normal_"):
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
 
 
 def _make(

@@ -37,11 +37,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -50,16 +47,6 @@ from coalface.core.checks import TypedSettings
 from coalface.core.method import Party
 from coalface.privacy.accountant import concentrated_epsilon
 from coalface.privacy.noise import SecretNoise, digest
-
-
-class Noise(Protocol):
-    """Independent draws for every name; who has no part in the secret behind them cannot tell them."""
-
-    def normals(self, name: str, count: int) -> NDArray[np.float64]:
-        """(count,) standard normal numbers."""
-
-    def gumbels(self, name: str, count: int) -> NDArray[np.float64]:
-        """(count,) standard Gumbel numbers, −ln(−ln u)."""
 
 
 class TargetReached(Exception):
@@ -138,7 +125,7 @@ class LocalClustering(TypedSettings):
 
 
 @torch.no_grad()
-def sanitised_centres(centres: Tensor, directions: Tensor, settings: LocalClustering, noise: Noise) -> Tensor:
+def sanitised_centres(centres: Tensor, directions: Tensor, settings: LocalClustering, noise: SecretNoise) -> Tensor:
     """(q, d) up to Q sanitised centres of (k, d) centres, in their dtype; `directions` (M, d) are the candidates p.
 
     Both may have any length but 0; a centre that is zero or not finite is in no cap, and neither is such a direction.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from coalface.privacy.noise import KeyStream
 
 MOST = 1 << 30
 """σ from which on 2σ² would leave 62 bits."""
@@ -20,11 +22,8 @@ _ROUNDED = 0.01
 """How much of Δ₂ may come of rounding, in a ring of 32 bits."""
 
 
-class RandomBytes(Protocol):
-    """Such as `numpy.random.Generator`, or a `coalface.privacy.noise.KeyStream`, which nobody else can tell."""
-
-    def bytes(self, length: int, /) -> bytes:
-        """The next bytes."""
+RandomBytes: TypeAlias = np.random.Generator | KeyStream
+"""Of a `KeyStream` nobody else can tell them."""
 
 
 @dataclass(frozen=True)

@@ -234,6 +234,9 @@ class Validated(Federation):
     def stream(self, *names: str | int) -> np.random.Generator:
         return self.fed.stream(*names)
 
+    def secret_stream(self, *names: str | int) -> np.random.Generator:
+        return self.fed.secret_stream(*names)
+
     def embed(self, faces: Any, backbone: Tensors) -> Tensor:
         return self.fed.embed(faces, backbone)
 

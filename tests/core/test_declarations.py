@@ -177,7 +177,7 @@ def test_the_state_of_a_stage_is_what_its_round_returns() -> None:
 class Roster(Federation):
     """Only the names and a stream."""
 
-    ask = post = collect = embed = images = log = log_losses = round = stream = weights = None  # type: ignore[assignment]
+    ask = post = collect = embed = images = log = log_losses = round = stream = secret_stream = weights = None  # type: ignore[assignment]
 
     def __init__(self, n: int, seed: int) -> None:
         self.names, self.rng = tuple(f"p{i}" for i in range(n)), generator(seed, "server")

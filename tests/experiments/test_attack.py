@@ -144,12 +144,23 @@ def test_linkage_has_the_people_of_every_round_that_a_loop_has(method: str, equi
     assert Outcome("centre", "server", found, 100 * np.mean(hits), 12.5, 4 * 2) in outcomes
     assert any(row.target == "backbone" and row.figure == found and row.value > row.chance for row in outcomes)
     of_others = [row for row in outcomes if row.target == "others"]
-    assert len(of_others) == (4 if equivalents else 0)
+    assert len(of_others) == (7 if equivalents else 0)
     if equivalents:
-        parts, by_one, together, by_all = of_others
-        assert (parts.trials, by_one.trials, together.trials, by_all.trials) == (4, 5, 1, 1)
+        parts, by_one, one_by_seed, together, together_by_seed, by_all, all_by_seed = of_others
+        assert (parts.trials, by_one.trials, one_by_seed.trials) == (4, 5, 5)
+        assert {row.trials for row in (together, together_by_seed, by_all, all_by_seed)} == {1}
         assert parts.chance == pytest.approx(100 * 2 / 6) and by_one.value < 50  # two of the six who were not asked
         assert (parts.value > 40) == (together.value == by_all.value == 100) == (equivalents == 60)
+        assert one_by_seed.value > by_one.value or equivalents == 2
+        assert (together_by_seed.value == all_by_seed.value == 100) == (equivalents == 60)
+        assert all_by_seed.chance < 100
+
+
+def test_nothing_is_restored_of_class_embeddings_with_noise() -> None:
+    """What they were before it never leaves, so that nobody could count."""
+    noise = {"privacy": {"templates": {"noise_multiplier": 1.0}}}
+    attack, models = replay(tiny(rounds=2, **DEVICES, **noise), Linkage, Silent(), begin_or_resume)
+    assert not any("restored" in outcome.figure for outcome in attack.outcomes(models))
 
 
 def test_linkage_reads_codewords_that_clients_keep_over_rounds() -> None:
@@ -194,7 +205,7 @@ def test_a_table_has_means_ranges_and_chance_and_why_a_cell_is_missing() -> None
         "|---|---:|",
         "| none | 50.0 (40.0 to 60.0) [10.0] |",
         "| secure | – |",
-        "| noise | 12.0 [20.0] |",
+        "| noise | 12.0 [20.0], seed 0 |",
         refusal,
         "",
     ]
@@ -204,9 +215,9 @@ def test_a_table_has_means_ranges_and_chance_and_why_a_cell_is_missing() -> None
     assert list(table([wide, fewer]))[2:] == [
         "|  | none |",
         "|---|---:|",
-        "| centre, by the server: found, % (5 trials) | 40.0 [10.0] |",
+        "| centre, by the server: found, % (5 trials) | 40.0 [10.0], seed 0 |",
         "| codes, by the client: bits, % (4 to 9 trials) | 75.0 (70.0 to 80.0) [53.0] |",
-        "| rows, by the client: bits, % (9 trials) | 70.0 [53.0] |",
+        "| rows, by the client: bits, % (9 trials) | 70.0 [53.0], seed 0 |",
         "",
     ]
 

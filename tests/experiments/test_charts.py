@@ -242,17 +242,17 @@ def validated(folder, weights, scores):
 def test_a_run_with_validators_draws_weights_and_scores(write_run):
     weights = {"b": [0.5, 0.4, 0.25], "a": [0.5, 0.6, 0.75]}
     folder = validated(write_run("fv", method="pfm-fv"), weights, {"v": [None, 60.0, 70.0]})
-    weight, score = charts.weightings([runs.read(folder)])
+    weight, score = charts.weightings(runs.read(folder))
     assert column(weight.spec, "y", series="a") == weights["a"] and column(weight.spec, "y", series="b") == weights["b"]
     assert column(score.spec, "x") == [2, 3]  # the round without a score has no point
     assert "weight/a" not in page.render(runs.read(folder))
-    assert charts.weightings([runs.read(write_run("plain"))]) == []
+    assert charts.weightings(runs.read(write_run("plain"))) == []
 
 
 def test_of_many_parties_twelve_are_drawn_and_the_others_counted(write_run):
     weights = {f"p{n:02}": [0.05, n / 100] for n in range(15)}
     folder = validated(write_run("fv", method="pfm-fv"), weights, {"v": [1.0, 2.0]})
-    (weight, _) = charts.weightings([runs.read(folder)])
+    (weight, _) = charts.weightings(runs.read(folder))
     assert list(dict.fromkeys(column(weight.spec, "series"))) == [f"p{n:02}" for n in range(3, 15)]
     assert "3 more" in weight.caption
 

@@ -11,7 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from coalface.core.method import generator
-from coalface.experiments.attacks.fused_embeddings import Fused, parts_of, restore, share_assigned, share_restored
+from coalface.experiments.attacks.fused_embeddings import (
+    Fused,
+    parts_of,
+    restore,
+    restore_known,
+    share_assigned,
+    share_by_name,
+    share_restored,
+)
 from coalface.experiments.attacks.linkage import code_told, embedding_by_statistics, mean_feature_told
 from coalface.experiments.attacks.updates import batch_statistics_told
 from coalface.training.bch_codes import BCH, Codebook
@@ -51,14 +59,32 @@ def test_class_embeddings_come_back_from_many_rows_and_not_from_few(fused: int) 
     assert share_restored(rows, w) == 0  # what a row tells as it is
 
 
+@pytest.mark.parametrize("fused", [2, 10])
+def test_whoever_knows_what_was_fused_has_the_class_embeddings_of_few_rows_under_their_names(fused: int) -> None:
+    w, drawn = directions(40, 32), draw_subsets(40, 120, fused, generator(0, "fuse"))
+    rows = equivalent_embeddings(w, 120, fused, generator=generator(0, "fuse"))
+    known = restore_known(rows, torch.from_numpy(drawn), 40)
+    sums = np.array([[float(person in parts) for person in range(40)] for parts in drawn])
+    lengths = np.linalg.norm(sums @ w.numpy(), axis=1, keepdims=True)  # which the attacker has to find out
+    naive = np.linalg.lstsq(sums, lengths * rows.numpy(), rcond=None)[0]
+    torch.testing.assert_close(known, torch.from_numpy(naive), rtol=0, atol=0.02)
+    assert share_by_name(known, w) == 1
+    assert share_by_name(known.roll(1, 0), w) == 0
+    assert not restore_known(rows[:1], torch.from_numpy(drawn[:1]), 40)[[*{*range(40)} - {*drawn[0]}]].any()
+
+
 def test_a_client_has_the_rows_of_the_rounds_in_which_it_was_asked_and_no_others() -> None:
     sent, rows = Fused(), {number: directions(4, 8, f"round {number}") for number in range(1, 31)}
     for number, party in [(1, "a"), (1, "b"), (2, "b"), (3, "c"), (30, "a")]:
         sent.note(number, rows[number], party)
-    assert torch.equal(sent.sent_to(["a"]), torch.cat([rows[1], rows[30]]))
-    assert torch.equal(sent.sent_to(["c", "b"]), torch.cat([rows[1], rows[2], rows[3]]))
-    assert len(sent.sent_to(["never asked"])) == 0
-    assert share_restored(restore(sent.sent_to(["never asked"]), 9, 2, np.random.default_rng(0)), directions(3, 8)) == 0
+    assert (sent.rounds_of(["a"]), sent.rounds_of(["c", "b"]), sent.rounds_of(["never asked"])) == (
+        [1, 30],
+        [1, 2, 3],
+        [],
+    )
+    assert torch.equal(sent.of_rounds([1, 30]), torch.cat([rows[1], rows[30]]))
+    nothing = sent.of_rounds([])
+    assert share_restored(restore(nothing, 9, 2, np.random.default_rng(0)), directions(3, 8)) == 0
 
 
 def test_a_change_of_the_last_layer_tells_the_embedding_of_a_single_image() -> None:

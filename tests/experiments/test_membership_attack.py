@@ -116,19 +116,24 @@ def test_scores_of_members_are_held_against_those_of_others(
         assert (auc.value, auc.chance, tpr.value, tpr.chance) == (100 * members_first, 50, 100 * members_first, 1)
 
 
-@pytest.mark.parametrize(("member", "pair", "stranger"), [(10, 20, 60), (40, 20, 10)])
-def test_tightness_is_of_photographs_that_nobody_trained_on(
-    member: int, pair: int, stranger: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("member", "pair", "stranger"), [(30, 40, 80), (40, 20, 10)])
+@pytest.mark.parametrize("gained", [5, -5])
+def test_tightness_is_of_photographs_that_nobody_trained_on_and_by_how_much_it_has_grown(
+    member: int, pair: int, stranger: int, gained: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Planted angles, in degrees: of images trained on and of second photographs to the first; the reverse next."""
+    """Planted angles, in degrees: of images trained on and of second photographs to the first; the reverse next.
+
+    By the first model, which is scored last, those of members were wider by what they have `gained`.
+    """
     attack, models = replay(tiny(rounds=1, data={"test": {"images": 2}}), Membership, Silent(), begin_or_resume)
-    by_angle = ((people_of(attack.run), member), (attack.run.test_images, pair), (attack.run.held_out, stranger))
-    sets = itertools.cycle(by_angle)
+    of_run = people_of(attack.run), attack.run.test_images, attack.run.held_out
+    angles = (member, pair, stranger), (member + 2 * gained, pair + gained, stranger)
+    sets = iter([(*pair, pair[0] is of_run[0]) for of_model in angles for pair in zip(of_run, of_model, strict=True)])
 
     def planted(module: nn.Module, images: Tensor) -> Tensor:
-        faces, angle = next(sets)
+        faces, angle, is_member = next(sets)
         assert faces is not None and len(images) == len(faces)
-        first = torch.from_numpy(np.r_[True, faces.labels[1:] != faces.labels[:-1]]) & (angle != member)
+        first = torch.from_numpy(np.r_[True, faces.labels[1:] != faces.labels[:-1]]) & (not is_member)
         angles = torch.deg2rad(torch.where(first, 0.0, float(angle)).double())
         return torch.stack([angles.cos(), angles.sin()], 1)
 
@@ -137,6 +142,8 @@ def test_tightness_is_of_photographs_that_nobody_trained_on(
     seen = {o.figure: o.value for o in attack.outcomes(models) if o.target == "the model"}
     assert seen["a person by tightness: AUC, %"] == 100 * (pair < stranger)
     assert seen["an image by tightness: AUC, %"] == 100 * (member < pair)
+    for what in ("a person", "an image"):
+        assert seen[f"{what} by tightness gained since the first model: AUC, %"] == 100 * (gained > 0)
 
 
 def test_the_first_model_is_scored_beside_the_last() -> None:
@@ -147,7 +154,7 @@ def test_the_first_model_is_scored_beside_the_last() -> None:
     untrained = Membership(run, 0).outcomes(Models(shared=run.first_model))
 
     def tightness(outcomes: list[Outcome], target: str) -> dict[str, float]:
-        return {o.figure: o.value for o in outcomes if o.target == target and "tightness" in o.figure}
+        return {o.figure: o.value for o in outcomes if o.target == target and "by tightness:" in o.figure}
 
     before = tightness(trained, "the first model")
     assert before == tightness(untrained, "the model") != tightness(trained, "the model")
@@ -179,6 +186,16 @@ def test_class_embeddings_that_are_sent_tell_who_was_trained_on_until_they_are_n
     noise = {"privacy": {"templates": {"noise_multiplier": 50.0}}}
     assert attacked(**changes)[UPDATE, figure].value > 65 > attacked(**changes, **noise)[UPDATE, figure].value
     assert not any("class embeddings" in figure for _, figure in attacked(**ONE_IMAGE))
+
+
+def test_sanitised_centres_that_are_sent_are_scored_by_and_none_where_none_is_released() -> None:
+    def told(members: float) -> bool:
+        clustering = {"members": members, "noise_multiplier": 1e-6}
+        changes = {"method": "privacyface", "methods": {"privacyface": {"clustering": clustering}}}
+        seen = attacked(rounds=1, loss={"name": "cosface"}, data={"test": {"images": 2}}, **changes)
+        return (UPDATE, "a person by the loss against class embeddings: AUC, %") in seen
+
+    assert told(members=1.0) and not told(members=1000.0)
 
 
 def test_a_run_with_noise_has_the_bound_of_its_epsilon() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,22 @@ from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.included import FOLDER
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import OnDisk
-from coalface.experiments.setup import splits
+from coalface.experiments.setup import sources, splits
 from coalface.experiments.setup.sources import unseen
 from coalface.experiments.sweep.grid import grid
 from coalface.methods import METHODS
 
 RECIPES = sorted(FOLDER.glob("*/*.yaml"))
 SWEEPS = sorted(FOLDER.glob("*/sweeps/*.yaml"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once() -> Iterator[None]:
+    """Most recipes name the same few folders, of many files; each is read for every method."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "read", functools.cache(loader.read))
+        patch.setattr(sources, "open_store", functools.cache(sources.open_store))
+        yield
 
 
 def absent(recipe: Recipe) -> str:

@@ -190,6 +190,8 @@ def test_rebuilt_images_are_held_against_those_trained_on(told: bool, monkeypatc
         mean_face = {figure: seen[target, f"mean face: {figure}"] for figure in FIGURES}
         assert all(row.chance == mean_face[figure].chance for figure, row in rows.items())
         assert all(mean_face[figure].value == pytest.approx(mean_face[figure].chance) for figure in FIGURES[1:])
+        photograph = seen[target, f"the photograph itself: {FIGURES[0]}"]
+        assert (photograph.value, photograph.chance) == (100, rows[FIGURES[0]].chance)  # the judge has the same one
         if told:
             assert [rows[figure].value for figure in FIGURES] == pytest.approx([100, 100, 100])
         else:

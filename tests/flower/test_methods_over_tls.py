@@ -9,18 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tinydomains
 import yaml
 from federations import TWO_SILOS, Standing, digests
 from tinyruns import Silent
 
+from coalface.core.method import Party
+from coalface.engine.server import Server
+from coalface.experiments import execution
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.methods import METHODS
+from coalface.privacy import noise
 
 ROLES = {"source": "trainer", "target-00": "trainer", "pooled": "trainer", "clinic": "validator"}
 """All parties of all methods."""
@@ -107,6 +113,26 @@ RECIPES: dict[str, dict[str, Any]] = {
 STAYS = {"solo": "each party has a model of its own, which the laboratory sees here and no server elsewhere"}
 """Methods that leave no model at the server, and why; all else of them is compared."""
 
+SECRET = ("fedfv", "feduv")
+"""Methods that draw from secrets of the server's, or of the nodes', in a federation."""
+
+
+def draw_from_secrets_of(standing: Standing, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulation has no secrets: it is given those of a federation's run."""
+    make = execution.make_server
+
+    def server(*arguments: Any, **settings: Any) -> Server:
+        made = make(*arguments, **settings)
+        made._secret = (standing.run(run) / noise.FILE).read_bytes
+        return made
+
+    def secret_rng(party: Party) -> np.random.Generator:
+        return drawn(replace(party, secret=(standing.home(party.name, run) / noise.FILE).read_bytes))
+
+    drawn = Party.__dict__["secret_rng"].func
+    monkeypatch.setattr(execution, "make_server", server)
+    monkeypatch.setattr(Party, "secret_rng", property(secret_rng))
+
 
 def test_every_method_is_run() -> None:
     """A new one takes a line above; one with a teacher trains where its file is, before a federation."""
@@ -124,16 +150,22 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", list(RECIPES))
-def test_a_run_over_tls_leaves_the_bytes_of_a_run_here(method: str, standing: Standing, tmp_path: Path) -> None:
+def test_a_run_over_tls_leaves_the_bytes_of_a_run_here(
+    method: str, standing: Standing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saving = loader.merged(RECIPES[method], {"engine": {"save_replies": True}})  # as a node does
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(saving))
     recipe = standing.use_recipe(tmp_path / "recipe.yaml")
     running = standing.up("--run-config", f'name="{method}" method="{method}"')
     changes = ["engine.on_error=exclude", f"name={method}", f"method={method}"]
-    local = experiment.run(loader.load(recipe, changes), tmp_path / "here", Silent(), report=False)
+    if method not in SECRET:  # else a run here has to wait for them
+        local = experiment.run(loader.load(recipe, changes), tmp_path / "here", Silent(), report=False)
     code, printed = standing.finish(running)
     assert code == 0, printed
     served = standing.run(method)
+    if method in SECRET:
+        draw_from_secrets_of(standing, method, monkeypatch)
+        local = experiment.run(loader.load(recipe, changes), tmp_path / "here", Silent(), report=False)
     assert (served / "config.yaml").read_bytes() == (local / "config.yaml").read_bytes()
     local_files, served_files = digests(local, dict.fromkeys(ROLES, local)), standing.digests(method)
     trained = {party["name"] for party in summary(local)["parties"] if party["rounds"]}  # a method may sample them

@@ -1,4 +1,4 @@
-"""Noise at nodes, on templates and a method's own: each party draws it from a secret that the seed does not tell."""
+"""What is drawn from a secret that the seed does not tell: noise and codewords at nodes, what FedFV's server fuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import naive
 import pytest
+import tinyruns
+import torch
 import yaml
 from federations import TWO_SILOS
 from grids import run_recipe
@@ -19,6 +22,7 @@ from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.flower.party import process
 from coalface.flower.provision import certificates, pins
+from coalface.methods.feduv import Code
 from coalface.privacy.local_clustering import LocalClustering
 from coalface.privacy.noise import FILE, keep_secret
 
@@ -59,6 +63,41 @@ def test_a_node_draws_from_its_own_secret(changes: dict[str, Any], field: str, p
         (home / FILE).unlink()
         with pytest.raises(RunError, match="is gone"):
             keep_secret(home, begun=(home / "ledger" / f"{party}.jsonl").exists())
+
+
+DEVICES = loader.merged(
+    {key: value for key, value in TWO_SILOS.items() if key != "data"},
+    {
+        "rounds": 1,
+        "data": {
+            "size": 32,
+            "faces": {"kind": "synthetic", "identities": 8, "images": 4},
+            "scenario": "devices",
+            "hold_out": 4,
+        },
+        "methods": {"fedfv": {"sample": 1, "equivalents": 3}, "feduv": {"sample": None, "length": 127}},
+    },
+)
+"""Four clients of one identity."""
+
+
+@pytest.mark.parametrize("method", ["fedfv", "feduv"])
+def test_a_federation_draws_from_secrets_what_nobody_else_may_tell(method: str, tmp_path: Path) -> None:
+    recipe, run, local = tmp_path / "recipe.yaml", tmp_path / "run", tmp_path / "local"
+    recipe.write_text(yaml.safe_dump({**DEVICES, "method": method}))
+    experiment.run(loader.load(recipe), local, Silent(), report=False)
+    parties = [party["name"] for party in json.loads((local / "summary.json").read_text())["parties"]]
+    run_recipe(recipe, tmp_path / "homes", parties, {}, out=str(run), **{"join-seconds": 0.5})
+    homes = {party: tmp_path / "homes" / party / DEVICES["name"] for party in parties}
+    kept = [path for path in (run, *homes.values()) if (path / FILE).exists()]
+    if method == "fedfv":  # one secret, of the server, which decides what its clients train against
+        assert kept == [run] and tinyruns.model_bytes(run) != tinyruns.model_bytes(local)
+        return
+    assert kept == [*homes.values()] and len({(home / FILE).read_bytes() for home in kept}) == 4
+    for party, home in homes.items():
+        here, there = naive.kept(local, party, Code), naive.kept(home, party, Code)
+        assert here is not None and there is not None and not torch.equal(here.codeword, there.codeword)
+        assert torch.equal(here.codeword[:, :2], there.codeword[:, :2])  # the client's number, of four
 
 
 def write_clustered(folder: Path, **changes: Any) -> Path:

@@ -124,6 +124,17 @@ def test_the_others_are_fused_from_those_that_are_not_selected(tmp_path: Path, m
     assert len(selected) == 4
 
 
+def test_what_is_fused_follows_from_a_secret_where_the_server_has_one(tmp_path: Path) -> None:
+    """Who is asked follows from the seed, as in a simulation."""
+    method, sent, asked = FedFV(rounds=1, local=WHOLE, sample=3, equivalents=6), {}, {}
+    for name, secret in {"seed": None, "one": b"a" * 32, "again": b"a" * 32, "other": b"b" * 32}.items():
+        _, heard = heard_run(method, tmp_path / name, secret=secret)
+        sent[name], asked[name] = heard[0].common.others, [h.request.party for h in heard]
+    assert torch.equal(sent["one"], sent["again"])
+    assert not any(torch.equal(sent[a], sent[b]) for a, b in (("seed", "one"), ("one", "other"), ("seed", "other")))
+    assert len({tuple(names) for names in asked.values()}) == 1
+
+
 @pytest.mark.parametrize(("settings", "left"), [({"sample": 6}, 1), ({"sample": 7}, 0), ({"sample": 5, "fused": 3}, 2)])
 def test_too_few_that_are_not_selected_is_an_error_before_anybody_trains(
     tmp_path: Path, settings: Any, left: int

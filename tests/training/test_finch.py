@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from coalface.evaluation.metrics import exact
 from coalface.training.clustering import finch
 from coalface.training.clustering.finch import Partitions, auto_threshold, cfinch, drop_small, refine, unit_features
 
@@ -204,7 +205,7 @@ def test_a_cluster_whose_points_cancel_stays() -> None:
 def test_in_small_pieces_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     features = identities(16, 30, 16, 0.6)[0]
     whole, few = cfinch(features, 0.6), refine(cfinch(features), features, 4)
-    monkeypatch.setattr(finch, "CHUNK", 48)
+    monkeypatch.setattr(exact, "CHUNK", 48)
     assert lists(cfinch(features, 0.6)) == lists(whole)
     assert refine(cfinch(features), features, 4).tolist() == few.tolist()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from coalface.core.checks import at_key
 from coalface.core.disk import beside, check_free, put_in_place, writing
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.text import several, shown
@@ -206,10 +207,8 @@ def _pairs_of(store: Store, choice: Pairs) -> PairList:
         return named[0].read() if named else read_pairs(choice.path, faces, root=store.path)
     if choice.draw is not None:
         assert choice.rng is not None, "drawn pairs need a generator"
-        try:
+        with at_key(f"--draw {choice.draw}"):
             return balanced_pairs(faces, pairs=choice.draw, rng=choice.rng)
-        except ValueError as error:
-            raise RecipeError(str(error), where=f"--draw {choice.draw}") from None
     if choice.name is None and store.pairs is not None:
         return store.pairs
     if store.layout and (choice.name is not None or pair_lists(store.path, faces)):

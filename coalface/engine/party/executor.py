@@ -189,7 +189,7 @@ class PartyExecutor:
                 templates.check_target(known[1].reply, self.ledger)
             except ValueError as error:
                 raise StepFailed(f"{request.where}: {error}") from error
-        if sums is not None and sums.has_target:
+        if sums is not None and sums.privacy is not None and sums.privacy.target_epsilon is not None:
             try:
                 sums.check_target(request, known[1], _forms(request, known[1]))
             except (ValueError, KeyError) as error:

@@ -99,6 +99,8 @@ class Setup:
     """With `secure`: how each reply is clipped, and what noise it leaves with. By itself it is the server's."""
     templates: TemplateNoise | None = None
     """With which templates leave; here it is drawn from the seed."""
+    secret: Callable[[], bytes] | None = None
+    """Of a party at its own node; see `Party.secret_rng`."""
 
     def context(self, world: FederatedData) -> ExecutorContext:
         """The executor's view of this process."""
@@ -121,6 +123,8 @@ class Setup:
                 round=request.round,
                 rounds=request.rounds,
                 seed=self.seed,
+                call=request.call,
+                secret=self.secret,
                 rng=generator(self.seed, "party", request.party, *when),
                 data=world.data[request.party],
                 device=device,

@@ -86,10 +86,6 @@ class PartySums:
         spent = _answers(self.every_run / f"{request.party}.jsonl", self.flush).spent(but=self._work(request))
         self._check_target(spent + self._hidden(request, declaration, like).rho)
 
-    @property
-    def has_target(self) -> bool:
-        return self.privacy is not None and self.privacy.target_epsilon is not None
-
     def _check_target(self, rho: float) -> None:
         target = None if self.privacy is None else self.privacy.target_epsilon
         if self.privacy is None or target is None:

@@ -178,7 +178,8 @@ class PrivateSums:
                     spent[party] += math.inf if line["rho"] is None else line["rho"]
             return concentrated_epsilon(max(spent.values(), default=0.0), self.settings.delta)
         if self.settings.sampling == "cyclic":
-            return epsilon(dict(map(self._stage_mechanism, self._by_stage(lines))), self.settings.delta)
+            by_stage = ([line for line in lines if line["stage"] == stage] for stage in self._stages)
+            return epsilon(dict(map(self._stage_mechanism, filter(None, by_stage))), self.settings.delta)
         sums = Counter((e["stage"], e["round"], tuple(e["drawn"])) if e["drawn"] else (i,) for i, e in enumerate(lines))
         z = self.settings.noise_multiplier
         mechanisms: Counter[Mechanism] = Counter()
@@ -186,9 +187,6 @@ class PrivateSums:
             drawn = Drawn(*key[2][1:]) if len(key) == 3 else None
             mechanisms[Mechanism(z / math.sqrt(count), drawn)] += 1
         return epsilon(mechanisms, self.settings.delta)
-
-    def _by_stage(self, lines: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-        return [of for stage in self._stages if (of := [line for line in lines if line["stage"] == stage])]
 
     def _stage_mechanism(self, lines: Sequence[Mapping[str, Any]]) -> tuple[Mechanism, int]:
         """The mechanism of a stage with parties in turn, and how many rounds it has had, those left out with them."""

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.method import generator
+from coalface.evaluation.metrics.exact import slices
 from coalface.evaluation.metrics.verification import tenths
 
 DRAWS = 2000
@@ -107,15 +108,13 @@ class Bootstrap:
         genuine = np.bincount(owner, minlength=people) @ self.counts.astype(np.int64)
         left, right = self.pairs.sides(impostor_places)
         impostor = np.zeros(draws, dtype=np.int64)
-        for start in range(0, len(left), BLOCK):
-            block = slice(start, start + BLOCK)
+        for block in slices(len(left), BLOCK):
             impostor += (self.counts[left[block]] * self.counts[right[block]]).sum(axis=0)
         return genuine, impostor
 
     def blocks(self) -> Iterator[tuple[slice, NDArray[np.int32]]]:
         """The draws, `BLOCK` at a time."""
-        for start in range(0, self.counts.shape[1], BLOCK):
-            draws = slice(start, start + BLOCK)
+        for draws in slices(self.counts.shape[1], BLOCK):
             yield draws, np.ascontiguousarray(self.counts[:, draws])
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.evaluation.metrics.exact import slices
 from coalface.evaluation.metrics.figure import Figure
 from coalface.evaluation.metrics.verification import EER, TAR, check_scores, eer, tar_at_far
 
@@ -47,8 +48,8 @@ def templates(
 def cosine_scores(enrolled: NDArray[np.float64], probes: NDArray[np.float32]) -> NDArray[np.float64]:
     """(C, M) cosines of C unit templates and M unit probes, in float64."""
     scores = np.empty((len(enrolled), len(probes)))
-    for start in range(0, len(probes), _BLOCK):
-        scores[:, start : start + _BLOCK] = enrolled @ probes[start : start + _BLOCK].astype(np.float64).T
+    for part in slices(len(probes), _BLOCK):
+        scores[:, part] = enrolled @ probes[part].astype(np.float64).T
     return scores
 
 

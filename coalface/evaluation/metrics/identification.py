@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.evaluation.metrics.exact import check_unit, exactly
+from coalface.evaluation.metrics.exact import check_unit, exactly, slices
 from coalface.evaluation.metrics.figure import Figure
 
 RANK = Figure("rank-")
@@ -70,10 +70,9 @@ def identify(
         )
     best = mate_scores(queries, gallery, query_identities, gallery_identities)
     before = np.zeros(len(queries), np.int64)
-    for start in range(0, len(gallery), block):
-        images, names = gallery[start : start + block].astype(np.float64), gallery_identities[start : start + block]
-        for first in range(0, len(queries), block):
-            some = slice(first, first + block)
+    for part in slices(len(gallery), block):
+        images, names = gallery[part].astype(np.float64), gallery_identities[part]
+        for some in slices(len(queries), block):
             scores = queries[some].astype(np.float64) @ images.T
             ahead = scores >= best[some, None] - TIE
             ahead &= names != query_identities[some, None]

@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -83,14 +83,14 @@ def append_cell(path: Path, cell: Cell) -> None:
 def table(cells: Sequence[Cell]) -> Iterator[str]:
     """Markdown: for each command a table of its figures by defence, means over seeds and their range.
 
-    Each figure has chance beside it in brackets (as that of a model without liars, it may differ between defences).
+    Each figure has chance beside it in brackets (as that of a model without liars, it may differ between defences), and
+    its seeds where they are not all of the command's.
     """
     by_command: dict[str, list[Cell]] = {}
     for cell in cells:
         by_command.setdefault(cell.command, []).append(cell)
     for command, group in by_command.items():
-        seeds = ", ".join(map(str, sorted({cell.seed for cell in group})))
-        yield from (f"`coalface attack {command}`, seeds {seeds}; chance in brackets:", "")
+        yield from (f"`coalface attack {command}`, {_seeds(cell.seed for cell in group)}; chance in brackets:", "")
         yield from _table_of(group)
         refusals = (f"{cell.defence}: {cell.refused}" for cell in group if cell.refused)
         yield from (f"\n{refusal}" for refusal in dict.fromkeys(refusals))
@@ -100,15 +100,15 @@ def table(cells: Sequence[Cell]) -> Iterator[str]:
 def _table_of(cells: Sequence[Cell]) -> Iterator[str]:
     """The lines of one command's table; where there are more defences than figures, these are its columns."""
     defences = list(dict.fromkeys(cell.defence for cell in cells))
-    by_figure: dict[tuple[str, str, str], dict[str, list[Outcome]]] = {}
+    by_figure: dict[tuple[str, str, str], dict[str, dict[int, Outcome]]] = {}
     for cell in cells:
         for outcome in cell.outcomes:
             key = outcome.target, outcome.attacker, outcome.figure
-            by_figure.setdefault(key, {}).setdefault(cell.defence, []).append(outcome)
-    lines = [["", *defences]]
+            by_figure.setdefault(key, {}).setdefault(cell.defence, {})[cell.seed] = outcome
+    lines, seeds = [["", *defences]], {cell.seed for cell in cells}
     for (target, attacker, figure), by_defence in by_figure.items():
         name = f"{target}, by the {attacker}: {figure} ({_trials(by_defence.values())})"
-        lines.append([name, *(_value(by_defence.get(defence, [])) for defence in defences)])
+        lines.append([name, *(_value(by_defence.get(defence, {}), seeds) for defence in defences)])
     if len(defences) > len(by_figure):
         lines = [list(line) for line in zip(*lines, strict=True)]
     if by_figure:
@@ -117,16 +117,22 @@ def _table_of(cells: Sequence[Cell]) -> Iterator[str]:
         yield from (f"| {' | '.join(line)} |" for line in lines[1:])
 
 
-def _trials(outcomes: Iterable[Sequence[Outcome]]) -> str:
+def _trials(outcomes: Iterable[Mapping[int, Outcome]]) -> str:
     """Of how many people, images or messages a figure is, in the cells of all defences."""
-    counts = sorted({outcome.trials for group in outcomes for outcome in group})
+    counts = sorted({outcome.trials for by_seed in outcomes for outcome in by_seed.values()})
     return f"{counts[0]:,}{f' to {counts[-1]:,}' if counts[1:] else ''} trial{'s' * (counts[-1] != 1)}"
 
 
-def _value(outcomes: Sequence[Outcome]) -> str:
-    if not outcomes:
+def _value(by_seed: Mapping[int, Outcome], seeds: set[int]) -> str:
+    if not by_seed:
         return NOTHING
-    return f"{_text([o.value for o in outcomes])} [{_text(sorted({round(o.chance, 1) for o in outcomes}))}]"
+    outcomes, which = by_seed.values(), "" if by_seed.keys() == seeds else f", {_seeds(by_seed)}"
+    return f"{_text([o.value for o in outcomes])} [{_text(sorted({round(o.chance, 1) for o in outcomes}))}]{which}"
+
+
+def _seeds(seeds: Iterable[int]) -> str:
+    ordered = sorted(set(seeds))
+    return f"seed{'s' * (len(ordered) > 1)} {', '.join(map(str, ordered))}"
 
 
 def _text(values: Sequence[float]) -> str:

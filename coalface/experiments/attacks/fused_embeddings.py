@@ -1,7 +1,8 @@
 """What equivalent class embeddings tell of those that they were fused of: w̃ = w̄ / |w̄|, w̄ = (u_1 + … + u_k) / k.
 
 Many of them are a dictionary problem: rows that are each the sum of k out of R unknown directions. The directions come
-back once each of them is in enough rows, with no photograph and no help of the server.
+back once each of them is in enough rows, with no photograph and no help of the server. Whoever knows which were fused,
+as everybody does who has the seed that they were drawn by, has linear equations, and needs few rows.
 """
 
 from __future__ import annotations
@@ -18,10 +19,8 @@ from torch import Tensor
 from coalface.core.method import generator
 from coalface.training.fedfv import draw_subsets
 
-MOST_ROUNDS = 20
-"""Rounds that are looked at, evenly over a run."""
-STEPS = 30
-"""Turns of `restore`; more change nothing of what was tried."""
+STEPS, STEPS_KNOWN = 30, 100
+"""Turns of `restore` and of `restore_known`; more change nothing of what was tried."""
 NEAR = 8
 """Rows whose mean is a first guess at a direction that they share."""
 SAME = 0.9
@@ -41,19 +40,14 @@ class Fused:
         self.rows.setdefault(round_, equivalents)
         self.asked.setdefault(round_, set()).add(party)
 
-    def sent_to(self, clients: Collection[str]) -> Tensor:
-        """(rows, d) what some clients have together; of `MOST_ROUNDS` rounds where there are more."""
-        return self.of_rounds([r for r in sorted(self.rows) if not self.asked[r].isdisjoint(clients)])
+    def rounds_of(self, clients: Collection[str]) -> list[int]:
+        """The rounds whose rows some clients have together."""
+        return [number for number in sorted(self.rows) if not self.asked[number].isdisjoint(clients)]
 
     def of_rounds(self, rounds: Sequence[int]) -> Tensor:
-        """(rows, d) those of `MOST_ROUNDS` rounds out of these, evenly."""
-        looked_at = [self.rows[rounds[place]].double() for place in evenly(len(rounds), MOST_ROUNDS)]
-        return torch.cat(looked_at) if looked_at else torch.zeros(0, next(iter(self.rows.values())).shape[1]).double()
-
-
-def evenly(count: int, most: int) -> list[int]:
-    """The places of `most` out of `count`, evenly from the first to the last; all where there are no more."""
-    return [round(place) for place in np.linspace(0, count - 1, min(count, most))]
+        """(rows, d) those of some rounds."""
+        none = next(iter(self.rows.values()))[:0]
+        return torch.cat([none, *(self.rows[number] for number in rounds)]).double()
 
 
 def parts_of(equivalents: Tensor, directions: Tensor, fused: int) -> Tensor:
@@ -119,6 +113,28 @@ def _first_guesses(rows: Tensor, count: int, rng: np.random.Generator) -> Tensor
     chosen = neighbours[starts, torch.from_numpy(rng.integers(near, size=count))]
     together = (cosines[starts] + cosines[chosen]).topk(near).indices
     return F.normalize(rows[together].mean(1), dim=1)
+
+
+def restore_known(equivalents: Tensor, parts: Tensor, people: int) -> Tensor:
+    """(people, d) the directions that rows (n, d) come of, whose parts (n, k) are known; zeros of who is in none.
+
+    Row by row λ w̃ = u_1 + … + u_k, with a length λ that nobody has told: u by least squares and λ = ⟨w̃, u_1 + … + u_k⟩
+    in turns.
+    """
+    rows = F.normalize(equivalents, dim=1)
+    sums = torch.zeros(len(rows), people, dtype=rows.dtype).scatter_(1, parts, 1.0)
+    factor = torch.linalg.cholesky(sums.T @ sums + 1e-6 * torch.eye(people, dtype=rows.dtype))
+    lengths = torch.full((len(rows), 1), parts.shape[1] ** 0.5, dtype=rows.dtype)
+    directions = torch.zeros(people, rows.shape[1], dtype=rows.dtype)
+    for _ in range(STEPS_KNOWN):
+        directions = F.normalize(torch.cholesky_solve(sums.T @ (lengths * rows), factor), dim=1)
+        lengths = ((sums @ directions) * rows).sum(1, keepdim=True).clamp_min(1e-3)
+    return directions
+
+
+def share_by_name(directions: Tensor, true: Tensor) -> float:
+    """The share of the true directions (R, d) that have their own one (R, d) at a cosine of `SAME` or more."""
+    return float((F.cosine_similarity(directions, true, dim=1) >= SAME).double().mean())
 
 
 def share_restored(directions: Tensor, true: Tensor) -> float:

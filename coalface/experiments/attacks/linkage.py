@@ -6,7 +6,8 @@
 - *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people, who knows whom else the round
   asked, looks for the k that each was fused of. Without any the class embeddings are restored from those of many
   rounds: by one client, of the rounds in which it is asked, by clients who put together what they were sent, and by
-  whoever has those of all rounds. Fusing is in L. Liu et al., "FedFV" (2022), Eq. 5 and Section 4.4.
+  whoever has those of all rounds; and under their owners' names by each of these who knows the seed that the server
+  draws by, as of a simulation. Fusing is in L. Liu et al., "FedFV" (2022), Eq. 5 and Section 4.4.
 - *Codewords* (FedUV): a client's own change of W′ is v aᵀ, or nearly; its signs are v.
 """
 
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from coalface.core.declarations import contents
@@ -32,12 +34,12 @@ from coalface.experiments.attacks.base import (
     mean_features,
 )
 from coalface.experiments.attacks.fused_embeddings import (
-    MOST_ROUNDS,
     Fused,
-    evenly,
     parts_drawn,
     restore,
+    restore_known,
     share_assigned,
+    share_by_name,
     share_restored,
 )
 from coalface.experiments.attacks.updates import batch_statistics_told, ends_in_linear, to_images
@@ -51,6 +53,10 @@ TOGETHER = 10
 """Clients who put together what they were sent."""
 ALONE = 5
 """Of these, those who are counted one by one as well."""
+RECENT = 5
+"""The last rounds, which tell whoever knows what was fused most: class embeddings go on changing."""
+MOST_ROUNDS = 20
+"""Rounds that are looked at with photographs, evenly over a run."""
 
 
 class Linkage(Attack):
@@ -58,7 +64,7 @@ class Linkage(Attack):
     on where the recipe keeps some (`data.test`), else of those.
     """
 
-    kind, version = "linkage", 2
+    kind, version = "linkage", 3
 
     def __init__(self, run: PreparedRun, seed: int) -> None:
         super().__init__(run, seed)
@@ -68,7 +74,8 @@ class Linkage(Attack):
         self._photographs = {name: faces for name, faces in (others or held).items() if len(faces)}
         self._which = "by other photographs" if others else "by the photographs trained on"
         rounds = sum(stage.rounds for stage in run.method.stages())
-        self._rounds, self._looked_at = RoundCounter(), {1 + place for place in evenly(rounds, MOST_ROUNDS)}
+        evenly = np.linspace(0, rounds - 1, min(rounds, MOST_ROUNDS))
+        self._rounds, self._looked_at = RoundCounter(), {1 + round(place) for place in evenly}
         self._features: tuple[int, dict[str, Tensor]] = 0, {}
         self._hits: dict[tuple[str, Attacker, str], list[tuple[float, float]]] = defaultdict(list)
         """(what is found, what chance would find) of each look."""
@@ -105,8 +112,8 @@ class Linkage(Attack):
 
     def outcomes(self, models: Models) -> list[Outcome]:
         self._conclude_round()
-        if self._fused.rows and models.class_embeddings is not None:
-            self._restore(torch.cat(list(models.class_embeddings.values())).double())
+        if self._fused.rows and models.class_embeddings is not None and self.run.recipe.privacy.templates is None:
+            self._restore(torch.cat([models.class_embeddings[name] for name in self._parties]).double())
         if not self._hits:
             raise NotAttackable("neither a template, nor a code, nor the update of one person's images leaves a party")
         outcomes = []
@@ -149,25 +156,42 @@ class Linkage(Attack):
         method, round_ = self.run.method, self._open
         if not isinstance(method, FedFV) or not round_:
             return
-        equivalents = self._fused.rows[round_].double()
-        others = [name for name in self._parties if name not in self._fused.asked[round_]]
-        fused = parts_drawn(self.seed, round_, len(others), len(equivalents), method.fused)
-        features = torch.stack([self._features[1][name] for name in others])
+        equivalents, (others, fused) = self._fused.rows[round_].double(), self._drawn(round_)
+        features = torch.stack([self._features[1][self._parties[place]] for place in others])
         share = share_assigned(equivalents, features, fused)
         self._note("others", "client", f"parts assigned {self._which}", share, method.fused / len(others))
         self._open = 0
 
+    def _drawn(self, round_: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(R,) the places of parties that a round did not ask, and (n, k) which of these were fused, by the seed."""
+        assert isinstance(self.run.method, FedFV)
+        asked = self._fused.asked[round_]
+        others = np.array([place for place, name in enumerate(self._parties) if name not in asked])
+        rows = len(self._fused.rows[round_])
+        return others, parts_drawn(self.seed, round_, len(others), rows, self.run.method.fused)
+
     def _restore(self, true: Tensor) -> None:
-        """Without a photograph, of what was sent: to each of some clients, to all of these, and to everybody."""
+        """Without a photograph, of what was sent: to each of some clients, to all of these, and to everybody.
+
+        Blindly all rounds count; whoever knows what was fused takes the last ones.
+        """
         method, rng = self.run.method, generator(self.seed, "attack", "restore")
         assert isinstance(method, FedFV)
         clients = [self._parties[place] for place in rng.permutation(len(self._parties))[:TOGETHER]]
-        sent = [("by one client", self._fused.sent_to([client])) for client in clients[:ALONE]]
-        sent.append((f"by {len(clients)} clients together", self._fused.sent_to(clients)))
-        sent.append(("from all rounds", self._fused.of_rounds(sorted(self._fused.rows))))
-        for how, rows in sent:
+        had = [("by one client", self._fused.rounds_of([client])) for client in clients[:ALONE]]
+        had.append((f"by {len(clients)} clients together", self._fused.rounds_of(clients)))
+        had.append(("from all rounds", sorted(self._fused.rows)))
+        for how, rounds in had:
+            rows, figure = self._fused.of_rounds(rounds), f"class embeddings restored {how}"
             restored = share_restored(restore(rows, len(self._parties), method.fused, rng), true)
-            self._note("others", "client", f"class embeddings restored {how}", restored, share_restored(rows, true))
+            self._note("others", "client", figure, restored, share_restored(rows, true))
+            share = others_share = 0.0
+            if last := rounds[-RECENT:]:
+                parts = np.concatenate([others[fused] for others, fused in map(self._drawn, last)])
+                known = restore_known(self._fused.of_rounds(last), torch.from_numpy(parts), len(self._parties))
+                share, others_share = share_by_name(known, true), share_by_name(known.roll(1, 0), true)
+            figure = f"knowing the seed, {figure.replace('all', f'the last {RECENT}')} under the right name"
+            self._note("others", "client", figure, share, others_share)
 
 
 def feature_by_update(exchange: Exchange) -> Tensor | None:

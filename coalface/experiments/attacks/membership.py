@@ -4,9 +4,10 @@ Members are the images and people of the parties; no members are other photograp
 images, and people that nobody trains on (`data.hold_out`) for people. The attacker has the candidates' photographs:
 
 - *an outsider*, the final model: how near two photographs of a person are to each other, and how near an image is to
-  another photograph of the person that was not trained on; beside what the model told before this training;
-- *the server*, a party's class embeddings and backbone: how near an image is to any of them, as the losses of methods
-  that send them fall with that cosine;
+  another photograph of the person that was not trained on; beside what the model told before this training, and, where
+  the attacker has that model too, by how much they have come nearer (no shadow models are trained);
+- *the server*, a party's class embeddings or sanitised centres, and its backbone: how near an image is to any of them,
+  as the losses of methods that send them fall with that cosine;
 - *the server*, one party's update, and whoever is sent the next backbone, the round's mean: how much of what the last
   layer reads of a candidate image lies in the span of that layer's change;
 - *the server*, the change of BatchNorm's running statistics alone: how much likelier an image's activations are by the
@@ -91,14 +92,19 @@ class Membership(UpdateAttack):
     def outcomes(self, models: Models) -> list[Outcome]:
         self.conclude(models)
         if models.shared is not None:
-            self._by_model("the model", models.shared)
-            self._by_model("the first model", self._first)
+            last, first = self._tightness(models.shared), self._tightness(self._first)
+            for target, scores in (("the model", last), ("the first model", first)):
+                for what, (members, others) in scores.items():
+                    self._note(target, "outsider", f"{what} by tightness", members, others)
+            for what in last:
+                gained = (now - before for now, before in zip(last[what], first[what], strict=True))
+                self._note("the model", "outsider", f"{what} by tightness gained since the first model", *gained)
         outcomes = []
-        for (target, attacker, figure), (members, others) in self._scores.items():
-            if not (members and others):  # nobody has two photographs that were not trained on
+        for (target, attacker, figure), known in self._scores.items():
+            if not all(known):  # nobody has two photographs that were not trained on
                 continue
-            auc, tpr = rates(np.array(members), np.array(others))
-            trials = len(members) + len(others)
+            auc, tpr = rates(*map(np.array, known))
+            trials = sum(map(len, known))
             outcomes.append(Outcome(target, attacker, f"{figure}: AUC, %", 100 * auc, 50.0, trials))
             outcomes.append(Outcome(target, attacker, f"{figure}: TPR at FPR 1 %, %", 100 * tpr, 100 * FPR, trials))
         if not outcomes:
@@ -118,8 +124,11 @@ class Membership(UpdateAttack):
         known[0].extend(members.tolist())
         known[1].extend(others.tolist())
 
-    def _by_model(self, target: str, backbone: Tensors) -> None:
-        """Score people by how near two photographs are that were not trained on, images by how near they are to one."""
+    def _tightness(self, backbone: Tensors) -> dict[str, tuple[Tensor, Tensor]]:
+        """What is scored -> the scores of members and of others.
+
+        People by how near two photographs are that were not trained on, images by how near they are to one.
+        """
         self.network.load(backbone)
         features = {
             faces: by_person(unit_embeddings(self.network.module, to_images(faces)), faces)
@@ -128,10 +137,9 @@ class Membership(UpdateAttack):
         members, others, strangers = features.values()
         pairs = {name: float(rows[0] @ rows[1]) for name, rows in others.items() if len(rows) > 1}
         people = {name: float(rows[0] @ rows[1]) for name, rows in strangers.items() if len(rows) > 1}
-        images = {name: members[name] @ others[name][0] for name in pairs if name in members}
-        self._note(target, "outsider", "a person by tightness", _row(pairs), _row(people))
-        if images:
-            self._note(target, "outsider", "an image by tightness", torch.cat(list(images.values())), _row(pairs))
+        images = [members[name] @ others[name][0] for name in pairs if name in members]
+        of_people = {"a person": (_row(pairs), _row(people))}
+        return of_people | ({"an image": (torch.cat(images), _row(pairs))} if images else {})
 
     def _bound(self) -> list[Outcome]:
         """What (ε, δ) of the run allows whoever has the model: of a party, and so of each of its people and images."""

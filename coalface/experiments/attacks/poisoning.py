@@ -94,11 +94,9 @@ class Poisoning(Attack):
         self._mimicked, self._first = "", run.data.backbone.shared()
 
     def poison(self, data: FederatedData) -> FederatedData:
-        changed = {name: self._poisoned(data.data[name], self._draws(name)) for name in self._liars}
+        draws = {name: generator(self.seed, "attack", "poison", name) for name in self._liars}
+        changed = {name: self._poisoned(data.data[name], rng) for name, rng in draws.items()}
         return dataclasses.replace(data, data={**data.data, **changed})
-
-    def _draws(self, name: str) -> np.random.Generator:
-        return generator(self.seed, "attack", "poison", name)
 
     def _poisoned(self, faces: FaceSet, rng: np.random.Generator) -> FaceSet:
         people = len(faces.names)

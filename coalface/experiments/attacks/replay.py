@@ -38,7 +38,7 @@ class Watched:
 
     def _pass(self, replies: Iterator[tuple[Request, Reply]]) -> Iterator[tuple[Request, Reply]]:
         passing = (Exchange(self._run, request, reply) for request, reply in replies)
-        if changes_replies(self._attack):  # who lies together has seen what the others say
+        if type(self._attack).lie is not Attack.lie:  # who lies together has seen what the others say
             exchanges = list(passing)
             lies = self._attack.lie(exchanges)
             passing = (dataclasses.replace(e, answer=lies.get(e.request.party, e.answer)) for e in exchanges)
@@ -46,16 +46,6 @@ class Watched:
             if exchange.request.sum is None or exchange.request.sum.stage == "advertise":  # later ones ask for no work
                 self._attack.watch(exchange)
             yield exchange.request, exchange.answer
-
-
-def changes_images(attack: Attack) -> bool:
-    """Whether an attack poisons images."""
-    return type(attack).poison is not Attack.poison
-
-
-def changes_replies(attack: Attack) -> bool:
-    """Whether an attack lies."""
-    return type(attack).lie is not Attack.lie
 
 
 def _poisoned(run: PreparedRun, attack: Attack) -> PreparedRun:
@@ -76,7 +66,7 @@ def replay(recipe: Recipe, make_attack: Any, callback: Callback, make: Make) -> 
     """
     run = prepare(recipe, callback, make, elsewhere=False)
     attack: Attack = make_attack(run, recipe.seed)
-    if changes_images(attack):
+    if type(attack).poison is not Attack.poison:
         run = _poisoned(run, attack)
     with tempfile.TemporaryDirectory(prefix="coalface-attack-") as folder:
         with open_transport(run, Path(folder), None) as transport:

@@ -67,7 +67,7 @@ class TemplateInversion(Attack):
     row what a photograph would give: the most that the judge can show.
     """
 
-    kind = "template-inversion"
+    kind, version = "template-inversion", 2
 
     def __init__(
         self, run: PreparedRun, seed: int, *, judge: str = "", input: Any = None, far: float = 0.001, sheet: str = ""
@@ -119,7 +119,9 @@ class TemplateInversion(Attack):
         if not self._told or models.shared is None:
             raise NotAttackable("neither a template nor the update of one person's images leaves a party")
         rng = generator(self.seed, "attack", "people")
-        everybody = sorted({person for told in self._told.values() for person in told if self._others_of(person)})
+        photographed = {name: faces.counts() for name, faces in self._others.items()}
+        told_of = {person for told in self._told.values() for person in told}
+        everybody = sorted((party, number) for party, number in told_of if photographed[party][number])
         drawn = [everybody[place] for place in rng.permutation(len(everybody))[:MOST_PEOPLE]]
         trained, others = (
             np.concatenate([of[party].only([number]).take(np.arange(1)) for party, number in drawn])
@@ -156,10 +158,6 @@ class TemplateInversion(Attack):
         judge("nothing: public face", "outsider", strangers, everybody_drawn)
         judge("all: the photograph itself", "outsider", trained, everybody_drawn)
         return outcomes
-
-    def _others_of(self, person: Person) -> int:
-        """How many images there are of a person that nobody trains on."""
-        return int(self._others[person[0]].counts()[person[1]])
 
     def _tell_clients(self, models: Models) -> None:
         """What a client has of FedFV's equivalent class embeddings; whose they are is known for counting alone."""

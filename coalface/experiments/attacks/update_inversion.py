@@ -126,12 +126,16 @@ class UpdateInversion(UpdateAttack):
         self.network.load(self._first)
         expected = nearness(mean_faces, change.trained_on)
         for name, images in (("rebuilt", rebuilt), ("mean face", mean_faces), ("another's face", others)):
-            cosines = unit_embeddings(self._judge or self.network.module, images) @ self._judged.T
-            share = torch.isin(cosines.argmax(1), torch.tensor(people)).double().mean()
-            self._note(change, f"{name}: shows somebody in the update, %", 100 * float(share), chance)
+            self._judge_whom(change, name, images, people, chance)
             near = nearness(images, change.trained_on)
             for figure, value, of_mean in zip(("PSNR, dB", "SSIM, %"), near, expected, strict=True):
                 self._note(change, f"{name}: {figure}", value, of_mean)
+        self._judge_whom(change, "the photograph itself", change.photographs, people, chance)  # the most there can be
+
+    def _judge_whom(self, change: Change, name: str, images: Tensor, people: list[int], chance: float) -> None:
+        cosines = unit_embeddings(self._judge or self.network.module, images) @ self._judged.T
+        share = torch.isin(cosines.argmax(1), torch.tensor(people)).double().mean()
+        self._note(change, f"{name}: shows somebody in the update, %", 100 * float(share), chance)
 
 
 class Resized(nn.Module):

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from coalface.core.declarations import contents
 from coalface.core.method import Models, Tensors
 from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
@@ -24,7 +25,6 @@ from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAtt
 from coalface.experiments.prepare import PreparedRun
 from coalface.models.embedding import eval_mode
 from coalface.models.groups import Backbone, BatchNormPolicy
-from coalface.privacy.templates import templates
 from coalface.training.compute import Compute
 
 UPDATE, MEAN = "a party's update", "the round's mean"
@@ -58,7 +58,7 @@ class Change:
     rows: tuple[Tensor, Tensor] | None
     """(k, d) class embeddings of public identities before and after, where a method sends them."""
     class_embeddings: Tensor | None
-    """(people, d) of the party's own people, where it sends them."""
+    """(rows, d) of the party's own people, where it sends them (`own_class_embeddings`)."""
     lr: float
     """η of the round."""
     weight_decay: float
@@ -260,11 +260,16 @@ class UpdateAttack(Attack):
 
 
 def own_class_embeddings(exchange: Exchange) -> Tensor | None:
-    """(people, d) what a reply holds of templates of the party's own people; None where it holds none."""
+    """(rows, d) what a reply tells of the party's own people: a template of each, or sanitised centres of groups."""
     people = len(exchange.run.data.data[exchange.request.party].names)
-    for name in templates(exchange.declared.reply):
+    declared = exchange.declared.reply
+    for name, content in contents(declared).items() if declared is not None else ():
         rows = getattr(exchange.reply, name, None)
-        if isinstance(rows, Tensor) and len(rows) == people and not hasattr(exchange.sent[0], name):
+        if not isinstance(rows, Tensor) or not len(rows):
+            continue
+        if content == "sanitised":
+            return rows
+        if content == "template" and len(rows) == people and not hasattr(exchange.sent[0], name):
             return rows  # what all are sent as well is of public people
     return None
 

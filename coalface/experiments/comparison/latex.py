@@ -19,7 +19,9 @@ SPECIAL = {
 
 def latex(comparison: Comparison) -> str:
     """A row for each run, and beneath it how far it lies from the first: in bold where that is decided."""
-    by_list = [(on, len([*keys])) for on, keys in itertools.groupby(comparison.figures, _list_of)]
+    by_list = [
+        (on, len([*keys])) for on, keys in itertools.groupby(comparison.figures, lambda key: key.rpartition("/")[0])
+    ]
     spans = [f"\\multicolumn{{{count}}}{{c}}{{{escape(on)}}}" for on, count in by_list]
     ends = list(itertools.accumulate((count for _, count in by_list), initial=1))
     rules = [f"\\cmidrule(lr){{{start + 1}-{end}}}" for start, end in itertools.pairwise(ends)]
@@ -44,10 +46,6 @@ def escape(text: str) -> str:
     50 \% of a\_b
     """
     return "".join(SPECIAL.get(letter, letter) for letter in clean(text))
-
-
-def _list_of(key: str) -> str:
-    return key.rpartition("/")[0]
 
 
 def _line(head: str, cells: list[str]) -> str:

@@ -144,7 +144,7 @@ def _apart(comparison: Comparison) -> Grid:
 def _seen(runs: Sequence[Run]) -> Grid:
     """What reaches the server, run by run."""
     rows = [
-        ["it learns", *("a sum of each round's replies" if _is_summed(run) else _learnt(run) for run in runs)],
+        ["it learns", *map(_learnt, runs)],
         ["contents", *(", ".join(_contents(run)) for run in runs)],
         ["sent by the parties", *("" if (up := number(run.bytes.get("up"))) is None else size(up) for run in runs)],
         ["ε, each party", *(_epsilon(run) for run in runs)],
@@ -153,11 +153,9 @@ def _seen(runs: Sequence[Run]) -> Grid:
     return Grid.of(["what", *(run.label for run in runs)], [row for row in rows if any(row[1:])], left=len(runs) + 1)
 
 
-def _is_summed(run: Run) -> bool:
-    return bool(mapping(run.config.get("privacy")).get("secure"))
-
-
 def _learnt(run: Run) -> str:
+    if mapping(run.config.get("privacy")).get("secure"):
+        return "a sum of each round's replies"
     return "all images: they are pooled" if run.summary.get("pooled") else "each party's replies" if run.bytes else ""
 
 

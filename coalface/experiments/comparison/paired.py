@@ -23,9 +23,6 @@ from coalface.experiments.report.runs import read, whole_number
 
 TAIL = "EER has no interval, since of so many impostors only the best are kept, and it lies below them"
 
-Evidence = Mapping[str, Sequence[Mapping[str, Any]]]
-"""List name -> model by model, as a run keeps it."""
-
 
 def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], Interval]:
     """Difference to the first run and its 95 % interval, in the figure's unit, by (run, `list/figure`).

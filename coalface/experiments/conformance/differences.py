@@ -19,13 +19,10 @@ ANOTHER_ORDER = "the same tensors in another order"
 
 def first_difference(method: Method, expected: Ran, other: Ran) -> str:
     """`Class.field: what differs` of the first thing that does; empty where all bytes are the same."""
-    if expected.bytes() == other.bytes() and _own_models(expected) == _own_models(other):
+    own, own_of_other = ({party: raw(model) for party, model in ran.own_models().items()} for ran in (expected, other))
+    if expected.bytes() == other.bytes() and own == own_of_other:
         return ""
     return next(_differences(method, expected, other), "the bytes of a file that no class is read from")
-
-
-def _own_models(ran: Ran) -> dict[str, dict[str, bytes]]:
-    return {party: raw(model) for party, model in ran.own_models().items()}
 
 
 def _differences(method: Method, expected: Ran, other: Ran) -> Iterator[str]:

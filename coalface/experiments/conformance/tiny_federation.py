@@ -249,7 +249,7 @@ def run(
             backbone=build().backbone,
             public=world.at_server,
             privacy=privacy,
-            secret=secret,
+            secret=None if secret is None else lambda: secret,
             secure=secure,
             observers=tuple(observers),
             report=report,

@@ -131,6 +131,8 @@ class _Paper(Federation):
     def stream(self, *names: str | int) -> np.random.Generator:
         return generator(0, "plan", *names)
 
+    secret_stream = stream
+
     def server_step(self, before: Any, after: Any) -> str | None:
         """What the server does to its backbone in a round beside taking a mean; None where it leaves it alone."""
         backbone = getattr(after, "backbone", None)

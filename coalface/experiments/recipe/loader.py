@@ -14,8 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from coalface.core import disk
-from coalface.core.checks import needs_section, short
+from coalface.core.checks import at_key, needs_section, short
 from coalface.core.errors import DataError, PluginError, RecipeError
 from coalface.core.names import made_plain
 from coalface.core.parsing import parse_yaml, read_text
@@ -25,7 +24,6 @@ from coalface.experiments.recipe import included, own_data, short_keys, validate
 from coalface.experiments.recipe.base import first_error
 from coalface.experiments.recipe.insightface_words import translate_words
 from coalface.experiments.recipe.partitions import PARTITIONS, FromFile
-from coalface.experiments.recipe.renamed_keys import check_names
 from coalface.experiments.recipe.scenarios import SCENARIOS, Partitioned
 from coalface.experiments.recipe.schema import NAMED, Pretraining, Recipe
 from coalface.experiments.recipe.sections import SOURCES
@@ -102,7 +100,6 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     """A checked recipe. Raises RecipeError, for an unknown key with the nearest known one."""
     _check_utf8(tree)
     tree = {key: {"name": value} if key in NAMED and isinstance(value, str) else value for key, value in tree.items()}
-    check_names(tree)
     keys = _with_teacher(translate_words(tree))
     pretrain = keys.pop("pretrain", None)
     try:
@@ -119,15 +116,11 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
             )
         recipe = recipe.model_copy(update={"rounds": rounds})
     if (recipe.local.sample_rate or 1) < 1:
-        try:
+        with at_key("local.sample_rate"):
             check_sampleable(recipe.loss)
-        except ValueError as error:
-            raise RecipeError(str(error), where="local.sample_rate") from None
     if any(size > 1 for size in recipe.engine.processes_per_party.values()):
-        try:
+        with at_key("engine.processes_per_party"):
             check_shardable(recipe.loss)
-        except ValueError as error:
-            raise RecipeError(str(error), where="engine.processes_per_party") from None
     validate.check(recipe)
     recipe = _with_weights(_with_partition_file(recipe))
     return recipe if pretrain is None else recipe.model_copy(update={"pretrain": _pretraining(recipe, pretrain)})
@@ -210,10 +203,8 @@ def _with_teacher(tree: Mapping[str, Any]) -> dict[str, Any]:
         keys = merged(keys, {"methods": {"distill": {"input": dataclasses.asdict(IMAGENET)}}})
     if isinstance(settings, Mapping) and settings.get("teacher") and not settings.get("sha256"):
         path = Path(str(settings["teacher"])).absolute()
-        try:
+        with at_key("methods.distill.teacher", OSError, DataError):
             pinned = {"teacher": str(path), "sha256": identify(path)[0]}
-        except (OSError, DataError) as error:
-            raise RecipeError(disk.explained(error), where="methods.distill.teacher") from None
         return merged(keys, {"methods": {"distill": pinned}})
     return keys
 
@@ -224,10 +215,8 @@ def _with_weights(recipe: Recipe) -> Recipe:
     if model.weights is None or model.sha256 is not None:
         return recipe
     path = Path(model.weights).absolute()
-    try:
+    with at_key("model.weights", OSError, DataError):
         sha256, about = identify(path, model.party)
-    except (OSError, DataError) as error:
-        raise RecipeError(disk.explained(error), where="model.weights") from None
     convention = model.input
     if about:
         if about["backbone"] != model.name:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,14 +60,15 @@ def _staged(runs: Sequence[Run]) -> bool:
     return any(len({record.get("stage") for record in run.metrics}) > 1 for run in runs)
 
 
-def _curves(runs: Sequence[Run], take: Callable[[dict[str, Any]], object]) -> list[Curve]:
-    """A number of the metrics lines over rounds. Rounds of several stages are counted on from the first."""
+def _curves(runs: Sequence[Run], key: str) -> list[Curve]:
+    """What rounds logged, or a figure, over rounds. Those of several stages are counted on from the first."""
     staged = _staged(runs)
     curves = []
     for series, run in enumerate(runs):
         points = []
         for place, record in enumerate(run.metrics, start=1):
-            value, at = number(take(record)), place if staged else whole_number(record.get("round"))
+            value = number(record[key] if key in record else flat_figures(record.get("judged")).get(key))
+            at = place if staged else whole_number(record.get("round"))
             if value is not None and abs(value) < LARGEST:
                 points.append((place if at is None else at, value))
         points.sort(key=lambda point: point[0])
@@ -85,17 +86,15 @@ def _marks(runs: Sequence[Run]) -> list[tuple[float, str]]:
     return [(place, name) for name, place in starts.items()]
 
 
-def _over_rounds(
-    runs: Sequence[Run], title: str, take: Callable[[dict[str, Any]], object], caption: str = ""
-) -> list[Chart]:
-    spec = specs.lines(_curves(runs, take), x="round", y=title, marks=_marks(runs))
+def _over_rounds(runs: Sequence[Run], title: str, key: str, caption: str = "") -> list[Chart]:
+    spec = specs.lines(_curves(runs, key), x="round", y=title, marks=_marks(runs))
     return [Chart(title, spec, caption)] if spec else []
 
 
 def progress(runs: Sequence[Run]) -> list[Chart]:
     """Loss, and evaluated figures over rounds, from the model before the first one on, and over bytes."""
     apart = "Losses of different methods are not on one scale." if len({run.method for run in runs}) > 1 else ""
-    charts = _over_rounds(runs, "loss", lambda record: record.get("loss"), apart)
+    charts = _over_rounds(runs, "loss", "loss", apart)
     keys = without_errors(key for run in runs for record in run.metrics for key in flat_figures(record.get("judged")))
     by_figure: dict[str, list[str]] = {}
     for key in keys:
@@ -119,7 +118,7 @@ def over_rounds(runs: Sequence[Run], key: str) -> Chart:
 
 def _from_start(runs: Sequence[Run], key: str) -> list[Curve]:
     """What rounds logged, or a figure, with that of what a run starts from at 0."""
-    curves = _curves(runs, lambda record: record[key] if key in record else flat_figures(record.get("judged")).get(key))
+    curves = _curves(runs, key)
     return [
         replace(curve, x=[0, *curve.x], y=[run.untrained[key], *curve.y]) if curve.x and key in run.untrained else curve
         for run, curve in zip(runs, curves, strict=True)
@@ -157,48 +156,37 @@ def _figure_over_bytes(runs: Sequence[Run], key: str) -> list[Chart]:
     return [Chart(f"{axis_title(key)} by what was sent", spec, caption)] if spec else []
 
 
-def secure_sums(runs: Sequence[Run]) -> list[Chart]:
+def secure_sums(run: Run) -> list[Chart]:
     """What secure sums took off the numbers of a round: those beyond their clip, and the rounding."""
     titles = {"cut_off": "share of the numbers beyond their clip", "sum_error": "bound on the rounding of a mean"}
-    return [
-        chart
-        for key, title in titles.items()
-        for chart in _over_rounds(runs, title, lambda record, key=key: record.get(key))  # type: ignore[misc]
-    ]
+    return [chart for key, title in titles.items() for chart in _over_rounds([run], title, key)]
 
 
-def weightings(runs: Sequence[Run]) -> list[Chart]:
-    """What Federated Validation did, for each run that has it: the weight of each party, and the validators' scores."""
-    charts = []
-    for run in runs:
-        validation = mapping(mapping(mapping(run.config.get("methods")).get(run.method)).get("validation"))
-        of = f" in {run.label}" if len(runs) > 1 else ""
-        share, count = number(validation.get("smoothing")), whole_number(validation.get("candidates"))
-        moves = "" if share is None or count is None else f" moves by φ = {share:g} towards the best of {count} that"
-        caption = "The weight of each party's backbone in the average, from the next round on. "
-        caption += f"After each validation it{moves or ' moves towards the best one that'} the validators scored."
-        charts += _by_party(run, WEIGHT, f"weighting of the parties{of}", caption)
-        score = str(validation.get("score") or "accuracy")
-        unit = {
-            "accuracy": "accuracy on its own pairs, in percent",
-            "tar": f"TAR at FAR {number(validation.get('far')):g} on its own pairs, in percent"
-            if number(validation.get("far")) is not None
-            else "TAR on its own pairs, in percent",
-            "loss": "minus the mean loss of its own pairs, times 100",
-        }.get(score, score)
-        caption = (
-            f"What each validator gave the weighting in use: {unit}. A score stands at the round that collected it; "
-        )
-        caption += "a validator that failed or was late has none."
-        charts += _by_party(run, SCORE, f"score by validator{of}", caption)
-    return charts
+def weightings(run: Run) -> list[Chart]:
+    """What Federated Validation did in a run that has it: the weight of each party, and the validators' scores."""
+    validation = mapping(mapping(mapping(run.config.get("methods")).get(run.method)).get("validation"))
+    share, count = number(validation.get("smoothing")), whole_number(validation.get("candidates"))
+    moves = "" if share is None or count is None else f" moves by φ = {share:g} towards the best of {count} that"
+    caption = "The weight of each party's backbone in the average, from the next round on. "
+    caption += f"After each validation it{moves or ' moves towards the best one that'} the validators scored."
+    charts = _by_party(run, WEIGHT, "weighting of the parties", caption)
+    score = str(validation.get("score") or "accuracy")
+    far = number(validation.get("far"))
+    unit = {
+        "accuracy": "accuracy on its own pairs, in percent",
+        "tar": f"TAR{'' if far is None else f' at FAR {far:g}'} on its own pairs, in percent",
+        "loss": "minus the mean loss of its own pairs, times 100",
+    }.get(score, score)
+    caption = f"What each validator gave the weighting in use: {unit}. A score stands at the round that collected it; "
+    caption += "a validator that failed or was late has none."
+    return charts + _by_party(run, SCORE, "score by validator", caption)
 
 
 def _by_party(run: Run, prefix: str, title: str, caption: str) -> list[Chart]:
     """Curves of the numbers that were logged under `prefix` and a party's name; of many, those that end highest."""
     by_party: dict[str, Curve] = {}
     for key in dict.fromkeys(key for record in run.metrics for key in record if key.startswith(prefix)):
-        (curve,) = _curves([run], lambda record, key=key: record.get(key))  # type: ignore[misc]
+        (curve,) = _curves([run], key)
         if curve.x:
             by_party[key.removeprefix(prefix)] = curve
     ranked = sorted(by_party, key=lambda party: (-by_party[party].y[-1], party))
@@ -223,10 +211,7 @@ def logged(runs: Sequence[Run]) -> list[Chart]:
         for key in record
         if key not in RECORD_KEYS and not key.startswith((WEIGHT, SCORE)) and number(record[key])
     )
-    charts = []
-    for key in list(keys)[:MOST_LOGGED]:
-        charts += _over_rounds(runs, key, lambda record, key=key: record.get(key))  # type: ignore[misc]
-    return charts
+    return [chart for key in list(keys)[:MOST_LOGGED] for chart in _over_rounds(runs, key, key)]
 
 
 def class_embeddings(runs: Sequence[Run]) -> list[Chart]:
@@ -251,7 +236,7 @@ def class_embeddings(runs: Sequence[Run]) -> list[Chart]:
     title = "cosines between class embeddings, % of pairs"
     spec = specs.lines(curves, x="cosine", y="% of pairs", whole=False)
     charts = [Chart(title, spec, " ".join(captions))] if spec else []
-    return charts + _over_rounds(runs, "mean cosine between class embeddings", lambda record: record.get(CLOSENESS))
+    return charts + _over_rounds(runs, "mean cosine between class embeddings", CLOSENESS)
 
 
 def similarity(runs: Sequence[Run]) -> list[Chart]:

@@ -76,21 +76,18 @@ def figures(run: Run) -> list[dict[str, str]]:
     return rows
 
 
-def thresholds(runs: Sequence[Run]) -> Grid:
+def thresholds(run: Run) -> Grid:
     """What each false accept rate asks for and comes to: the threshold, the rate that it attains, and the TAR."""
-    rows = []
-    for run in runs:
-        intervals = run.intervals
-        for name, curves in mapping(run.summary.get("curves")).items():
-            for point in as_dicts(mapping(curves).get("thresholds")):
-                values = [number(point.get(key)) for key in ("far", "threshold", "attained", "tar")]
-                far, threshold, attained, tar = values
-                if far is not None and threshold is not None and attained is not None and tar is not None:
-                    key = f"{name}/{TAR.at(far)}"
-                    own = [f"{far:g}", f"{threshold:.4f}", f"{attained:.3g}", f"{100 * tar:.2f}"]
-                    rows.append([run.label if len(runs) > 1 else "", name, *own, ends_text(key, intervals.get(key))])
-    header = ("run", "pairs", "FAR", "threshold (cosine)", "FAR attained", "TAR (%)", "95 % interval")
-    return Grid.of(header, rows, left=2).without_empty_columns()
+    rows, intervals = [], run.intervals
+    for name, curves in mapping(run.summary.get("curves")).items():
+        for point in as_dicts(mapping(curves).get("thresholds")):
+            far, threshold, attained, tar = (number(point.get(key)) for key in ("far", "threshold", "attained", "tar"))
+            if far is not None and threshold is not None and attained is not None and tar is not None:
+                own = [f"{far:g}", f"{threshold:.4f}", f"{attained:.3g}", f"{100 * tar:.2f}"]
+                key = f"{name}/{TAR.at(far)}"
+                rows.append([name, *own, ends_text(key, intervals.get(key))])
+    header = ("pairs", "FAR", "threshold (cosine)", "FAR attained", "TAR (%)", "95 % interval")
+    return Grid.of(header, rows, left=1).without_empty_columns()
 
 
 def clusters(runs: Sequence[Run]) -> Grid:

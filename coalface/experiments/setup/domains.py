@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core.checks import at_key
 from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.data.faceset import FaceSet
@@ -69,10 +70,8 @@ def deal(recipe: Recipe, faces: FaceSet, rng: np.random.Generator) -> dict[str, 
     if "source" in method.sides:
         parties[NAMED_SOURCE] = faces.only(source)
     if "target" in method.sides:
-        try:
+        with at_key("data.clients"):
             silos = equal(faces.only(target), data.clients, rng)
-        except ValueError as error:
-            raise RecipeError(str(error), where="data.clients") from None
         for name, silo in zip(targets(recipe), silos.values(), strict=True):
             parties[name] = silo.select(rng.permutation(len(silo)))
     return parties

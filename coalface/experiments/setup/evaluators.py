@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from coalface.core.checks import at_key
 from coalface.core.errors import RecipeError
 from coalface.evaluation import personalised
 from coalface.evaluation.base import Evaluator, PublicImages
@@ -21,10 +20,8 @@ def verify(parts: Parts) -> Evaluator:
     evaluation, device = parts.recipe.evaluation, parts.recipe.engine.device
     pair_figures = find_figures(evaluation.figures)
     for own in pair_figures:
-        try:
+        with at_key(WHERE):
             declare(own.figure)
-        except ValueError as error:
-            raise RecipeError(str(error), where=WHERE) from None
     return Verification(
         parts.pairs,
         parts.backbone,
@@ -52,25 +49,11 @@ def evaluate_clients(parts: Parts) -> Evaluator | None:
     return Personalised(parts.data, parts.clients, test, **dict(settings))
 
 
-def evaluate_clusters(parts: Parts) -> Evaluator | None:
-    """The labels that parties give their own images, where the method is for two domains."""
-    return Clustering(parts.truth) if parts.method.scenario == "domains" else None
-
-
-def count_public_images(parts: Parts) -> Evaluator | None:
-    """How many public images each party used, where there are any."""
-    return PublicImages(len(parts.data.public)) if parts.data.public is not None else None
-
-
-EVALUATORS: tuple[Callable[[Parts], Evaluator | None], ...] = (
-    verify,
-    evaluate_clients,
-    evaluate_clusters,
-    count_public_images,
-)
-"""In the order of their parts of `summary.json`."""
-
-
 def make_evaluators(parts: Parts) -> tuple[Evaluator, ...]:
-    """Those that apply to a run."""
-    return tuple(evaluator for make in EVALUATORS if (evaluator := make(parts)) is not None)
+    """Those that apply to a run, in the order of their parts of `summary.json`."""
+    evaluators = [verify(parts), evaluate_clients(parts)]
+    if parts.method.scenario == "domains":
+        evaluators.append(Clustering(parts.truth))
+    if parts.data.public is not None:
+        evaluators.append(PublicImages(len(parts.data.public)))
+    return tuple(evaluator for evaluator in evaluators if evaluator is not None)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.core.checks import nearest
+from coalface.core.checks import at_key, nearest
 from coalface.core.errors import RecipeError
 from coalface.core.method import generator
-from coalface.core.text import several
+from coalface.core.text import first_few, several
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import (
     PairList,
@@ -97,10 +97,8 @@ def _looked_up(faces: FaceSet, pairs: PairList, name: str, rank1: str) -> tuple[
     """The queries and the gallery of a list: images of the people in its pairs. Raises RecipeError without any."""
     people = np.unique(faces.labels[np.concatenate([pairs.left, pairs.right])])
     images = np.flatnonzero(np.isin(faces.labels, people))
-    try:
+    with at_key(f"evaluation.pairs.{name}.rank1"):
         chosen, remaining = query_and_gallery(faces.labels[images], generator(SPLIT_SEED, "queries", name))
-    except ValueError as error:
-        raise RecipeError(str(error), where=f"evaluation.pairs.{name}.rank1") from None
     if rank1 == "one-query":
         return images[chosen], images[remaining]
     enrolled = np.isin(faces.labels[images[remaining]], faces.labels[images[chosen]])  # not those who have one image
@@ -175,11 +173,10 @@ def _apart(
         )
     for group, people in people_of.items():
         if shared := sorted(identity for _, identity in held & people):
-            some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
             raise RecipeError(
-                f"it would hold {several(len(shared), 'identity', 'identities')} of {group} ({some}), so that "
-                "figures would say nothing of unseen people: give it others, or say by `validates` which list it holds "
-                "a half of",
+                f"it would hold {several(len(shared), 'identity', 'identities')} of {group} "
+                f"({first_few(shared, 5)}), so that figures would say nothing of unseen people: give it others, or say "
+                "by `validates` which list it holds a half of",
                 where=where,
             )
 
@@ -287,15 +284,13 @@ def _drawn_pairs(
             f"no identity{of_part} is held out; set data.hold_out, or give this list a `source`", where=where
         )
     rng = generator(SPLIT_SEED, "pairs", name)
-    try:
+    with at_key(where):
         if settings.kind == "across":
             if settings.folders is None:
                 raise ValueError("name two folders, as `folders: [frontal, profile]`")
             return faces, across_pairs(faces, folders=settings.folders, each=settings.each or 7, rng=rng, title=name)
         count = min(MOST_PAIRS, most_pairs(faces)) if settings.pairs is None else settings.pairs
         return faces, balanced_pairs(faces, pairs=count, rng=rng, title=name)
-    except ValueError as error:
-        raise RecipeError(str(error), where=where) from None
 
 
 def _faces(recipe: Recipe) -> sections.Source:

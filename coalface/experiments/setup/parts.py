@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coalface.core import disk
-from coalface.core.checks import nearest
+from coalface.core.checks import at_key, nearest
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import Method, Tensors, generator, plays
 from coalface.data.augment import Augment
@@ -370,10 +369,8 @@ def imported_weights(recipe: Recipe) -> tuple[Tensors, tuple[str, ...]]:
     Raises RecipeError where the file is not the one that the run began with, or does not fit.
     """
     assert recipe.model.weights is not None
-    try:
+    with at_key("model.weights", OSError, DataError):
         weights = read_weights(Path(recipe.model.weights), recipe.model.party)
         if weights.sha256 != recipe.model.sha256:
             raise DataError(f"its SHA-256 is {weights.sha256}, not model.sha256; put the file back", where=weights.path)
         return fit_backbone(weights, recipe.model.name, **network_options(recipe))
-    except (OSError, DataError) as error:
-        raise RecipeError(disk.explained(error), where="model.weights") from None

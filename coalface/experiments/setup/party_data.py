@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from coalface.core.errors import RecipeError
+from coalface.core.text import first_few
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
 from coalface.experiments.recipe import own_data, party_file
@@ -75,7 +76,7 @@ def check_here(recipe: Recipe) -> None:
             "`coalface run … --party-data FILE`, a YAML file with a line for each such as "
             f"`{missing[0]}: {party_file.EXAMPLE}`; in a sweep, write the same below data.party_data. Over Flower each "
             "party's node names them (docs/flower.md)",
-            where=", ".join(missing[:8]) + (", …" if len(missing) > 8 else ""),
+            where=first_few(missing, 8),
         )
 
 

@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core import disk
+from coalface.core.checks import at_key
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import generator
+from coalface.core.text import first_few
 from coalface.data.faceset import FaceSet
 from coalface.data.held_back import hold_back
 from coalface.data.pairs import named_identities
-from coalface.data.partition import first_images, hold_out, identities_of, minimum_images, part_of, shares, without
+from coalface.data.partition import first_images, hold_out, identities_of, part_of, shares, without
 from coalface.data.partition_file import PartitionFile, read_partition
 from coalface.experiments.recipe.own_data import pretraining_data
 from coalface.experiments.recipe.partitions import FromFile
@@ -63,7 +65,8 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
     """Open the images of a recipe and draw who is trained on, held out and set aside. Raises RecipeError for nobody."""
     data = recipe.data
     everybody, listed = _opened(recipe, packing), partition_file(recipe)
-    faces = minimum_images(without(everybody, _excluded(recipe) | _named(recipe, everybody)), data.min_images)
+    faces = without(everybody, _excluded(recipe) | _named(recipe, everybody))
+    faces = faces.only(np.flatnonzero(faces.counts() >= data.min_images))
     if isinstance(data, Assigned) and data.max_images is not None:
         faces = first_images(faces, data.max_images)
     held = calibration = faces.only([])
@@ -78,10 +81,8 @@ def split(recipe: Recipe, packing: Packing | None = None) -> Split:
     for name, validator in recipe.validators.items():
         if validator.identities is not None:
             rng = generator(SPLIT_SEED, "validator", name)
-            try:
+            with at_key(f"validators.{name}.identities"):
                 faces, aside[name] = hold_out(faces, rng, identities=validator.identities)
-            except ValueError as error:
-                raise RecipeError(str(error), where=f"validators.{name}.identities") from None
     train = of_parties = of_side(recipe, faces, recipe.side)
     if recipe.side == "both":
         of_parties = of_side(recipe, faces, None)
@@ -117,10 +118,8 @@ def _without_test_images(recipe: Recipe, faces: FaceSet, of_parties: FaceSet) ->
         return _held_back(faces, testing.images) if (faces.counts() > testing.images).any() else (faces, None)
     if np.count_nonzero(faces.counts()) < 2:
         raise RecipeError("there is one identity, and telling people apart needs two or more", where="data.test")
-    try:
+    with at_key("data.test.images"):
         remaining, test = _held_back(faces, testing.images)
-    except ValueError as error:
-        raise RecipeError(str(error), where="data.test.images") from None
     if of_parties is faces:
         return remaining, test
     whose = np.isin(test.names, of_parties.names)[test.labels]  # public people are nobody's clients and keep all images
@@ -171,9 +170,8 @@ def _of_nobody(recipe: Recipe, data: Own, split: Split, public: FaceSet) -> Face
             continue
         people = {n.removeprefix(f"{name}/") for n in split.train.names if n.startswith(f"{name}/")}
         if shared := sorted(people & set(public.names)):
-            some = ", ".join(shared[:5]) + (", …" if len(shared) > 5 else "")
             raise RecipeError(
-                f"{len(shared)} of its people are {name}'s own ({some}), "
+                f"{len(shared)} of its people are {name}'s own ({first_few(shared, 5)}), "
                 "who would be trained on under two names; use other people, or list them in data.exclude",
                 where="data.public",
             )
@@ -225,10 +223,8 @@ def _drawn_out(faces: FaceSet, count: int, parts: tuple[str, ...]) -> tuple[Face
     """(rest, held): so many identities are held; of a joined source, of each part its share by number of identities."""
     present = np.flatnonzero(faces.counts())
     if not parts or not 0 < count < len(present):
-        try:
+        with at_key("data.hold_out"):
             return hold_out(faces, generator(SPLIT_SEED, "hold out"), identities=count)
-        except ValueError as error:
-            raise RecipeError(str(error), where="data.hold_out") from None
     belongs = np.array([parts.index(part_of(faces.names[number])) for number in present])
     chosen_of_parts = []
     for part, share in enumerate(shares(np.bincount(belongs, minlength=len(parts)).tolist(), count)):

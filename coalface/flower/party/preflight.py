@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from coalface.core import disk
+from coalface.core.checks import at_key
 from coalface.core.errors import RecipeError
 from coalface.core.names import check_party
 from coalface.core.text import several, shown
@@ -42,10 +43,8 @@ def check(file: Path, recipe: Recipe | None = None, name: str | None = None) -> 
     name that no party can have.
     """
     if name is not None:
-        try:
+        with at_key("--party"):
             check_party(name)
-        except ValueError as error:
-            raise RecipeError(str(error), where="--party") from None
     party, report = party_file.read(file), PartyReport()
     paths = [Path(source.path) for source in (party.data, party.pairs) if isinstance(source, OnDisk | party_file.Pairs)]
     report.faults.extend(

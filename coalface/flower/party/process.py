@@ -70,21 +70,26 @@ def take(recipe: Path, node_config: Mapping[str, Any], run_config: Mapping[str, 
     key = node_config.get("key")
     vault = rekey.vault(Path(str(key)), loaded.name, name) if key else None
     parts = Parts(loaded)
-    hides: dict[str, Any] = {"secure": loaded.secure, "privacy": loaded.dp}
-    setup = Setup(parts.method, lambda: data, parts.numerics(), loaded.seed, folder, **hides)
+    secret = functools.partial(_secret, folder, node_config)
+    own: dict[str, Any] = {"secure": loaded.secure, "privacy": loaded.dp, "secret": secret}
+    setup = Setup(parts.method, lambda: data, parts.numerics(), loaded.seed, folder, **own)
     setup.prepare()
     public = None if data.public is None else data.public.who
     context = replace(setup.context(data), flush=True, vault=vault)
     templates = loaded.privacy.templates
     if templates is not None or any(sanitised(declared.reply) for _, declared in parts.method.steps.values()):
-        begun = (folder / "ledger" / f"{name}.jsonl").exists()
-        secret = _derived(folder, node_config, "noise") or keep_secret(folder, begun=begun)  # which no seed tells
-        noised = None if templates is None else TemplateRelease(templates, secret)
-        context = replace(context, templates=noised, secret=secret, spent=root / SPENT)
+        drawn = secret(begun=(folder / "ledger" / f"{name}.jsonl").exists())
+        noised = None if templates is None else TemplateRelease(templates, drawn)
+        context = replace(context, templates=noised, secret=drawn, spent=root / SPENT)
     member = data.members()[name]
     if context.sums is not None:
         context, member = replace(context, sums=_sums(context.sums, folder, node_config)), member.untold
     return PartyService(name, member, context, loaded.name, public=public, code=provenance.code_digest(loaded))
+
+
+def _secret(folder: Path, node_config: Mapping[str, Any], *, begun: bool = False) -> bytes:
+    """What the party's noise, and what it alone may tell, is drawn from; no seed tells it. Raises as `keep_secret`."""
+    return _derived(folder, node_config, "noise") or keep_secret(folder, begun=begun)
 
 
 def _derived(folder: Path, node_config: Mapping[str, Any], purpose: str) -> bytes | None:

@@ -158,8 +158,7 @@ def fit_weights(weights: Weights, network: nn.Module) -> tuple[Tensors, tuple[st
         if prefix is not None:
             steps.append(f"takes away the prefix {prefix!r}")
             if outside := [name for name in from_file if not name.startswith(prefix)]:
-                listed = ", ".join(outside[:5]) + (", …" if len(outside) > 5 else "")
-                steps.append(f"leaves out {several(len(outside), 'tensor')} without it: {listed}")
+                steps.append(f"leaves out {several(len(outside), 'tensor')} without it: {first_few(outside, 5)}")
             from_file = _below(from_file, prefix)
         else:
             from_file, by_order = _by_order(from_file, expected, weights.path)

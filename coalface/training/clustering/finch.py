@@ -37,7 +37,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from coalface.evaluation.metrics.exact import inner
+from coalface.core.text import first_few
+from coalface.evaluation.metrics.exact import few, inner, slices
 from coalface.training.clustering.neighbours import FirstNeighbours, first_neighbours
 
 Labels = NDArray[np.int64]
@@ -45,8 +46,6 @@ Labels = NDArray[np.int64]
 GRID = (*(1e-6 * 2.0**power for power in range(15)), *(round(0.025 * step, 3) for step in range(1, 41)))
 """The thresholds that `auto_threshold` tries first: doubled from 1e-6 on, for models that hardly tell people apart yet,
 then 0.025 to 1 in equal steps."""
-CHUNK = 2**18
-"""Numbers that are widened at a time."""
 CANCELLED = 1e-6
 """A mean of unit features no longer than this is rounding, and has no direction."""
 
@@ -174,23 +173,19 @@ def unit_features(features: Tensor | NDArray[np.floating]) -> Tensor:
         raise ValueError(f"features have the shape (N, d); got {tuple(rows.shape)}")
     if rows.dtype not in (torch.float32, torch.float64):
         rows = rows.float()
-    step = max(1, CHUNK // max(1, rows.shape[1]))
     lengths = rows.new_empty(len(rows), dtype=torch.float64)
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
+    for part in slices(len(rows), few(rows)):
         lengths[part] = torch.linalg.vector_norm(rows[part], dim=1, dtype=torch.float64)
     bad = (~((lengths > 0) & (lengths < math.inf))).nonzero().view(-1).tolist()
     if bad:
-        first_rows = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
         raise ValueError(
-            f"{len(bad)} of {len(rows)} features are zero or not finite, rows {first_rows}: they have no direction. "
-            "Leave them out, or look at what the backbone makes of these images"
+            f"{len(bad)} of {len(rows)} features are zero or not finite, rows {first_few(bad, 5)}: "
+            "they have no direction. Leave them out, or look at what the backbone makes of these images"
         )
     if bool(((lengths - 1).abs() <= 4 * torch.finfo(rows.dtype).eps).all()):
         return rows
     units = torch.empty_like(rows)
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
+    for part in slices(len(rows), few(rows)):
         units[part] = rows[part].double() / lengths[part, None]
     return units
 
@@ -243,13 +238,11 @@ def _directions(rows: Tensor, labels: Labels, summands: Tensor, belongs: Labels)
     vectors = rows.new_empty(len(sizes), rows.shape[1])
     directed = np.empty(len(sizes), dtype=bool)
     filled = 0
-    step = max(1, CHUNK // max(1, rows.shape[1]))
-    for start in range(0, len(sizes), step):
-        stop = min(start + step, len(sizes))
-        sums = _sums(summands, belongs, members[ends[start] : ends[stop]], start, stop, len(rows))
-        unit, has = _normalised(sums, sizes[start:stop], len(rows))
+    for part in slices(len(sizes), few(rows)):
+        of_part = members[ends[part.start] : ends[part.stop]]
+        sums = _sums(summands, belongs, of_part, part.start, part.stop, len(rows))
+        unit, directed[part] = _normalised(sums, sizes[part], len(rows))
         vectors[filled : filled + len(unit)] = unit
-        directed[start:stop] = has
         filled += len(unit)
     return vectors[:filled], directed
 
@@ -261,9 +254,8 @@ def _sums(summands: Tensor, belongs: Labels, members: Labels, start: int, stop: 
     """
     sums = torch.zeros(stop - start, summands.shape[1], dtype=torch.int64, device=summands.device)
     unit = 2.0 ** _bits(points)
-    step = max(1, CHUNK // max(1, summands.shape[1]))
-    for begin in range(0, len(members), step):
-        chosen = members[begin : begin + step]
+    for part in slices(len(members), few(summands)):
+        chosen = members[part]
         some = summands[torch.from_numpy(chosen).to(summands.device)]
         if some.dtype != torch.int64:
             some = (some.double() * unit).round_().to(torch.int64)

@@ -38,6 +38,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from coalface.core.text import first_few
 from coalface.evaluation.metrics.exact import CHUNK, few, inner_of, slices
 from coalface.training.clustering.duplicate_rows import Groups, identical
 
@@ -307,8 +308,8 @@ def _check(rows: Tensor) -> None:
         off[part] = _lengths(rows[part])
     bad = (~((off - 1).abs() <= 1e-3)).nonzero().view(-1).tolist()  # a length that is no number is not near 1
     if bad:
-        first_rows = ", ".join(map(str, bad[:5])) + (", …" if len(bad) > 5 else "")
-        raise ValueError(f"{len(bad)} of {len(rows)} rows are not of length one or not finite, rows {first_rows}")
+        some = f"rows {first_few(bad, 5)}"
+        raise ValueError(f"{len(bad)} of {len(rows)} rows are not of length one or not finite, {some}")
 
 
 @contextmanager

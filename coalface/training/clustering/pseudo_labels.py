@@ -62,11 +62,6 @@ class Labelling(TypedSettings):
         """Whether the algorithm needs τ."""
         return self.algorithm in BY_THRESHOLD
 
-    @property
-    def asks_source(self) -> bool:
-        """Whether the source client is asked for τ."""
-        return self.threshold == "auto" and self.by_threshold
-
     def choose(self, features: Tensor, labels: NDArray[np.int64]) -> float:
         """The τ whose clusters of (n, d) unit features fit (n,) known identities best, by pairwise F."""
 

@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from coalface.core.checks import TypedSettings
+from coalface.core.text import first_few
 from coalface.training.losses.base import lengths, unit, wide
 
 Reduce = Literal["sum", "mean"]
@@ -195,10 +196,10 @@ def unit_rows(weights: Tensor, first: int = 0) -> Tensor:
     off = torch.linalg.vector_norm(rows, dim=1).sub_(1).abs_()
     bad = (~(off < 0.5)).nonzero().view(-1).tolist()  # a row of NaN is no nearer to 1 than to 0
     if bad:
-        first_rows = ", ".join(str(first + row) for row in bad[:5]) + (", …" if len(bad) > 5 else "")
         raise ValueError(
-            f"{len(bad)} of {len(weights)} class embeddings are zero or not finite, rows {first_rows}: no direction. "
-            "Leave them out, or look for a party whose training diverged"
+            f"{len(bad)} of {len(weights)} class embeddings are zero or not finite, rows "
+            f"{first_few([first + row for row in bad], 5)}: no direction. Leave them out, or look for a party whose "
+            "training diverged"
         )
     return rows
 
