@@ -193,14 +193,18 @@ def test_aligning_photographs_does_without_torch() -> None:
 
 def test_what_a_run_imports_before_its_first_round_is_what_it_needs() -> None:
     late = (
-        "coalface.experiments.report.page jinja2 coalface.data.synthetic coalface.methods.dann mlflow vl_convert psutil"
+        "coalface.experiments.report.page jinja2 coalface.data.synthetic coalface.methods.dann mlflow vl_convert "
+        "psutil torch._dynamo"
     )
     code = f"""
 import sys
 from coalface.experiments.recipe import loader
 from coalface.experiments import run
 from coalface.experiments.callbacks import progress
+from coalface.models import BACKBONES, sketch
 loader.load(None, ["method=fedavg"]).build_method()
+for name in BACKBONES.own:
+    assert sketch(name, size=112, channels=3)
 print(*{set(late.split())} & sys.modules.keys())"""
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert process.stdout.split() == []

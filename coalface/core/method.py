@@ -153,6 +153,7 @@ class Party:
     """Where the step's reply has a `sanitised` field, the secret that its noise is drawn from, and what counts it:
     `coalface.privacy.sanitised.Releases`."""
     call: int = 0
+    """Which of the round's calls the step answers."""
     secret: Callable[[], bytes] | None = None
     """At a node of the party's own: what `secret_rng` follows from."""
     shards: Any = None
