@@ -15,17 +15,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import yaml
 
+from coalface.core.method import Party
+from coalface.engine.server import Server
+from coalface.experiments import execution
 from coalface.experiments.recipe import loader
 from coalface.flower.app import project as flowerproject
 from coalface.flower.poc import flwr_cli, network
 from coalface.flower.poc import processes as marked
 from coalface.flower.provision import kits as provisioning
+from coalface.privacy import noise
 
 NOW = datetime.datetime.now(datetime.UTC)
 DAY = datetime.timedelta(days=1)
@@ -117,6 +123,23 @@ def digests(run: Path, homes: Mapping[str, Path]) -> dict[str, str]:
         files = [home / "ledger" / f"{party}.jsonl", *(home / "parties" / party).rglob("*")]
         paths |= {path.relative_to(home): path for path in files if path.is_file()}
     return {str(name): hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted(paths.items())}
+
+
+def draw_from_secrets(run: Path, home: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run here has no secrets: it is given those of a federation's run, of its server and of each party's home."""
+    make, drawn = execution.make_server, Party.__dict__["secret_rng"].func
+
+    def server(*arguments: Any, **settings: Any) -> Server:
+        made = make(*arguments, **settings)
+        made._secret = (run / noise.FILE).read_bytes
+        return made
+
+    def secret_rng(party: Party) -> np.random.Generator:
+        rng: np.random.Generator = drawn(replace(party, secret=(home(party.name) / noise.FILE).read_bytes))
+        return rng
+
+    monkeypatch.setattr(execution, "make_server", server)
+    monkeypatch.setattr(Party, "secret_rng", property(secret_rng))
 
 
 LOOKS = """#!{python}

@@ -9,24 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tinydomains
 import yaml
-from federations import TWO_SILOS, Standing, digests
+from federations import TWO_SILOS, Standing, digests, draw_from_secrets
 from tinyruns import Silent
 
-from coalface.core.method import Party
-from coalface.engine.server import Server
-from coalface.experiments import execution
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
 from coalface.methods import METHODS
-from coalface.privacy import noise
 
 ROLES = {"source": "trainer", "target-00": "trainer", "pooled": "trainer", "clinic": "validator"}
 """All parties of all methods."""
@@ -117,23 +111,6 @@ SECRET = ("fedfv", "feduv")
 """Methods that draw from secrets of the server's, or of the nodes', in a federation."""
 
 
-def draw_from_secrets_of(standing: Standing, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulation has no secrets: it is given those of a federation's run."""
-    make = execution.make_server
-
-    def server(*arguments: Any, **settings: Any) -> Server:
-        made = make(*arguments, **settings)
-        made._secret = (standing.run(run) / noise.FILE).read_bytes
-        return made
-
-    def secret_rng(party: Party) -> np.random.Generator:
-        return drawn(replace(party, secret=(standing.home(party.name, run) / noise.FILE).read_bytes))
-
-    drawn = Party.__dict__["secret_rng"].func
-    monkeypatch.setattr(execution, "make_server", server)
-    monkeypatch.setattr(Party, "secret_rng", property(secret_rng))
-
-
 def test_every_method_is_run() -> None:
     """A new one takes a line above; one with a teacher trains where its file is, before a federation."""
     assert set(RECIPES) == {name for name, cls in METHODS.items() if not cls.taught} and STAYS.keys() <= set(METHODS)
@@ -164,7 +141,7 @@ def test_a_run_over_tls_leaves_the_bytes_of_a_run_here(
     assert code == 0, printed
     served = standing.run(method)
     if method in SECRET:
-        draw_from_secrets_of(standing, method, monkeypatch)
+        draw_from_secrets(standing.run(method), lambda party: standing.home(party, method), monkeypatch)
         local = experiment.run(loader.load(recipe, changes), tmp_path / "here", Silent(), report=False)
     assert (served / "config.yaml").read_bytes() == (local / "config.yaml").read_bytes()
     local_files, served_files = digests(local, dict.fromkeys(ROLES, local)), standing.digests(method)

@@ -11,7 +11,7 @@ import commands
 import numpy as np
 import pytest
 import yaml
-from federations import digests
+from federations import digests, draw_from_secrets
 from flwr.app import RecordDict
 from ownparties import PEOPLE, UNSEEN, over_flower, recipe, write_parties, write_recipe
 from tinyruns import Silent, Stop, Stops
@@ -81,7 +81,7 @@ OVER_OWN = [n for n, m in METHODS.items() if not (m.pools or m.scenario == "doma
 @pytest.mark.ci
 @pytest.mark.parametrize("method", [*OVER_OWN, "fedfv"])
 def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
-    method: str, parties: Path, tmp_path: Path
+    method: str, parties: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_one_identity = METHODS[method].scenario == "devices"
     for party, names in PEOPLE.items():
@@ -105,6 +105,8 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
         loader.load(path, ["engine.on_error=exclude", "engine.save_replies=true"]),
         party_file.read_all(tmp_path / "own.yaml"),
     )
+    if method in ("fedfv", "feduv"):  # else a run here draws as the federation does
+        draw_from_secrets(tmp_path / "there", lambda party: tmp_path / "homes" / party / "own", monkeypatch)
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     assert (tmp_path / "there" / "metrics.jsonl").read_bytes() == (tmp_path / "here" / "metrics.jsonl").read_bytes()
     files = [path for path in (tmp_path / "here" / "parties").rglob("*") if path.is_file()]
