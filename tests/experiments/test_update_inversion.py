@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,13 +129,16 @@ def test_an_image_is_rebuilt_from_its_gradient_and_not_from_another_s() -> None:
     images = faces.draw(random(2, 8, seed=4).float() / 2).clamp(-1, 1)
     head = random(5, 6, seed=5).float()
 
-    def rebuilt(gradient: dict[str, Tensor]) -> Tensor:
-        return rebuild(net, gradient, 1, faces, generator(0, "rebuild"), Matching(components=8), {})
+    def rebuilt(gradient: dict[str, Tensor], loss_of: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        return rebuild(net, gradient, 1, faces, generator(0, "rebuild"), Matching(components=8), {}, loss_of)
 
     near = psnr(rebuilt(gradient_of(net, images[:1], head)), images[:1]).item()
     far = psnr(rebuilt(gradient_of(net, images[1:], head)), images[:1]).item()
     mean = psnr(faces.mean, images[:1]).item()
     assert near > mean + 5 and near > far + 5
+    known = rebuilt(gradient_of(net, images[:1], head), lambda x: Softmax(scale=4.0)(x, head, torch.tensor([0])))
+    other = rebuilt(gradient_of(net, images[:1], head), lambda x: Softmax(scale=4.0)(x, -head, torch.tensor([0])))
+    assert psnr(known, images[:1]).item() > max(mean, psnr(other, images[:1]).item()) + 5
 
 
 def attacked(**changes: Any) -> dict[tuple[str, str], Outcome]:
@@ -196,6 +200,43 @@ def test_rebuilt_images_are_held_against_those_trained_on(told: bool, monkeypatc
             assert [rows[figure].value for figure in FIGURES] == pytest.approx([100, 100, 100])
         else:
             assert [rows[figure].value for figure in FIGURES] == [mean_face[figure].value for figure in FIGURES]
+
+
+@pytest.mark.parametrize("parties", [1, 2])
+def test_the_seed_gives_the_loss_of_a_first_round_and_of_no_later_one(
+    parties: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """True images have the update's own gradient under that loss; the second round's class embeddings have moved."""
+    cosines: list[float] = []
+    studied: list[tuple[Change, bool]] = []
+
+    class Noting(UpdateInversion):
+        def study(self, change: Change) -> None:
+            studied.append((change, False))
+            super().study(change)
+
+    def noting(module: nn.Module, gradient: dict[str, Tensor], *arguments: Any) -> Tensor:
+        change, loss_of = studied[-1][0], arguments[5] if len(arguments) > 5 else None
+        if loss_of is not None:
+            studied[-1] = change, True
+            named = dict(module.named_parameters())
+            own = torch.autograd.grad(loss_of(module(change.trained_on)), list(named.values()))
+            flat = (torch.cat([g.flatten().double() for g in of]) for of in (own, [gradient[n] for n in named]))
+            cosines.append(F.cosine_similarity(*flat, dim=0).item())
+        return change.trained_on
+
+    monkeypatch.setattr(update_inversion, "rebuild", noting)
+    local = {"steps_per_round": 1, "batch_size": 3, "momentum": 0.0}
+    recipe = tiny(rounds=2, local=local, data={"partition": {"parties": 2}})
+    make_attack = functools.partial(Noting, parties=parties, iterations=1)
+    attack, models = replay(recipe, make_attack, Silent(), begin_or_resume)
+    rows = by_row(attack.outcomes(models))
+    assert [(change.begins, known) for change, known in studied] == [
+        *[("train", True)] * (parties + 1),
+        *[("", False)] * (parties + 1),
+    ]
+    assert cosines == pytest.approx([1.0] * (parties + 1), abs=1e-5)
+    assert {target for target, figure in rows if "known by the seed" in figure} == {UPDATE, MEAN}
 
 
 @pytest.mark.parametrize(("lr", "named"), [(0.05, 100.0), (1e-30, 100 / 6)])

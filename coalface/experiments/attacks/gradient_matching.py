@@ -70,13 +70,14 @@ def rebuild(
     rng: np.random.Generator,
     matching: Matching,
     statistics: Mapping[str, Tensor],
+    loss_of: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """(count, c, h, w) images in [−1, 1] of which the module has such a gradient by the names of its parameters.
 
-    The loss is not known, since its class embeddings stay at the party. But ∂L/∂θ = Σ_i J_iᵀ u_i, with J_i the Jacobian
-    of image i's embedding and u_i = ∂L/∂x_i: `count` · d numbers, which are found with the images. Where the module
-    ends in a bias, its gradient is Σ u_i, and of one image u is known. `statistics` are those of
-    `batch_statistics_told`.
+    `loss_of` is the loss L by the images' embeddings, where its class embeddings are known. Where they are not,
+    ∂L/∂θ = Σ_i J_iᵀ u_i, with J_i the Jacobian of image i's embedding and u_i = ∂L/∂x_i: `count` · d numbers, which are
+    found with the images. Where the module ends in a bias, its gradient is Σ u_i, and of one image u is known.
+    `statistics` are those of `batch_statistics_told`.
 
     The module is used as it is, in training mode where its BatchNorm is to see the batch.
     """
@@ -97,13 +98,17 @@ def rebuild(
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, marks, gamma=0.4)
     with Statistics(module, statistics) as observed:
         for _ in range(matching.iterations):
-            u = spread * slopes if total is None else spread * (slopes - slopes.mean(0)) + total / count
             observed.distances.clear()
             embeddings = module(faces.draw(coefficients))
             loss = matching.prior * coefficients.square().mean()
             if observed.distances:
                 loss = loss + matching.statistics * torch.stack(observed.distances).mean()
-            own = torch.autograd.grad((embeddings * u).sum(), list(named.values()), create_graph=True)
+            if loss_of is None:
+                u = spread * slopes if total is None else spread * (slopes - slopes.mean(0)) + total / count
+                of_images = (embeddings * u).sum()
+            else:
+                of_images = loss_of(embeddings)
+            own = torch.autograd.grad(of_images, list(named.values()), create_graph=True)
             along = torch.stack([(a * b).sum() for a, b in zip(own, targets, strict=True)]).sum()
             loss = loss + 1 - along / (_norm(own) * length).clamp_min(1e-30)
             grads = torch.autograd.grad(loss, [coefficients, slopes], materialize_grads=True)

@@ -1,8 +1,10 @@
 """Poisoning: a share of the parties lies, together, about what it has learnt, or about whose its images are.
 
-The liars know the method, what was sent, and in each call all replies of honest parties before they answer themselves:
-the omniscient, colluding attacker of the literature, more than real clients have. They do not know the rule by which
-the server takes its mean, and are asked as often as others are. BatchNorm's running statistics stay honest.
+The liars have the recipe as every party has it, the rule of the mean in it too, and what was sent; and they see in each
+call all replies of honest parties before they answer themselves: the omniscient, colluding attacker of the literature,
+more than real clients have. What a server draws by its secret, such as who shares a bucket, they do not know. No lie
+here is fitted to a rule: compare several factors. They are asked as often as others are. BatchNorm's running statistics
+stay honest.
 
 With x_1 … x_h the honest changes of a tensor, x the liar's own, f the `factor`:
 
@@ -10,7 +12,7 @@ With x_1 … x_h the honest changes of a tensor, x the liar's own, f the `factor
 - `alie`: mean + f · standard deviation, by coordinate. f is 1.5, ByzFL's default; the paper's own z is
   Φ⁻¹((n − m − s) / (n − m)), s = ⌊n / 2 + 1⌋ − m, of n parties of which m lie: 0 or less for ten of which two do.
   Baruch et al., "A little is enough", NeurIPS 2019.
-- `ipm`: −f · mean; f is 2, ByzFL's default. Xie et al., "Fall of empires", UAI 2019.
+- `ipm`: −f · mean; f is 2, ByzFL's default; 5 costs medians and buckets more. Xie et al., "Fall of empires", UAI 2019.
 - `mimic`: the whole reply of one honest party, the one furthest along the direction in which the changes of the run's
   first call vary most. Karimireddy et al., "Byzantine-robust learning on heterogeneous datasets via bucketing", ICLR
   2022, with one call as its warm-up.

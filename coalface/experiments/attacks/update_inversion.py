@@ -6,12 +6,14 @@ like. The network's own first model, or another by `judge`, says whom a rebuilt 
 
 - *Embeddings* by the last linear layer and by rows of class embeddings that are sent (`updates`): the people whose
   photographs are nearest to any of them are named, as many as there are.
-- *Images* by gradient matching (`gradient_matching`).
+- *Images* by gradient matching (`gradient_matching`). In a first round whoever knows the recipe's seed knows the loss
+  too: class embeddings that parties keep begin as the seed draws them, and the order of batches follows from it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,7 +48,7 @@ MOST_REBUILT = 8
 class UpdateInversion(UpdateAttack):
     """People and images in single parties' updates, and in the mean of a round."""
 
-    kind = "update-inversion"
+    kind, version = "update-inversion", 2
 
     def __init__(
         self,
@@ -123,14 +125,45 @@ class UpdateInversion(UpdateAttack):
         rebuilt = rebuild(module, gradient, count, self._faces, rng, self._matching, statistics)
         others = self._others[torch.from_numpy(rng.choice(len(self._others), size=count))]
         mean_faces = self._faces.mean.expand_as(rebuilt)
+        shown = {"rebuilt": rebuilt, "mean face": mean_faces, "another's face": others}
+        if (loss_of := self._first_loss(change)) is not None and len(change.names) == count:
+            with_loss = rebuild(module, gradient, count, self._faces, rng, self._matching, statistics, loss_of)
+            shown["rebuilt, class embeddings known by the seed"] = with_loss
         self.network.load(self._first)
         expected = nearness(mean_faces, change.trained_on)
-        for name, images in (("rebuilt", rebuilt), ("mean face", mean_faces), ("another's face", others)):
+        for name, images in shown.items():
             self._judge_whom(change, name, images, people, chance)
             near = nearness(images, change.trained_on)
             for figure, value, of_mean in zip(("PSNR, dB", "SSIM, %"), near, expected, strict=True):
                 self._note(change, f"{name}: {figure}", value, of_mean)
         self._judge_whom(change, "the photograph itself", change.photographs, people, chance)  # the most there can be
+
+    def _first_loss(self, change: Change) -> Callable[[Tensor], Tensor] | None:
+        """The loss of a first round's images by their embeddings, in the order of `names`; None for other rounds.
+
+        None too where class embeddings are sent, or there is one person. A party's images lie person by person, and how
+        many each has is taken for known: the order of batches then says who is on which image.
+        """
+        people = {party: self.run.data.data[party].names for party in change.parties}
+        sent = change.rows is not None or change.class_embeddings is not None
+        if not change.begins or sent or all(len(names) < 2 for names in people.values()):
+            return None
+        loss, size, parts = self.run.recipe.loss, self.run.data.backbone.embedding_size, []
+        for party, names in people.items():
+            rng = generator(self.seed, "party", party, change.begins, "head")  # as `fresh_head` draws it
+            head = torch.from_numpy(rng.standard_normal((loss.rows(len(names)), size), dtype=np.float32)) * 0.01
+            places = [place for place, name in enumerate(change.names) if self.owner[name] == party]
+            labels = torch.tensor([names.index(change.names[place]) for place in places])
+            beside = loss.extra(len(names)) | loss.state(len(names)) | loss.draw(len(places), rng)
+            parts.append((places, head, labels, beside))
+
+        def loss_of(embeddings: Tensor) -> Tensor:
+            losses = [
+                len(places) * loss(embeddings[places], head, labels, **beside) for places, head, labels, beside in parts
+            ]
+            return torch.stack(losses).sum() / len(embeddings)
+
+        return loss_of
 
     def _judge_whom(self, change: Change, name: str, images: Tensor, people: list[int], chance: float) -> None:
         cosines = unit_embeddings(self._judge or self.network.module, images) @ self._judged.T

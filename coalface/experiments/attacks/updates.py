@@ -53,6 +53,8 @@ class Change:
 
     target: str
     attacker: Attacker
+    begins: str
+    """The stage whose first round this is, which parties begin with class embeddings drawn by the seed; else empty."""
     before: Tensors
     after: Tensors
     rows: tuple[Tensor, Tensor] | None
@@ -242,6 +244,7 @@ class UpdateAttack(Attack):
         return Change(
             target=UPDATE if len(parties) == 1 else MEAN,
             attacker="server" if len(parties) == 1 else "client",
+            begins=request.stage if request.round == 1 else "",
             before=common.backbone,
             after=after.backbone,
             rows=None if rows[0] is None or rows[1] is None or not len(rows[0]) else (rows[0], rows[1]),
