@@ -209,6 +209,11 @@ def test_a_table_has_means_ranges_and_chance_and_why_a_cell_is_missing() -> None
         refusal,
         "",
     ]
+    by_seed = [cell(seed, 50.0, chance) for seed, chance in enumerate([10.0, 10.0, 13.0])]
+    assert (
+        list(table(by_seed))[-2]
+        == "| centre, by the server: found, % (5 trials) | 50.0 (50.0 to 50.0) [11.0 (10.0 to 13.0)] |"
+    )
     more = Outcome("codes", "client", "bits, %", 70.0, 53.0, 9)
     wide = dataclasses.replace(cells[0], outcomes=(*cells[0].outcomes, more, dataclasses.replace(more, target="rows")))
     fewer = dataclasses.replace(cells[1], outcomes=(dataclasses.replace(more, trials=4, value=80.0),))

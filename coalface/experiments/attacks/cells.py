@@ -127,7 +127,9 @@ def _value(by_seed: Mapping[int, Outcome], seeds: set[int]) -> str:
     if not by_seed:
         return NOTHING
     outcomes, which = by_seed.values(), "" if by_seed.keys() == seeds else f", {_seeds(by_seed)}"
-    return f"{_text([o.value for o in outcomes])} [{_text(sorted({round(o.chance, 1) for o in outcomes}))}]{which}"
+    chances = [round(o.chance, 1) for o in outcomes]
+    chance = _text(chances if len(set(chances)) > 1 else chances[:1])
+    return f"{_text([o.value for o in outcomes])} [{chance}]{which}"
 
 
 def _seeds(seeds: Iterable[int]) -> str:
