@@ -160,10 +160,9 @@ def compare(
 
     if as_latex + as_csv + as_json > 1:
         raise RecipeError("choose one form to print", where="--latex, --csv, --json")
-    intervals, left_out = paired.intervals(runs), paired.left_out(runs)
-    compared = table.compare(runs, intervals, left_out)
+    compared = paired.compare_runs(runs)
     if page is not None:
-        pages.build(runs, page, intervals, left_out)
+        pages.build(compared, page)
     if as_json:
         print_json(table.as_dict(compared))
     elif as_latex or as_csv:

@@ -45,6 +45,11 @@ class Run:
         return str(self.summary.get("method") or self.config.get("method") or "unknown method")
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether all images were in one place."""
+        return bool(self.summary.get("pooled"))
+
+    @property
     def figures(self) -> dict[str, float]:
         return flat_figures(self.summary.get("figures"))
 
