@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from coalface.evaluation.figures import figure_name
-from coalface.experiments.recipe import loader
 from coalface.experiments.sweep.grid import Cell
 from coalface.experiments.sweep.records import Line
 from coalface.methods import METHODS
@@ -52,7 +51,7 @@ def unlike_starts(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[s
     for cell in cells:
         if cell.recipe.pretrain is None or (line := finished.get(cell.digest)) is None:
             continue
-        start = loader.pretraining(cell.recipe).digest()
+        start = cell.recipe.pretrain.recipe.digest()
         seeds[start] = line["seed"]
         for name, figures in line["untrained"].items():
             pairs = line.get("lists", {}).get(name)
