@@ -129,7 +129,7 @@ def align(
     from coalface.data.tools.aligned_folder import list_photographs
     from coalface.data.tools.progress_bar import counting
     from coalface.experiments.api import align as aligning
-    from coalface.experiments.report import photographs
+    from coalface.experiments.api import alignment_page
 
     if landmarks is not None and (detector is not None or upright or all_faces):
         raise RecipeError("no face is looked for where landmarks are given: leave the others out", where="--landmarks")
@@ -147,7 +147,7 @@ def align(
     if folder.removed:
         typer.echo(f"note: {several(len(folder.removed), 'face')} in {out} came from photographs that are gone")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in folder.reasons.items())
-    left_out = f"; {len(folder.left_out):,} gave none ({reasons}): {out / photographs.FILE}" if reasons else ""
+    left_out = f"; {len(folder.left_out):,} gave none ({reasons}): {out / alignment_page.FILE}" if reasons else ""
     files = several(len(folder.photographs), "file")
     typer.echo(f"{out}: {several(folder.faces, 'face')} of {files}, {size}×{size}{left_out}")
 

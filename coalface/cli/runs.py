@@ -101,7 +101,7 @@ def resume(
         from coalface.experiments.callbacks.progress import Progress
 
     changed = _with_workers(changes, workers)
-    if changed_code and status.is_elsewhere(run_folder):
+    if changed_code and status.read_begins(run_folder).get("elsewhere"):
         provenance.accept_code(run_folder)
     if from_round is not None:
         experiment.go_back(run_folder, from_round)

@@ -81,13 +81,11 @@ class Experiment:
             "methods": {method: settings} if settings else None,
             "data": as_plain(self.data),
             "model": as_plain(Model(name=self.model) if callable(self.model) else self.model),
-            "evaluation": as_plain(self.evaluation),
-            "validators": as_plain(self.validators),
-            "fold_split": self.fold_split,
-            "engine": as_plain(self.engine),
-            "faults": _changed(self.faults),
-            "pretrain": self.pretrain.as_tree() if self.pretrain is not None else None,
         }
+        tree |= {
+            key: as_plain(getattr(self, key)) for key in ("evaluation", "validators", "fold_split", "engine", "faults")
+        }
+        tree["pretrain"] = self.pretrain.as_tree() if self.pretrain is not None else None
         given_keys = {key: value for key, value in tree.items() if value not in (None, {})}
         return dict(json.loads(json.dumps(given_keys)))  # tuples become lists
 

@@ -64,7 +64,7 @@ def resume(
     if not (out / "config.yaml").exists():
         provenance.write_config(out, beginning.recipe.resolved())
     written_recipe = provenance.recipe_of(out, beginning)
-    if carrier is None and status.is_elsewhere(out):
+    if carrier is None and status.read_begins(out).get("elsewhere"):
         raise RecipeError(
             "the parties of this run are at their own nodes, whose kits are not on this machine; use the operator's "
             "`run.sh` with the same run-config",

@@ -74,7 +74,7 @@ def test_what_cannot_be_split_is_refused_before_anything_is_written(
 def test_a_pre_training_is_not_split() -> None:
     shards = {"engine": {"processes_per_party": {"silo-00": 2}}}
     recipe = tinyruns.tiny(pretrain={"method": "centralized", "rounds": 1}, **shards)
-    assert loader.pretraining(recipe).engine.processes_per_party == {}
+    assert recipe.pretrain.recipe.engine.processes_per_party == {}
 
 
 # --- the one party of centralised training ----------------------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_a_name_that_could_be_two_parties_is_refused() -> None:
 def test_a_pre_training_that_pools_may_be_split_on_its_own() -> None:
     start = {"method": "centralized", "rounds": 1, "engine": {"processes_per_party": {"pooled": 2}}}
     recipe = tinyruns.tiny(pretrain=start)
-    assert preflight.check(recipe) and Parts(loader.pretraining(recipe)).numerics().processes_per_party == {"pooled": 2}
+    assert preflight.check(recipe) and Parts(recipe.pretrain.recipe).numerics().processes_per_party == {"pooled": 2}
     with pytest.raises(RecipeError, match=r"pretrain.engine.processes_per_party: the party: 'poold' .*'pooled'"):
         preflight.check(
             loader.parse(recipe.resolved() | {"pretrain": start | {"engine": {"processes_per_party": {"poold": 2}}}})

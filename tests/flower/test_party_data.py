@@ -213,7 +213,7 @@ def test_who_is_evaluated_is_not_trained_on_where_both_lie_in_one_folder(parties
 def test_a_pre_training_is_on_people_that_the_recipe_names(parties: Path, tmp_path: Path) -> None:
     before = {"method": "centralized", "rounds": 1, "data": {"faces": {**UNSEEN, "first": 500}}}
     path = write_recipe(tmp_path, method="fedavg", pretrain=before, rounds=1)
-    inner = loader.pretraining(loader.load(path))
+    inner = loader.load(path).pretrain.recipe
     assert (inner.data.size, inner.own, inner.validators) == (32, None, {})
     over_flower(path, parties, tmp_path / "homes", tmp_path / "there")
     local = party_file.fill(

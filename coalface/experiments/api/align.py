@@ -20,7 +20,7 @@ from coalface.data.readers.folders import SUFFIXES, read_file
 from coalface.data.readers.landmarks import landmark_lists, read_landmarks
 from coalface.data.tools.aligned_folder import AlignedFolder, list_photographs, write_faces
 from coalface.data.tools.decode_check import StderrCapture, decoded_whole
-from coalface.experiments.report.photographs import write_page
+from coalface.experiments.api.alignment_page import write_page
 
 
 @overload

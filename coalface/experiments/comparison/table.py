@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from csv import DictWriter
 from dataclasses import dataclass
 from io import StringIO
@@ -159,8 +159,9 @@ def _on_other_pairs(name: str, labels: Sequence[str], first: Run) -> str:
 def grid(comparison: Comparison, *, time: bool = False) -> Grid:
     """The rows as text, with a column for the `time`; a difference stands on a line of its own beneath its figure."""
     rows = []
-    forms = {"seed": str, "rounds": str, **dict.fromkeys(("steps", "images"), "{:,}".format)}
-    forms |= {"bytes_down": size, "bytes_up": size, **({"seconds": duration} if time else {})}
+    forms: dict[str, Callable[[Any], str]] = {"seed": str, "rounds": str}
+    forms |= {"steps": "{:,}".format, "images": "{:,}".format, "bytes_down": size, "bytes_up": size}
+    forms |= {"seconds": duration} if time else {}
     for row in comparison.rows:
         about = row.about
         cells = [clean(about["run"]), clean(about["method"]) + (" (pooled)" if about["pooled"] else "")]

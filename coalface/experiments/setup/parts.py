@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -238,14 +238,19 @@ class Parts:
         return {POOLED: teach(self.method, larger, teacher, how, self.teaching)}
 
     def _augments(self) -> tuple[Augment, dict[str, Augment], tuple[Augment, ...]]:
-        """(that of parties without their own, those of the others, those of the silos of a pooled party)."""
+        """(that of parties without their own, those of the others, those of the silos of a pooled party).
+
+        Raises RecipeError for a party that there is not.
+        """
         recipe = self.recipe
         usual = Augment(**recipe.data.augment.model_dump())
         if not recipe.party_augment:
             return usual, {}, ()
         pools = POOLED in self.trainers
         silos = list(self.silos) if pools else [*self.own_parties, *self.trainers]
-        own_augments = augments(recipe, silos)
+        for name in recipe.party_augment:
+            nearest(name, dict.fromkeys(silos), "data.party_augment")
+        own_augments = {name: Augment(**augment.model_dump()) for name, augment in recipe.party_augment.items()}
         return usual, own_augments, tuple(own_augments.get(name, usual) for name in silos) if pools else ()
 
     @cached_property
@@ -337,13 +342,6 @@ def make_data(
 ) -> FederatedData:
     """What each worker process makes for itself."""
     return Parts(recipe, played=played, start=start, source_classifier=source_classifier).data
-
-
-def augments(recipe: Recipe, parties: Iterable[str]) -> dict[str, Augment]:
-    """Each party's own augmentation, where it has one. Raises RecipeError for a party that there is not."""
-    for name in recipe.party_augment:
-        nearest(name, dict.fromkeys(parties), "data.party_augment")
-    return {name: Augment(**augmentation.model_dump()) for name, augmentation in recipe.party_augment.items()}
 
 
 def first_backbone(recipe: Recipe, start: Tensors | None = None) -> Backbone:
