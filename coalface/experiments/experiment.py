@@ -69,13 +69,13 @@ class Experiment:
     def as_tree(self) -> dict[str, Any]:
         """The keys of the recipe as plain values; those that are left out are not among them."""
         method, loss = BY_NAME.name_of(self.method), getattr(self.method, "loss", None)
-        settings = {key: setting for key, setting in _changed(self.method).items() if key not in BY_NAME.shared}
+        settings = {key: setting for key, setting in changed(self.method).items() if key not in BY_NAME.shared}
         tree = {
             "name": self.name,
             "seed": self.seed,
             "method": method,
             "rounds": getattr(self.method, "rounds", None),
-            "local": _changed(getattr(self.method, "local", None)),
+            "local": as_plain(getattr(self.method, "local", None)),
             "loss": {"name": LOSS.name_of(loss), **changed(loss)} if loss is not None else None,
             "server_optimizer": as_plain(self.server_optimizer),
             "methods": {method: settings} if settings else None,
@@ -101,10 +101,6 @@ class Experiment:
         """
         with with_progress(callbacks) as observers:
             return runner.run(self.recipe, Path(out), observers)
-
-
-def _changed(value: Any) -> dict[str, Any]:
-    return changed(value) if value is not None else {}
 
 
 def as_plain(value: Any) -> Any:

@@ -75,7 +75,7 @@ def unlike_starts(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[s
 
 
 def unlike_code(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[str]:
-    """Which cells ran before code of their method was changed by which others ran; `done` is in the order they ran."""
+    """Which cells ran before code of their method was changed by which others ran; `finished` is as they ran."""
     names = {cell.digest: cell.name or cell.setting for cell in cells}
     ran = {names[digest]: line.get("code", {}) for digest, line in finished.items() if digest in names}
     last = {module: digest for code in ran.values() for module, digest in code.items()}

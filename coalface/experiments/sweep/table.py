@@ -58,7 +58,7 @@ def table(
     Of one baseline, or of none (then to the first setting), they have a row for every setting and figure; of several
     there is a table for each, with a row for every setting.
 
-    Cells that are not in `done` are listed with their reason from `failed`.
+    Cells that are not `finished` are listed with their reason from `failed`.
     """
     groups: dict[str, list[Line]] = {cell.setting: [] for cell in cells}
     for cell in cells:
