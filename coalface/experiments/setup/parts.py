@@ -104,13 +104,18 @@ class Parts:
     @cached_property
     def truth(self) -> dict[str, FaceSet]:
         """The parties of two domains with the identities of all their images, in the order of `trainers`."""
-        return partition.domain_parties(self.recipe, self.split.train)
+        rng = generator(splits.deal_seed(self.recipe), "deal")
+        parties = domains.deal(self.recipe, self.split.train, rng)
+        return {POOLED: domains.pooled(parties)} if self.method.pools else parties
 
     @cached_property
     def trainers(self) -> dict[str, FaceSet]:
         """The parties that train and their images, as the method is to see them."""
         if self.method.scenario == "domains":
-            return partition.without_target_labels(self.recipe, self.truth)
+            two = self.recipe.domains
+            if two is None or self.method.pools == "images and labels":
+                return self.truth
+            return {name: domains.unlabelled(faces, two.source_domain) for name, faces in self.truth.items()}
         train = self.split.train
         if self.method.pools:
             if self.recipe.unlabelled:
