@@ -41,42 +41,39 @@ BELIEVED = 4.0
 """How many times the median number of images a party is believed to have where it is asked how far it may go."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Gathering(Federation):
     """A run's requests to its parties, and what comes of their replies."""
 
-    def __init__(
-        self,
-        method: Method,
-        round_policy: RoundPolicy,
-        numerics: Numerics,
-        transport: Transport,
-        folder: Path,
-        *,
-        backbone: Backbone,
-        public: Any = None,
-        classifier: Tensor | None = None,
-        privacy: PartyPrivacy | None = None,
-        secret: Callable[[], bytes] | None = None,
-        secure: SecureSettings | None = None,
-    ) -> None:
-        """`secret` gives what the noise of `privacy`, and what no party may tell, is drawn from; None in a simulation,
-        where it is the run's seed.
+    method: Method
+    round_policy: RoundPolicy
+    numerics: Numerics
+    transport: Transport
+    folder: Path
+    _: dataclasses.KW_ONLY
+    backbone: Backbone
+    public: FaceSet | None = None
+    classifier: Tensor | None = None
+    privacy: PartyPrivacy | None = None
+    secret: Callable[[], bytes] | None = None
+    """What the noise of `privacy`, and what no party may tell, is drawn from; None in a simulation: the run's seed."""
+    secure: SecureSettings | None = None
+    """With it the server learns the sums of replies alone."""
 
-        With `secure` the server learns the sums of replies alone.
-        """
+    def __post_init__(self) -> None:
+        method, round_policy, numerics = self.method, self.round_policy, self.numerics
+        privacy, secure, folder = self.privacy, self.secure, self.folder
         if privacy is not None or secure is not None:
             if numerics.client_batch:
                 raise RecipeError(BATCHED if secure is None else secure_settings.BATCHED, where="engine.client_batch")
             # by these a party's reply would change whether, and how much, another's counts
-            round_policy = dataclasses.replace(round_policy, max_update_norm=0.0, max_share=None)
-        self.method, self.round_policy, self.numerics, self.secure = method, round_policy, numerics, secure
-        self.transport, self.folder = transport, folder
-        self.initial = {name: tensor.cpu() for name, tensor in backbone.shared().items()}  # where replies arrive
-        self.policy, self._backbone = backbone.policy, backbone
-        self.extra_data = None if public is None else PublicImages(public, classifier)
-        self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
-        self.embedding_size = backbone.embedding_size
-        self.at = RunState({name: PartyStats() for name in sorted(transport.members)})
+            self.round_policy = dataclasses.replace(round_policy, max_update_norm=0.0, max_share=None)
+        self.initial = {name: tensor.cpu() for name, tensor in self.backbone.shared().items()}  # where replies arrive
+        self.policy = self.backbone.policy
+        self.extra_data = None if self.public is None else PublicImages(self.public, self.classifier)
+        self.parameters = frozenset(self.initial) & frozenset(self.backbone.parameters)
+        self.embedding_size = self.backbone.embedding_size
+        self.at = RunState({name: PartyStats() for name in sorted(self.transport.members)})
         self._stages = method.stages()
         self._now = Round()
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,14 +87,13 @@ class Gathering(Federation):
             if secure is not None:
                 secure_settings.check_shares(privacy)
             shares = secure is not None
-            key = None if secret is None else secret()
+            key = None if self.secret is None else self.secret()
             self.private = PrivateSums(privacy, self._opened, names, secret=key, seed=seed, shares=shares)
         self.templates: TemplateReleases | None = None
         if round_policy.templates is not None:
             if numerics.client_batch:
                 raise RecipeError(TOGETHER, where="engine.client_batch")
             self.templates = TemplateReleases(round_policy.templates, folder, [stage.name for stage in self._stages])
-        self._secret = secret
         self._seed = round_policy.seed if self.private is None else self.private.seed
         self._client_batches = ClientBatchLedger(folder / f"{CLIENT_BATCHES}.jsonl")
         self._receipts = Receipts(folder / FILE)
@@ -119,8 +115,8 @@ class Gathering(Federation):
         compute = Compute(
             device=how.device, autocast=how.autocast, channels_last=how.channels_last, dtype=weights.dtype
         )
-        self._backbone.load(backbone)
-        return loaded_features("the server", self._backbone, compute, faces).cpu()
+        self.backbone.load(backbone)
+        return loaded_features("the server", self.backbone, compute, faces).cpu()
 
     def _admit(self, call: Call, aggregate: Sequence[Mean]) -> None:
         """Have the templates counted that a call will bring."""
