@@ -88,7 +88,7 @@ class Gathering(Federation):
                 secure_settings.check_shares(privacy)
             shares = secure is not None
             key = None if self.secret is None else self.secret()
-            self.private = PrivateSums(privacy, self._opened, names, secret=key, seed=seed, shares=shares)
+            self.private = PrivateSums(privacy, self._opened, names, key, seed, shares)
         self.templates: TemplateReleases | None = None
         if round_policy.templates is not None:
             if numerics.client_batch:
@@ -193,20 +193,8 @@ class Gathering(Federation):
     ) -> Answer:
         from coalface.engine.sums.secure import SecureReplies  # cryptography, which it needs, is an extra
 
-        declaration = self.method.steps[call.step][1]
-        everyone = self.parties(declaration.role)
-        policy, stats = self.round_policy, self.at.party_stats
         replies = SecureReplies(
-            secure,
-            call,
-            declaration,
-            means,
-            failed,
-            policy,
-            stats,
-            everyone,
-            self.transport.verify,
-            None if self.private is None else self.private.settings,
+            *self._of_call(call, means, failed), settings=secure, verify=self.transport.verify, privacy=self.privacy
         )
         noised = None if self.private is None else self.private.admit(call, replies.rho)
 
@@ -300,7 +288,7 @@ class Gathering(Federation):
             return aggregator
         call, failed = aggregator.call, aggregator.failed
         again = self._aggregator(
-            call, aggregator.means, failed, heaviest, first=bounds.norms, limits=limits if clip else None
+            call, aggregator.means, failed, heaviest, first=bounds.norms, limits=limits if clip else {}
         )
         again.bytes.update(aggregator.bytes)
         if clip:
@@ -346,22 +334,21 @@ class Gathering(Federation):
         most = math.inf if self.round_policy.max_share is None else BELIEVED * statistics.median_low(images.values())
         return {party: math.sqrt(min(number, most)) for party, number in images.items()}
 
+    def _of_call(self, call: Call, means: Sequence[Mean], failed: dict[str, str]) -> tuple[Any, ...]:
+        """What all `Replies` to a call begin with."""
+        declaration = self.method.steps[call.step][1]
+        everyone = self.parties(declaration.role)
+        return call, declaration, means, failed, self.round_policy, self.at.party_stats, everyone
+
     def _aggregator(
         self, call: Call, aggregate: Sequence[Mean], failed: dict[str, str], heaviest: float | None = None, **again: Any
     ) -> ReplyAggregator:
         declaration, images = self.method.steps[call.step][1], {party: self._most(party) for party in call.to}
-        everyone = self.parties(declaration.role)
         if self.private is not None:
-            again["clipped"] = self.private.clipped(call, declaration, aggregate, everyone)
+            again["clipped"] = self.private.clipped(call, declaration, aggregate, self.parties(declaration.role))
         return ReplyAggregator(
-            call,
-            declaration,
-            aggregate,
-            failed,
-            self.round_policy,
-            self.numerics,
-            self.at.party_stats,
-            everyone=everyone,
+            *self._of_call(call, aggregate, failed),
+            numerics=self.numerics,
             images=images,
             heaviest=self._heaviest([*images.values()]) if heaviest is None else heaviest,
             lengths=self._lengths(call.to),

@@ -88,6 +88,16 @@ class Opened:
         key = line["stage"], line["round"], line["call"]
         self.entries[key] = self.entries.get(key, {}) | line
 
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """What the lines say, call by call."""
+        return [*self.entries.values()]
+
+    def until(self, stages: Sequence[str], stage: str, number: int) -> list[dict[str, Any]]:
+        """The calls up to a round; one that a resumed run repeats does not look at those that came after it."""
+        places = [(stages.index(line["stage"]), line["round"]) for line in self.calls]
+        return [line for line, place in zip(self.calls, places, strict=True) if place <= (stages.index(stage), number)]
+
     def record_lines(self) -> dict[str, Any]:
         """What a checkpoint holds of them."""
         return {"lines": len(self._lines), "sha256": self._hash(len(self._lines))}
