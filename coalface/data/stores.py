@@ -32,7 +32,6 @@ from coalface.data.readers.pack import Packed, check_pixels
 from coalface.data.readers.records import EXACT, Rec, RecFiles, read_rec
 from coalface.data.source import Source
 from coalface.data.tools.ignored_files import passed_over
-from coalface.data.tools.inspect import Item
 from coalface.data.tools.record_ranges import misfits
 from coalface.data.tools.suspect_folders import doubts, empty_folders
 
@@ -125,16 +124,6 @@ class Store:
             except ValueError as error:
                 return (*self.broken, str(error))
         return self.broken
-
-    def items(self) -> Iterator[Item]:
-        """Each image for an inspection: one that cannot be read does not end it."""
-        for i, label in enumerate(self.labels.tolist()):
-            try:
-                yield Item(label, self.encoded(i))
-            except (OSError, ValueError) as error:
-                where, problem = self.where(i), shown(disk.explained(error))
-                yield Item(label, None, problem if problem.startswith(where) else f"{where}: {problem}")
-        yield from (Item(0, None, fault) for fault in self.faults)
 
 
 _opened: ContextVar[Callable[[Store], None] | None] = ContextVar("opened", default=None)

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import cv2
 import numpy as np
 import pytest
 
+from coalface.data.stores import Store
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.data.tools.inspect import Item, Report, inspect, near_names, report_text
+from coalface.data.tools.inspect import Report, inspect, near_names, report_text
 
 
 def image(seed: int, width: int = 40, height: int = 40, channels: int = 3, kind: str = ".png") -> bytes:
@@ -14,10 +18,25 @@ def image(seed: int, width: int = 40, height: int = 40, channels: int = 3, kind:
 
 
 def looked(items: list[tuple[int, bytes | None]], names: list[str] | None = None, **more: bool) -> Report:
-    contents = [Item(identity, data, None if data else f"place {i}: gone") for i, (identity, data) in enumerate(items)]
     names = names if names is not None else [f"n{i:05d}" for i in range(1 + max(identity for identity, _ in items))]
-    read = [item.encoded or b"" for item in contents].__getitem__
-    return inspect(contents, names, lambda i: f"place {i}", path="x", kind="folder", read=read, **more)
+    return inspect(held(items, tuple(names)), **more)
+
+
+def held(items: list[tuple[int, bytes | None]], names: tuple[str, ...], notes: tuple[str, ...] = ()) -> Store:
+    """Images in identity folders that are not on the disk; those without bytes are gone."""
+
+    def encoded(i: int) -> bytes:
+        if (data := items[i][1]) is None:
+            raise OSError("gone")
+        return data
+
+    labels, places = (
+        np.array([identity for identity, _ in items], np.int64),
+        [Path(f"place {i}") for i in range(len(items))],
+    )
+    source: Any = None
+    files = [str(place) for place in places]
+    return Store("folder", Path("x"), source, names, files, labels, encoded, notes=notes, places=places)
 
 
 def test_what_is_there_is_counted() -> None:
@@ -66,7 +85,7 @@ def test_damage_is_named_and_does_not_end_the_look() -> None:
     assert report.images == 7 and "5 images are damaged" in report.wrong[0]
     many = looked([(0, b"x")] * 50)
     assert many.damaged_count == len(many.damaged) == 50 and "30 more" in report_text(many)
-    assert inspect([], [], str, path="x", kind="folder", notes=["odd"]).wrong == ["it holds no image", "odd"]
+    assert inspect(held([], (), ("odd",))).wrong == ["it holds no image", "odd"]
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,12 @@ def few(rows: Tensor) -> int:
     return max(1, CHUNK // max(1, rows.shape[1]))
 
 
+def unit_rows(rows: Scores) -> Scores:
+    """(n, d) at length one; zeros stay zeros."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
+
+
 def slices(count: int, step: int) -> Iterator[slice]:
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))

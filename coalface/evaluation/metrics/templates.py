@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.evaluation.metrics.exact import Floats, Places, Scores, check_unit, exactly, scan
+from coalface.evaluation.metrics.exact import Floats, Places, Scores, check_unit, exactly, scan, unit_rows
 from coalface.evaluation.metrics.verification import Ranked, TarAtFar, ranks_asked, tars_of_ranked
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -84,7 +84,7 @@ def template_features(
         cuts = starts[np.searchsorted(starts, low) : np.searchsorted(starts, high)]
         means = np.add.reduceat(images, cuts - low, axis=0) / np.diff(cuts, append=high)[:, None]
         sums = np.add.reduceat(means, np.searchsorted(cuts, begins[at:stop]), axis=0)
-        pooled[at:stop] = _unit(sums)
+        pooled[at:stop] = unit_rows(sums)
         at = stop
     return Templates(owners[begins], pooled)
 
@@ -133,13 +133,8 @@ def _prepared(
     if flip:
         half = images.shape[1] // 2
         images = images[:, :half] + images[:, half:]
-    images = images if norm else _unit(images)
+    images = images if norm else unit_rows(images)
     return images if detector is None else images * detector[places, None]
-
-
-def _unit(rows: Scores) -> Scores:
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
 
 
 # 1:1 over listed pairs
