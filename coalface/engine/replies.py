@@ -134,8 +134,7 @@ class ReplyAggregator(Replies):
         if policy.aggregator is None:
             return RunningMean(mean, block=self.numerics.sum_block, everyone=everyone, heaviest=self.heaviest)
         rng = generator(policy.seed, "server", call.stage, call.round, "buckets", call.call)  # alike for all its means
-        statistics = self.running_statistics
-        return RobustMean(mean, policy.aggregator, everyone=everyone, statistics=statistics, rng=rng)
+        return RobustMean(mean, policy.aggregator, everyone, self.running_statistics, rng)
 
     def take(self, request: Request, reply: Reply, attempt: int | None) -> Exception | None:
         party, size = request.party, reply_size(reply)

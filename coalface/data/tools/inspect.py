@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from coalface.core import disk
 from coalface.core.text import several, shown
 from coalface.data.readers.bin import linked
-from coalface.data.readers.headers import Header, check_header
+from coalface.data.readers.headers import check_header
 from coalface.data.source import check_image
 from coalface.data.stores import Store
 from coalface.data.tools.decode_check import StderrCapture, check_whole
@@ -112,7 +112,9 @@ def inspect(store: Store, *, decode: bool = True, progress: Callable[[int], None
                 progress(number + 1)
                 continue
             try:
-                header, pixels = _look(encoded, where, capture if decode else None)
+                header, pixels = (
+                    check_whole(encoded, where, capture) if decode else (check_header(encoded, where), None)
+                )
                 sizes[header.width, header.height] += 1
                 channels[header.channels] += 1
                 formats[header.kind] += 1
@@ -137,23 +139,24 @@ def inspect(store: Store, *, decode: bool = True, progress: Callable[[int], None
         middle = {"median": float(np.median(counts)), "mean": float(counts.mean())}
         report.per_identity = {"least": int(counts.min()), **middle, "most": int(counts.max())}
     report.single = int((counts == 1).sum())
+
+    def report_copies(how: Literal["doubled", "alike"], groups: Iterable[NDArray[np.int64]]) -> None:
+        """Groups of copies, the first image's place first."""
+        for group in sorted(groups, key=lambda group: int(group[0])):
+            key = f"{how}_{'across' if len(set(of[group].tolist())) > 1 else 'within'}"
+            getattr(report, key).append([store.where(looked_at[i]) for i in group.tolist()])
+            setattr(report, f"{key}_count", getattr(report, f"{key}_count") + len(group) - 1)
+
     groups = _equal(np.array(hashes, dtype=np.uint64))
-    _report_copies(report, "doubled", groups, of, lambda i: store.where(looked_at[i]))
+    report_copies("doubled", groups)
     first = np.ones(len(of), dtype=bool)
     first[[i for group in groups for i in group[1:]]] = False
     candidates = np.flatnonzero(first & (np.array(views, dtype=np.uint64) != 0))
     equal = (candidates[group] for group in _equal(np.array(views, dtype=np.uint64)[candidates]))
-    alike = [group for same in equal for group in _alike(same, lambda i: store.encoded(looked_at[i]))]
-    _report_copies(report, "alike", alike, of, lambda i: store.where(looked_at[i]))
+    report_copies("alike", (group for same in equal for group in _alike(same, lambda i: store.encoded(looked_at[i]))))
     report.near_names = near_names(store.names)
     report.wrong = list(_wrong(report, sizes))
     return report
-
-
-def _look(
-    encoded: bytes | memoryview, where: str, capture: StderrCapture | None
-) -> tuple[Header, NDArray[np.uint8] | None]:
-    return (check_header(encoded, where), None) if capture is None else check_whole(encoded, where, capture)
 
 
 def _grey(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
@@ -213,20 +216,6 @@ def _equal(hashes: NDArray[np.uint64]) -> list[NDArray[np.int64]]:
     order = np.argsort(hashes, kind="stable")
     starts = np.flatnonzero(np.diff(hashes[order])) + 1
     return [group for group in np.split(order, starts) if len(group) > 1]
-
-
-def _report_copies(
-    report: Report,
-    how: Literal["doubled", "alike"],
-    groups: Iterable[NDArray[np.int64]],
-    labels: NDArray[np.int64],
-    where: Callable[[int], str],
-) -> None:
-    """Groups of copies, the first image's place first; `where` says where the i-th image that could be read lies."""
-    for group in sorted(groups, key=lambda group: int(group[0])):
-        key = f"{how}_{'across' if len(set(labels[group].tolist())) > 1 else 'within'}"
-        getattr(report, key).append([where(i) for i in group.tolist()])
-        setattr(report, f"{key}_count", getattr(report, f"{key}_count") + len(group) - 1)
 
 
 def near_names(names: Sequence[str]) -> list[list[str]]:
