@@ -79,8 +79,9 @@ class UpdateBounds:
                 if not norm < LARGEST:
                     codec.check_finite(codec.by_path(name, value))
                     raise codec.Refused(f"{part} has numbers so large that float32 cannot compute with them")
-                if part != name:
-                    _check_variances(tensors)
+                for n, tensor in tensors.items() if part != name else ():
+                    if n.endswith(VARIANCE) and (tensor < 0).any():
+                        raise codec.Refused(f"{n} is a variance and has numbers below 0")
                 if norm > (limit := self.allowed.get(part, {}).get(party, math.inf)):
                     scaled |= {n: _scaled(tensor, before.get(n), limit / norm) for n, tensor in tensors.items()}
             if scaled:
@@ -133,12 +134,6 @@ class UpdateBounds:
             if tensor.is_floating_point():
                 parts.setdefault(STATISTICS + name if n in self.running_statistics else name, {})[n] = tensor
         return parts
-
-
-def _check_variances(tensors: Tensors) -> None:
-    for name, tensor in tensors.items():
-        if name.endswith(VARIANCE) and (tensor < 0).any():
-            raise codec.Refused(f"{name} is a variance and has numbers below 0")
 
 
 def _norm(tensors: Tensors, before: Tensors) -> float:

@@ -165,14 +165,17 @@ class Verification(Evaluator):
 
     def evidence(self) -> dict[str, list[dict[str, Any]]]:
         """What a paired comparison needs of the last evaluation: list name -> model by model."""
-        evidence = {}
+        evidence, fars = {}, self.fars or FARS
         for chosen in self._evaluated_last():
-            models = [_evidence(scores, chosen, self.fars or FARS) for scores in self.last_scores[chosen.name]]
+            identities, folds, all_scores = chosen.identities, chosen.evaluated_folds, self.last_scores[chosen.name]
+            if identities.headline is not None:
+                models = [tar_evidence(scores, identities, fars) for scores in all_scores]
+            else:
+                models = [accuracy_evidence(scores, identities, fars, folds) for scores in all_scores]
             for model, right in zip(models, self.last_hits.get(chosen.name, ()), strict=False):
                 model |= hits_evidence(right)
-            for model, scores in zip(models, self.last_scores[chosen.name] if self.pair_figures else (), strict=False):
-                folds = chosen.evaluated_folds
-                model |= pair_figures.evidence(self.pair_figures, scores, chosen.identities, folds)
+            for model, scores in zip(models, all_scores if self.pair_figures else (), strict=False):
+                model |= pair_figures.evidence(self.pair_figures, scores, identities, folds)
             evidence[chosen.name] = models
         return evidence
 
@@ -245,12 +248,6 @@ class Verification(Evaluator):
 
 def _percent(low: float, high: float) -> list[float]:
     return [100 * low, 100 * high]
-
-
-def _evidence(scores: NDArray[np.float64], chosen: VerificationPairs, fars: Sequence[float]) -> dict[str, Any]:
-    if chosen.identities.headline is not None:
-        return tar_evidence(scores, chosen.identities, fars)
-    return accuracy_evidence(scores, chosen.identities, fars=fars, folds=chosen.evaluated_folds)
 
 
 def keep_lists(folder: Path, lists: Sequence[VerificationPairs]) -> None:

@@ -162,7 +162,7 @@ def write_faces(
                 batch = todo[start : start + _BATCH]
                 results, complaints = capture.run(partial(attempt_all, batch))
                 for photograph, crops in results:
-                    if complaints and not _unread(photograph):
+                    if complaints and not any(left_out.reason in UNREADABLE for left_out in photograph.left_out):
                         photograph, crops = _checked(source, photograph, crops, capture)
                     for name in set(earlier[photograph.file].faces if photograph.file in earlier else ()):
                         (out / name).unlink(missing_ok=True)
@@ -265,10 +265,6 @@ def _look(
 
 def _damaged(path: Path, error: Exception) -> LeftOut:
     return LeftOut("damaged", shown(disk.explained(error).removeprefix(f"{shown(path)}: ")))
-
-
-def _unread(photograph: Photograph) -> bool:
-    return any(left_out.reason in UNREADABLE for left_out in photograph.left_out)
 
 
 def _checked(

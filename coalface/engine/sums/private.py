@@ -213,9 +213,16 @@ class ClippedSums:
 
     def weight(self, message: Any) -> float:
         """min(1, C / ‖Δ‖), by which a reply counts."""
-        norm = _norm(_changes(message, self._like, self.means))
+        norm = math.hypot(*(float(torch.linalg.vector_norm(change)) for change in self._changes(message)))
         self._within += 0.5 if norm <= self.clip else -0.5
         return min(1.0, self.clip / norm) if norm else 1.0
+
+    def _changes(self, message: Any) -> Iterator[Tensor]:
+        for mean in self.means:
+            start = codec.by_path(mean.field, self._like[mean.field].start)
+            for path, tensor in codec.by_path(mean.field, getattr(message, mean.field)).items():
+                if tensor.is_floating_point():
+                    yield tensor.double() - start[path].double() if path in start else tensor.double()
 
     def noised(self, sums: Sequence[RunningMean], arrived: Sequence[str]) -> dict[str, Any]:
         """Every mean by its name; of no replies noise alone.
@@ -245,7 +252,9 @@ class ClippedSums:
             **({"within": within} if adaptive else {}),
             **({"noise": content} if private.settings.bands is not None else {}),
         )
-        _add(totals, torch.from_numpy(drawn[1:]), sigma * self.clip)
+        parts = torch.from_numpy(drawn[1:]).split([len(total) for total in totals])
+        for total, part in zip(totals, parts, strict=True):
+            total.add_(part, alpha=sigma * self.clip)
         by_field = {running_sum.mean.field: running_sum for running_sum in sums}
         return {mean.key: self._mean(mean, by_field[mean.field]) for mean in self._asked_for}
 
@@ -256,23 +265,6 @@ class ClippedSums:
         if isinstance(change, Tensor):
             return (start.double() + change.double()).to(change.dtype)
         return {name: (start[name].double() + moved.double()).to(moved.dtype) for name, moved in change.items()}
-
-
-def _changes(message: Any, like: codec.Forms, means: Sequence[Mean]) -> Iterator[Tensor]:
-    for mean in means:
-        start = codec.by_path(mean.field, like[mean.field].start)
-        for path, tensor in codec.by_path(mean.field, getattr(message, mean.field)).items():
-            if tensor.is_floating_point():
-                yield tensor.double() - start[path].double() if path in start else tensor.double()
-
-
-def _norm(changes: Iterable[Tensor]) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(change)) for change in changes))
-
-
-def _add(totals: Sequence[Tensor], drawn: Tensor, scale: float) -> None:
-    for total, part in zip(totals, drawn.split([len(total) for total in totals]), strict=True):
-        total.add_(part, alpha=scale)
 
 
 def _as_line(draw: tuple[int, Drawn] | None) -> list[Any] | None:
