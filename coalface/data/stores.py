@@ -208,7 +208,7 @@ def _absent(path: Path) -> str:
 
 def check_names(names: Sequence[str], where: str | Path) -> None:
     """Raise DataError for a name that is no plain name of a folder, or of folders within each other."""
-    if isinstance(names, FileNames) and names.surely_plain(_LONGEST):
+    if isinstance(names, FileNames) and names.surely_plain(LONGEST):
         return
     for number, name in enumerate(names, start=1):
         for broken in filter(None, map(_broken_rule, name.split("/"))):
@@ -218,13 +218,14 @@ def check_names(names: Sequence[str], where: str | Path) -> None:
             )
 
 
-_LONGEST = 240
+LONGEST = 240
+"""Bytes of the name of a folder, or of a file made of such names, which leave room for an ending."""
 
 
 @functools.lru_cache(maxsize=1024)
 def _broken_rule(name: str) -> str:
     """What is wrong with the name of a folder, which leaves room for an ending; empty where it is plain."""
-    return broken_rule(name, _LONGEST, given=False)
+    return broken_rule(name, LONGEST, given=False)
 
 
 def _oddly_named(files: Sequence[str], places: Sequence[Path]) -> Iterator[tuple[Path, str]]:

@@ -101,7 +101,7 @@ class PartyExecutor:
         shards = self._shards_of(request, over)
 
         def commit() -> None:
-            lines = ledger.lines_for(encoded.entries, encoded.sums, _about(request), head, protections)
+            lines = ledger.lines_for(encoded.entries, encoded.sums, request.about, head, protections)
             parts[LINES] = "\n".join(lines).encode()
             after, flush = head.after(lines), self.context.flush
             self.head = after.lines, after.chain
@@ -181,7 +181,7 @@ class PartyExecutor:
             raise Withheld(f"{request.where}: {error}") from error
 
         def write() -> None:
-            about = _about(request) | secure.contained(hidden, stage)
+            about = request.about | secure.contained(hidden, stage)
             lines = ledger.lines_for(reply.entries, reply.sums, about, head)
             listed = ledger.find(self.ledger, commit.head, reply.sums)
             if listed is None:
@@ -343,13 +343,6 @@ def _forms(request: Request, declaration: StepDeclaration) -> codec.Forms:
     reply: Any = declaration.reply
     pairs = ((request.each, declaration.each), (request.common, declaration.common))
     return codec.forms(reply, [m.message(cls) for m, cls in pairs if m is not None and cls is not None])
-
-
-def _about(request: Request) -> dict[str, str | int]:
-    """What the lines of a ledger say of the request that they answer."""
-    about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
-    about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
-    return about if request.sum is None else about | {"protection": "secure sum", "sum": request.sum.stage}
 
 
 def _check_data(request: Request, base: Commit, party: Party) -> None:
