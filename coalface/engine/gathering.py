@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
@@ -349,6 +350,7 @@ class Gathering(Federation):
         return ReplyAggregator(
             *self._of_call(call, aggregate, failed),
             numerics=self.numerics,
+            buckets=functools.partial(self.secret_stream, "buckets", call.call),
             images=images,
             heaviest=self._heaviest([*images.values()]) if heaviest is None else heaviest,
             lengths=self._lengths(call.to),

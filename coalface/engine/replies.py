@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from coalface.core import codec, compression
 from coalface.core.declarations import counterparts
-from coalface.core.method import Mean, generator
+from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
 from coalface.core.text import told
 from coalface.engine.client_batch import Apart, ClientBatch
@@ -103,6 +105,8 @@ class ReplyAggregator(Replies):
     """Party -> the most images that it can have."""
     heaviest: float
     """The most that a number of images may weigh."""
+    buckets: Callable[[], np.random.Generator]
+    """What the buckets of a robust mean are drawn from: a liar who knows who shares its bucket spoils more of them."""
     clipped: ClippedSums | None = None
     """With them the sums are noised."""
     lengths: Mapping[str, float]
@@ -130,10 +134,10 @@ class ReplyAggregator(Replies):
         self.bounds = UpdateBounds(reply, self._alike, compared, statistics, lengths, self.first, self.limits)
 
     def _begun(self, mean: Mean) -> RunningMean | RobustMean:
-        policy, call, everyone = self.policy, self.call, self.everyone
+        policy, everyone = self.policy, self.everyone
         if policy.aggregator is None:
             return RunningMean(mean, block=self.numerics.sum_block, everyone=everyone, heaviest=self.heaviest)
-        rng = generator(policy.seed, "server", call.stage, call.round, "buckets", call.call)  # alike for all its means
+        rng = self.buckets()  # alike for all means of the call
         return RobustMean(mean, policy.aggregator, everyone, self.running_statistics, rng)
 
     def take(self, request: Request, reply: Reply, attempt: int | None) -> Exception | None:
