@@ -195,19 +195,7 @@ def inspect(
     show = functools.partial(counting, quiet=quiet or as_json)
     store = open_store(source, part=part, damaged="leave out")
     with show("looking", len(store)) as count:
-        report = inspection.inspect(
-            store.items(),
-            store.names,
-            store.where,
-            path=str(source),
-            kind=store.kind,
-            read=store.encoded,
-            notes=store.doubts(),
-            broken=store.damage(),
-            passed_over=store.passed_over(),
-            decode=not headers,
-            progress=count,
-        )
+        report = inspection.inspect(store, decode=not headers, progress=count)
     if model is not None:
         from coalface.experiments.gallery.label_noise import find_label_noise
 

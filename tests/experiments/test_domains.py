@@ -16,7 +16,7 @@ from coalface.engine.party.setup import FederatedData
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains as dealing
-from coalface.experiments.setup import machine, sources, splits
+from coalface.experiments.setup import shards, sources, splits
 from coalface.experiments.setup.parts import Parts
 from coalface.methods import METHODS as REGISTERED
 
@@ -303,5 +303,5 @@ def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
 def test_batches_of_two_domains_are_not_split_over_processes() -> None:
     recipe = two_domains({"method": "dan", "engine": {"processes_per_party": {"pooled": 2}}})
     with pytest.raises(RecipeError) as error:
-        machine.check_shards(Parts(recipe))
+        shards.check_shards(Parts(recipe))
     assert error.value.where == "engine.processes_per_party.pooled"

@@ -19,7 +19,7 @@ from coalface.experiments.conformance import tiny_federation
 from coalface.experiments.conformance.tiny_federation import Ran
 from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
-from coalface.experiments.setup import machine
+from coalface.experiments.setup import shards
 from coalface.experiments.setup.parts import Parts
 from coalface.models import Backbone
 
@@ -164,10 +164,10 @@ def test_the_silos_of_a_joined_source_are_known_to_pooled_training(split: int | 
 def test_only_a_party_of_this_method_needs_its_gpus() -> None:
     for method, party in (("centralized", "silo-00"), ("fedavg", "pooled"), ("fedavg", "v")):
         recipe = tinyruns.tiny(method=method, engine={"processes_per_party": {party: 2}, "device": "meta"}, **V)
-        machine.check_shards(Parts(recipe))
+        shards.check_shards(Parts(recipe))
     recipe = tinyruns.tiny(method="centralized", engine={"processes_per_party": {"pooled": 2}, "device": "meta"})
     with pytest.raises(RecipeError, match=r"engine.processes_per_party.pooled: 2 processes need .*'meta'"):
-        machine.check_shards(Parts(recipe))
+        shards.check_shards(Parts(recipe))
 
 
 def test_a_name_that_could_be_two_parties_is_refused() -> None:

@@ -105,7 +105,7 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
         loader.load(path, ["engine.on_error=exclude", "engine.save_replies=true"]),
         party_file.read_all(tmp_path / "own.yaml"),
     )
-    if method in ("fedfv", "feduv"):  # else a run here draws as the federation does
+    if has_one_identity and method != "fedface":  # else a run here draws as the federation does
         draw_from_secrets(tmp_path / "there", lambda party: tmp_path / "homes" / party / "own", monkeypatch)
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     assert (tmp_path / "there" / "metrics.jsonl").read_bytes() == (tmp_path / "here" / "metrics.jsonl").read_bytes()

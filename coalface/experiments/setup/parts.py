@@ -27,6 +27,7 @@ from coalface.experiments.recipe.own_data import is_located
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, partition, splits
 from coalface.experiments.setup.client_batches import unbatchable_reason
+from coalface.experiments.setup.device import check_device
 from coalface.experiments.setup.pair_lists import evaluation_pairs, validator
 from coalface.experiments.setup.partition import POOLED
 from coalface.experiments.setup.sources import Packing, unseen
@@ -350,7 +351,11 @@ def make_data(
 
 
 def first_backbone(recipe: Recipe, start: Tensors | None = None) -> Backbone:
-    """The network with its first weights, which follow from the seed, or are those of `start`."""
+    """The network with its first weights, which follow from the seed, or are those of `start`.
+
+    Raises RecipeError where this machine has not got the recipe's device.
+    """
+    check_device(recipe)
     module = build(recipe.model.name, **network_options(recipe), generator=generator(recipe.seed, "backbone"))
     if start is not None:
         module.load_state_dict(start, strict=False)
