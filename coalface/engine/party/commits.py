@@ -180,8 +180,11 @@ class Commit:
             with _unlocking(self.path):
                 return self.cipher.open(stored, self.spans[name][0])
         if whole or len(stored) <= _MAPPED or name == REPLY:
-            unchanged = not self.sums or hashlib.sha256(stored).hexdigest() == self.sums.get(name)
-            if not (self._is_reply(stored) if name == REPLY else unchanged):
+            if name == REPLY:
+                unchanged = self._is_reply(stored)
+            else:
+                unchanged = not self.sums or hashlib.sha256(stored).hexdigest() == self.sums.get(name)
+            if not unchanged:
                 raise DamagedCommit(
                     f"{self.path} is damaged: {name} is not what was written, its SHA-256 is another. {_REMEDY}"
                 )
