@@ -26,7 +26,6 @@ from coalface.experiments.attacks.base import Attack, Exchange, Outcome
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.recipe import loader, schema
-from coalface.experiments.run import begin_or_resume
 from coalface.models import build
 
 Errors = dict[tuple[str, str], list[tuple[int, float]]]
@@ -72,7 +71,7 @@ def errors_of(recipe: schema.Recipe) -> Errors:
         def outcomes(self, models: Models) -> list[Outcome]:
             return []
 
-    replay(recipe, Measuring, Callback(), begin_or_resume)
+    replay(recipe, Measuring, Callback())
     return errors
 
 

@@ -131,7 +131,7 @@ def draw_from_secrets(run: Path, home: Callable[[str], Path], monkeypatch: pytes
 
     def server(*arguments: Any, **settings: Any) -> Server:
         made = make(*arguments, **settings)
-        made._secret = (run / noise.FILE).read_bytes
+        made.secret = (run / noise.FILE).read_bytes
         return made
 
     def secret_rng(party: Party) -> np.random.Generator:

@@ -64,7 +64,6 @@ def attack(
         from coalface.experiments.attacks import measure
         from coalface.experiments.callbacks.progress import Progress
         from coalface.experiments.recipe import loader
-        from coalface.experiments.run import begin_or_resume
 
     is_run = (target / "config.yaml").exists()
     recipe = target / "config.yaml" if is_run else target
@@ -80,7 +79,6 @@ def attack(
             kind,
             folder,
             callback,
-            begin_or_resume,
             run=target if is_run else None,
             defences=defence or (),
             seeds=seed or [load(()).seed],

@@ -129,6 +129,7 @@ def align(
     from coalface.data.tools.aligned_folder import list_photographs
     from coalface.data.tools.progress_bar import counting
     from coalface.experiments.api import align as aligning
+    from coalface.experiments.api import alignment_page
 
     if landmarks is not None and (detector is not None or upright or all_faces):
         raise RecipeError("no face is looked for where landmarks are given: leave the others out", where="--landmarks")
@@ -146,7 +147,7 @@ def align(
     if folder.removed:
         typer.echo(f"note: {several(len(folder.removed), 'face')} in {out} came from photographs that are gone")
     reasons = ", ".join(f"{count:,} {reason}" for reason, count in folder.reasons.items())
-    left_out = f"; {len(folder.left_out):,} gave none ({reasons}): {out / aligning.REPORT}" if reasons else ""
+    left_out = f"; {len(folder.left_out):,} gave none ({reasons}): {out / alignment_page.FILE}" if reasons else ""
     files = several(len(folder.photographs), "file")
     typer.echo(f"{out}: {several(folder.faces, 'face')} of {files}, {size}×{size}{left_out}")
 
@@ -194,19 +195,7 @@ def inspect(
     show = functools.partial(counting, quiet=quiet or as_json)
     store = open_store(source, part=part, damaged="leave out")
     with show("looking", len(store)) as count:
-        report = inspection.inspect(
-            store.items(),
-            store.names,
-            store.where,
-            path=str(source),
-            kind=store.kind,
-            read=store.encoded,
-            notes=store.doubts(),
-            broken=store.damage(),
-            passed_over=store.passed_over(),
-            decode=not headers,
-            progress=count,
-        )
+        report = inspection.inspect(store, decode=not headers, progress=count)
     if model is not None:
         from coalface.experiments.gallery.label_noise import find_label_noise
 

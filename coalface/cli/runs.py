@@ -101,7 +101,7 @@ def resume(
         from coalface.experiments.callbacks.progress import Progress
 
     changed = _with_workers(changes, workers)
-    if changed_code and status.is_elsewhere(run_folder):
+    if changed_code and status.read_begins(run_folder).get("elsewhere"):
         provenance.accept_code(run_folder)
     if from_round is not None:
         experiment.go_back(run_folder, from_round)
@@ -160,10 +160,9 @@ def compare(
 
     if as_latex + as_csv + as_json > 1:
         raise RecipeError("choose one form to print", where="--latex, --csv, --json")
-    intervals, left_out = paired.intervals(runs), paired.left_out(runs)
-    compared = table.compare(runs, intervals, left_out)
+    compared = paired.compare_runs(runs)
     if page is not None:
-        pages.build(runs, page, intervals, left_out)
+        pages.build(compared, page)
     if as_json:
         print_json(table.as_dict(compared))
     elif as_latex or as_csv:

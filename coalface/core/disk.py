@@ -74,20 +74,25 @@ def flush_folder(path: Path) -> None:
         os.close(descriptor)
 
 
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file of its owner's alone beside its place, flush it and rename it there."""
+    fresh = path.with_name(f"{path.name}.new")
+    with writing(path):
+        fresh.unlink(missing_ok=True)
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(fresh, path)
+
+
 def keep_secret(path: Path) -> bytes:
     """32 random bytes in a file of their own, for its owner alone: made at the first call and read back later.
 
     Raises RunError where the file has another size.
     """
     if not path.exists():
-        fresh = path.with_name(f".{path.name}")
-        with writing(path):
-            fresh.unlink(missing_ok=True)
-            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(os.urandom(32))
-                file.flush()
-                os.fsync(file.fileno())
-            os.rename(fresh, path)
+        write_private(path, os.urandom(32))
         flush_folder(path.parent)
     secret = path.read_bytes()
     if len(secret) != 32:

@@ -37,6 +37,11 @@ class PairList:
     def __len__(self) -> int:
         return len(self.same)
 
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """(n,) True for the pairs that count in the headline figure."""
+        return np.ones(len(self), dtype=bool) if self.headline is None else self.headline | ~self.same
+
 
 def read_pairs(path: str | os.PathLike[str], faces: FaceSet, *, root: Path | None = None) -> PairList:
     """Read a pair list in any form of `pair_lines.py`, its images looked up in `faces`.
@@ -348,10 +353,7 @@ def _draw_impostors(labels: NDArray[np.int64], count: int, rng: np.random.Genera
     Each round draws just as many pairs as are missing. It can never draw one too many, so what is accepted, and where
     the generator stands at the end, is the same as when the pairs are drawn one at a time.
     """
-    n, available = len(labels), _capacity(labels)[1]
-    if count > available:
-        most = several(available, "impostor pair")
-        raise ValueError(f"the images make {most}, not {count:,}; set `pairs` to {available:,} or fewer")
+    n, available = len(labels), _available(labels, "impostor", count)
     if 2 * count > available:
         every = np.stack(np.triu_indices(n, 1), axis=1)
         every = every[labels[every[:, 0]] != labels[every[:, 1]]]
@@ -369,14 +371,20 @@ def _draw_both(
     labels: NDArray[np.int64], count: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """So many genuine and so many impostor pairs of images in identity order, each (count, 2)."""
-    available = _capacity(labels)[0]
-    if count > available:
-        most = several(available, "genuine pair")
-        raise ValueError(f"the images make {most}, not {count:,}; set `pairs` to {available:,} or fewer")
+    available = _available(labels, "genuine", count)
     starts = np.flatnonzero(np.r_[True, labels[1:] != labels[:-1]])
     counts = np.diff(np.r_[starts, len(labels)])
     genuine = _genuine_pairs(starts, counts, rng.choice(available, count, replace=False))
     return genuine, _draw_impostors(labels, count, rng)
+
+
+def _available(labels: NDArray[np.int64], kind: str, count: int) -> int:
+    """How many pairs of a kind the images can make. Raises ValueError where that is less than `count`."""
+    available = _capacity(labels)[kind == "impostor"]
+    if count > available:
+        most = several(available, f"{kind} pair")
+        raise ValueError(f"the images make {most}, not {count:,}; set `pairs` to {available:,} or fewer")
+    return available
 
 
 def _capacity(labels: NDArray[np.int64]) -> tuple[int, int]:

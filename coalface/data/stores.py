@@ -32,7 +32,6 @@ from coalface.data.readers.pack import Packed, check_pixels
 from coalface.data.readers.records import EXACT, Rec, RecFiles, read_rec
 from coalface.data.source import Source
 from coalface.data.tools.ignored_files import passed_over
-from coalface.data.tools.inspect import Item
 from coalface.data.tools.record_ranges import misfits
 from coalface.data.tools.suspect_folders import doubts, empty_folders
 
@@ -126,16 +125,6 @@ class Store:
                 return (*self.broken, str(error))
         return self.broken
 
-    def items(self) -> Iterator[Item]:
-        """Each image for an inspection: one that cannot be read does not end it."""
-        for i, label in enumerate(self.labels.tolist()):
-            try:
-                yield Item(label, self.encoded(i))
-            except (OSError, ValueError) as error:
-                where, problem = self.where(i), shown(disk.explained(error))
-                yield Item(label, None, problem if problem.startswith(where) else f"{where}: {problem}")
-        yield from (Item(0, None, fault) for fault in self.faults)
-
 
 _opened: ContextVar[Callable[[Store], None] | None] = ContextVar("opened", default=None)
 
@@ -219,7 +208,7 @@ def _absent(path: Path) -> str:
 
 def check_names(names: Sequence[str], where: str | Path) -> None:
     """Raise DataError for a name that is no plain name of a folder, or of folders within each other."""
-    if isinstance(names, FileNames) and names.surely_plain(_LONGEST):
+    if isinstance(names, FileNames) and names.surely_plain(LONGEST):
         return
     for number, name in enumerate(names, start=1):
         for broken in filter(None, map(_broken_rule, name.split("/"))):
@@ -229,13 +218,14 @@ def check_names(names: Sequence[str], where: str | Path) -> None:
             )
 
 
-_LONGEST = 240
+LONGEST = 240
+"""Bytes of the name of a folder, or of a file made of such names, which leave room for an ending."""
 
 
 @functools.lru_cache(maxsize=1024)
 def _broken_rule(name: str) -> str:
     """What is wrong with the name of a folder, which leaves room for an ending; empty where it is plain."""
-    return broken_rule(name, _LONGEST, given=False)
+    return broken_rule(name, LONGEST, given=False)
 
 
 def _oddly_named(files: Sequence[str], places: Sequence[Path]) -> Iterator[tuple[Path, str]]:

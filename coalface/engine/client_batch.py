@@ -121,9 +121,7 @@ class ClientBatchLedger:
         """Append the lines of a client batch."""
         head = ledger.read_head(self.path) if self._head is None else self._head
         first, last = batch.requests[0], batch.requests[-1]
-        about: dict[str, str | int] = {"run": first.run, "stage": first.stage, "round": first.round}
-        about |= {"call": first.call, "step": first.step, "to": "server", "protection": "none"}
-        about |= {"parties": len(batch.requests), "first": first.party, "last": last.party}
+        about = first.about | {"parties": len(batch.requests), "first": first.party, "last": last.party}
         lines = ledger.lines_for(*_listed(batch), about, head)
         ledger.append(self.path, lines, head)
         self._head = head.after(lines)

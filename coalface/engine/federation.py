@@ -35,7 +35,7 @@ class ServerFederation(Gathering):
         return generator(self._seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
 
     def secret_stream(self, *names: str | int) -> np.random.Generator:
-        seed = self._seed if self._secret is None else int.from_bytes(self._secret(), "little")
+        seed = self._seed if self.secret is None else int.from_bytes(self.secret(), "little")
         return generator(seed, "server", self._stages[self.at.stage].name, self.at.round, *names)
 
     def sample(self, role: str, n: int | None) -> tuple[str, ...]:

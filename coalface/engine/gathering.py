@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
@@ -41,42 +42,39 @@ BELIEVED = 4.0
 """How many times the median number of images a party is believed to have where it is asked how far it may go."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Gathering(Federation):
     """A run's requests to its parties, and what comes of their replies."""
 
-    def __init__(
-        self,
-        method: Method,
-        round_policy: RoundPolicy,
-        numerics: Numerics,
-        transport: Transport,
-        folder: Path,
-        *,
-        backbone: Backbone,
-        public: Any = None,
-        classifier: Tensor | None = None,
-        privacy: PartyPrivacy | None = None,
-        secret: Callable[[], bytes] | None = None,
-        secure: SecureSettings | None = None,
-    ) -> None:
-        """`secret` gives what the noise of `privacy`, and what no party may tell, is drawn from; None in a simulation,
-        where it is the run's seed.
+    method: Method
+    round_policy: RoundPolicy
+    numerics: Numerics
+    transport: Transport
+    folder: Path
+    _: dataclasses.KW_ONLY
+    backbone: Backbone
+    public: FaceSet | None = None
+    classifier: Tensor | None = None
+    privacy: PartyPrivacy | None = None
+    secret: Callable[[], bytes] | None = None
+    """What the noise of `privacy`, and what no party may tell, is drawn from; None in a simulation: the run's seed."""
+    secure: SecureSettings | None = None
+    """With it the server learns the sums of replies alone."""
 
-        With `secure` the server learns the sums of replies alone.
-        """
+    def __post_init__(self) -> None:
+        method, round_policy, numerics = self.method, self.round_policy, self.numerics
+        privacy, secure, folder = self.privacy, self.secure, self.folder
         if privacy is not None or secure is not None:
             if numerics.client_batch:
                 raise RecipeError(BATCHED if secure is None else secure_settings.BATCHED, where="engine.client_batch")
             # by these a party's reply would change whether, and how much, another's counts
-            round_policy = dataclasses.replace(round_policy, max_update_norm=0.0, max_share=None)
-        self.method, self.round_policy, self.numerics, self.secure = method, round_policy, numerics, secure
-        self.transport, self.folder = transport, folder
-        self.initial = {name: tensor.cpu() for name, tensor in backbone.shared().items()}  # where replies arrive
-        self.policy, self._backbone = backbone.policy, backbone
-        self.extra_data = None if public is None else PublicImages(public, classifier)
-        self.parameters = frozenset(self.initial) & frozenset(backbone.parameters)
-        self.embedding_size = backbone.embedding_size
-        self.at = RunState({name: PartyStats() for name in sorted(transport.members)})
+            self.round_policy = dataclasses.replace(round_policy, max_update_norm=0.0, max_share=None)
+        self.initial = {name: tensor.cpu() for name, tensor in self.backbone.shared().items()}  # where replies arrive
+        self.policy = self.backbone.policy
+        self.extra_data = None if self.public is None else PublicImages(self.public, self.classifier)
+        self.parameters = frozenset(self.initial) & frozenset(self.backbone.parameters)
+        self.embedding_size = self.backbone.embedding_size
+        self.at = RunState({name: PartyStats() for name in sorted(self.transport.members)})
         self._stages = method.stages()
         self._now = Round()
         folder.mkdir(parents=True, exist_ok=True)
@@ -90,14 +88,13 @@ class Gathering(Federation):
             if secure is not None:
                 secure_settings.check_shares(privacy)
             shares = secure is not None
-            key = None if secret is None else secret()
-            self.private = PrivateSums(privacy, self._opened, names, secret=key, seed=seed, shares=shares)
+            key = None if self.secret is None else self.secret()
+            self.private = PrivateSums(privacy, self._opened, names, key, seed, shares)
         self.templates: TemplateReleases | None = None
         if round_policy.templates is not None:
             if numerics.client_batch:
                 raise RecipeError(TOGETHER, where="engine.client_batch")
             self.templates = TemplateReleases(round_policy.templates, folder, [stage.name for stage in self._stages])
-        self._secret = secret
         self._seed = round_policy.seed if self.private is None else self.private.seed
         self._client_batches = ClientBatchLedger(folder / f"{CLIENT_BATCHES}.jsonl")
         self._receipts = Receipts(folder / FILE)
@@ -119,8 +116,8 @@ class Gathering(Federation):
         compute = Compute(
             device=how.device, autocast=how.autocast, channels_last=how.channels_last, dtype=weights.dtype
         )
-        self._backbone.load(backbone)
-        return loaded_features("the server", self._backbone, compute, faces).cpu()
+        self.backbone.load(backbone)
+        return loaded_features("the server", self.backbone, compute, faces).cpu()
 
     def _admit(self, call: Call, aggregate: Sequence[Mean]) -> None:
         """Have the templates counted that a call will bring."""
@@ -197,20 +194,8 @@ class Gathering(Federation):
     ) -> Answer:
         from coalface.engine.sums.secure import SecureReplies  # cryptography, which it needs, is an extra
 
-        declaration = self.method.steps[call.step][1]
-        everyone = self.parties(declaration.role)
-        policy, stats = self.round_policy, self.at.party_stats
         replies = SecureReplies(
-            secure,
-            call,
-            declaration,
-            means,
-            failed,
-            policy,
-            stats,
-            everyone,
-            self.transport.verify,
-            None if self.private is None else self.private.settings,
+            *self._of_call(call, means, failed), settings=secure, verify=self.transport.verify, privacy=self.privacy
         )
         noised = None if self.private is None else self.private.admit(call, replies.rho)
 
@@ -304,7 +289,7 @@ class Gathering(Federation):
             return aggregator
         call, failed = aggregator.call, aggregator.failed
         again = self._aggregator(
-            call, aggregator.means, failed, heaviest, first=bounds.norms, limits=limits if clip else None
+            call, aggregator.means, failed, heaviest, first=bounds.norms, limits=limits if clip else {}
         )
         again.bytes.update(aggregator.bytes)
         if clip:
@@ -350,22 +335,22 @@ class Gathering(Federation):
         most = math.inf if self.round_policy.max_share is None else BELIEVED * statistics.median_low(images.values())
         return {party: math.sqrt(min(number, most)) for party, number in images.items()}
 
+    def _of_call(self, call: Call, means: Sequence[Mean], failed: dict[str, str]) -> tuple[Any, ...]:
+        """What all `Replies` to a call begin with."""
+        declaration = self.method.steps[call.step][1]
+        everyone = self.parties(declaration.role)
+        return call, declaration, means, failed, self.round_policy, self.at.party_stats, everyone
+
     def _aggregator(
         self, call: Call, aggregate: Sequence[Mean], failed: dict[str, str], heaviest: float | None = None, **again: Any
     ) -> ReplyAggregator:
         declaration, images = self.method.steps[call.step][1], {party: self._most(party) for party in call.to}
-        everyone = self.parties(declaration.role)
         if self.private is not None:
-            again["clipped"] = self.private.clipped(call, declaration, aggregate, everyone)
+            again["clipped"] = self.private.clipped(call, declaration, aggregate, self.parties(declaration.role))
         return ReplyAggregator(
-            call,
-            declaration,
-            aggregate,
-            failed,
-            self.round_policy,
-            self.numerics,
-            self.at.party_stats,
-            everyone=everyone,
+            *self._of_call(call, aggregate, failed),
+            numerics=self.numerics,
+            buckets=functools.partial(self.secret_stream, "buckets", call.call),
             images=images,
             heaviest=self._heaviest([*images.values()]) if heaviest is None else heaviest,
             lengths=self._lengths(call.to),

@@ -107,10 +107,7 @@ def ending() -> Iterator[None]:
 
 
 def join_run(folder: Path, orders: Connection | None = None) -> None:
-    """In a process that was started: hold the run's folder, and end when the process that started this one does.
-
-    Also where that one says something to `told`, whatever this one is at.
-    """
+    """In a process that was started: hold the run's folder, and end as `end_with_parent` does, whatever it is at."""
     end_with_parent(orders)
     _held.append(open(folder / _AT_WORK, "a"))
     disk.lock_shared(_held[-1])
@@ -127,12 +124,11 @@ def wait_for_workers(folder: Path, patience: float = 30.0) -> None:
 
 def end_with_parent(orders: Connection | None = None) -> None:
     """In a process that was started: end when the one that started it does, or says something to `orders`."""
-    threading.Thread(target=_wait_for_end, args=(orders,), daemon=True).start()
 
+    def wait() -> None:
+        """A process whose run was killed must not go on: a resume may be at the same folder."""
+        if (parent := multiprocessing.parent_process()) is not None:
+            multiprocessing.connection.wait([parent.sentinel, *([] if orders is None else [orders])])
+            os._exit(1)
 
-def _wait_for_end(orders: Connection | None) -> None:
-    """A process whose run was killed must not go on: a resume may be at the same folder."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel, *([] if orders is None else [orders])])
-        os._exit(1)
+    threading.Thread(target=wait, daemon=True).start()

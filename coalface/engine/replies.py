@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from coalface.core import codec, compression
 from coalface.core.declarations import counterparts
-from coalface.core.method import Mean, generator
+from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
 from coalface.core.text import told
 from coalface.engine.client_batch import Apart, ClientBatch
@@ -27,13 +30,25 @@ class Lost(codec.Refused):
     """A reply that was sent and did not arrive in time."""
 
 
+@dataclass(eq=False, repr=False)
 class Replies(ABC):
-    """What is counted of the replies to a call. `failed` may hold parties that were not reached already."""
+    """What is counted of the replies to a call."""
 
-    def __init__(
-        self, call: Call, failed: dict[str, str], policy: RoundPolicy, party_stats: Mapping[str, PartyStats]
-    ) -> None:
-        self.call, self.failed, self._policy, self._party_stats = call, failed, policy, party_stats
+    call: Call
+    declaration: StepDeclaration
+    means: Sequence[Mean]
+    failed: dict[str, str]
+    """Party -> why its reply does not count; those that were not reached may be in it already."""
+    policy: RoundPolicy
+    party_stats: Mapping[str, PartyStats]
+    everyone: Sequence[str]
+    """All parties of the step's role."""
+
+    def __post_init__(self) -> None:
+        common, reply = self.call.common, self.declaration.reply
+        sent = common.message(self.declaration.common) if common and self.declaration.common else None
+        self._alike = codec.forms(reply, [sent]) if reply is not None else {}
+        """What a reply must look like by the message to all."""
         self.accepted: dict[str, str] = {}
         """Party -> its commit, of the replies that count; in a client batch only where the step keeps something."""
         self.receipts: list[dict[str, Any]] = []
@@ -49,7 +64,7 @@ class Replies(ABC):
         if size is None:
             return
         sent = sum(len(message.data) for message in (request.common, request.each) if message is not None)
-        stats = self._party_stats[request.party]
+        stats = self.party_stats[request.party]
         stats.bytes_down += sent
         stats.bytes_up += size
         self.bytes["down"] += sent
@@ -69,79 +84,61 @@ class Replies(ABC):
     def _arrived(self, request: Request, reply: Reply, *when: str, attempt: int | None) -> codec.Encoded:
         """A reply that came in time. Raises Lost or StepFailed where it did not, and RunFailed as `take`."""
         if isinstance(reply, StepFailed):
-            if self._policy.on_error == "stop" and not isinstance(reply, Withheld):
+            if self.policy.on_error == "stop" and not isinstance(reply, Withheld):
                 raise RunFailed(
                     f"{str(reply).rstrip('.')}. Set engine.on_error=exclude to go on without such a party."
                 ) from reply
             raise reply
-        faults = self._policy.faults
+        faults = self.policy.faults
         when_sent: tuple[str | int, ...] = (request.stage, request.round, request.call, *when)
-        if attempt is not None and (why := faults.after(self._policy.seed, request.party, when_sent, attempt)):
+        if attempt is not None and (why := faults.after(self.policy.seed, request.party, when_sent, attempt)):
             raise Lost(why)
         return reply
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class ReplyAggregator(Replies):
-    """What has come back from a call so far; a reply that is refused leaves no trace in a sum.
+    """What has come back from a call so far; a reply that is refused leaves no trace in a sum."""
 
-    `failed` may hold parties that were not reached already; `everyone` are all parties of the step's role, and
-    `images` says how many images each can have. `heaviest` is the most that a number of images may weigh. With
-    `clipped` the sums are noised. The other arguments are those of `UpdateBounds`.
-    """
+    numerics: Numerics
+    images: Mapping[str, int]
+    """Party -> the most images that it can have."""
+    heaviest: float
+    """The most that a number of images may weigh."""
+    buckets: Callable[[], np.random.Generator]
+    """What the buckets of a robust mean are drawn from: a liar who knows who shares its bucket spoils more of them."""
+    clipped: ClippedSums | None = None
+    """With them the sums are noised."""
+    lengths: Mapping[str, float]
+    """This and what follows: as for `UpdateBounds`."""
+    running_statistics: frozenset[str]
+    first: Norms | None = None
+    limits: Limits = field(default_factory=dict)
 
-    def __init__(
-        self,
-        call: Call,
-        declaration: StepDeclaration,
-        aggregate: Sequence[Mean],
-        failed: dict[str, str],
-        policy: RoundPolicy,
-        numerics: Numerics,
-        party_stats: Mapping[str, PartyStats],
-        *,
-        everyone: Sequence[str],
-        images: Mapping[str, int],
-        heaviest: float,
-        lengths: Mapping[str, float],
-        running_statistics: frozenset[str],
-        first: Norms | None = None,
-        limits: Limits | None = None,
-        clipped: ClippedSums | None = None,
-    ) -> None:
-        super().__init__(call, failed, policy, party_stats)
-        self.means, self.images, self.heaviest, self._numerics = aggregate, images, heaviest, numerics
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        call, declaration = self.call, self.declaration
         self.sizes: dict[str, int] = {}
         """Party -> the bytes of its reply that counts."""
         reply: Any = declaration.reply
         self._class, self._keeps = reply, declaration.keeps is not None
-        common = call.common.message(declaration.common) if call.common and declaration.common else None
-        self._alike = codec.forms(reply, [common])
         self._places = {party: place for place, party in enumerate(call.to)}
-        self._clipped = clipped
-        means = aggregate if clipped is None else clipped.means
-        self._sums = [self._begun(mean, everyone, running_statistics) for mean in means]
-        self._weights = dict.fromkeys(["images", *(mean.by for mean in aggregate if isinstance(mean.by, str))])
-        aggregated = {mean.field for mean in aggregate}
+        self._sums = [self._begun(mean) for mean in (self.means if self.clipped is None else self.clipped.means)]
+        self._weights = dict.fromkeys(["images", *(mean.by for mean in self.means if isinstance(mean.by, str))])
+        aggregated = {mean.field for mean in self.means}
         self.each: dict[str, dict[str, Any]] = {name: {} for name in codec.hints(reply) if name not in aggregated}
         """Every field that is not aggregated: party -> value."""
         alike = codec.hints(declaration.common).keys() if declaration.common else set()
         compared = aggregated | {name for name, source in counterparts(reply).items() if source == name in alike}
-        self.bounds = UpdateBounds(
-            reply,
-            self._alike,
-            compared,
-            running_statistics=running_statistics,
-            lengths=lengths,
-            first=first,
-            limits=limits,
-        )
+        statistics, lengths = self.running_statistics, self.lengths
+        self.bounds = UpdateBounds(reply, self._alike, compared, statistics, lengths, self.first, self.limits)
 
-    def _begun(self, mean: Mean, everyone: Sequence[str], statistics: frozenset[str]) -> RunningMean | RobustMean:
-        policy, call = self._policy, self.call
+    def _begun(self, mean: Mean) -> RunningMean | RobustMean:
+        policy, everyone = self.policy, self.everyone
         if policy.aggregator is None:
-            return RunningMean(mean, block=self._numerics.sum_block, everyone=everyone, heaviest=self.heaviest)
-        rng = generator(policy.seed, "server", call.stage, call.round, "buckets", call.call)  # alike for all its means
-        return RobustMean(mean, policy.aggregator, everyone=everyone, statistics=statistics, rng=rng)
+            return RunningMean(mean, block=self.numerics.sum_block, everyone=everyone, heaviest=self.heaviest)
+        rng = self.buckets()  # alike for all means of the call
+        return RobustMean(mean, policy.aggregator, everyone, self.running_statistics, rng)
 
     def take(self, request: Request, reply: Reply, attempt: int | None) -> Exception | None:
         party, size = request.party, reply_size(reply)
@@ -157,7 +154,7 @@ class ReplyAggregator(Replies):
             return error
         self.failed.pop(party, None)  # of a try before
         self.sizes[party] = size or 0
-        weight = None if self._clipped is None else self._clipped.weight(message)
+        weight = None if self.clipped is None else self.clipped.weight(message)
         for running_mean in self._sums:
             name = running_mean.mean.field
             running_mean.add(party, self._places[party], getattr(message, name), like[name].start, message, weight)
@@ -171,8 +168,8 @@ class ReplyAggregator(Replies):
         return self._alike if each is None else self._alike | codec.forms(self._class, [each])
 
     def _read(self, request: Request, reply: Reply, attempt: int | None, like: codec.Forms) -> Any:
-        data, faults = self._arrived(request, reply, attempt=attempt).data, self._policy.faults
-        change = compression.widening(like, self._numerics.update_dtype)
+        data, faults = self._arrived(request, reply, attempt=attempt).data, self.policy.faults
+        change = compression.widening(like, self.numerics.update_dtype)
         message = codec.decode(data, self._class, change=change, like=like)
         return faults.corrupted(message, fault, like) if (fault := faults.corrupt.get(request.party)) else message
 
@@ -216,13 +213,13 @@ class ReplyAggregator(Replies):
         for name, values in self.each.items():  # a copy, since a reply's bytes may be written over by the next one
             values[party] = codec.copied(getattr(message, name))
         if isinstance(loss := getattr(message, "loss", None), float):
-            self._party_stats[party].last_loss = loss
+            self.party_stats[party].last_loss = loss
         self.arrived.append(party)
 
     def aggregated(self) -> dict[str, Any]:
         """Every mean by its name. Raises ValueError where the weights add up to nothing."""
-        if self._clipped is not None:
-            return self._clipped.noised([s for s in self._sums if isinstance(s, RunningMean)], self.arrived)
+        if self.clipped is not None:
+            return self.clipped.noised([s for s in self._sums if isinstance(s, RunningMean)], self.arrived)
         return {running_mean.mean.key: running_mean.result() for running_mean in self._sums}
 
 

@@ -8,27 +8,22 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from torch import Tensor
-
 from coalface.core import codec
 from coalface.core.calls import check_state
-from coalface.core.method import Abandoned, Backbone, Method, Models, Stage, Tensors, generator
+from coalface.core.method import Abandoned, Models, Stage, Tensors, generator
 from coalface.core.steps import LocalResult
 from coalface.core.text import told
 from coalface.engine import checkpoint
 from coalface.engine.federation import ServerFederation
 from coalface.engine.receipts import Countersigns
-from coalface.engine.rounds import Round, RoundPolicy
-from coalface.engine.run_state import Numerics, PartyStats, check_same
+from coalface.engine.rounds import Round
+from coalface.engine.run_state import PartyStats, check_same
 from coalface.engine.sums.private import TargetReached
-from coalface.engine.transport import RunFailed, Transport
-from coalface.privacy.dp import PartyPrivacy
+from coalface.engine.transport import RunFailed
 from coalface.privacy.ledger import Head
-from coalface.privacy.secure import SecureSettings
 from coalface.training.server_optimizers import Moments
 
 READ = 200
@@ -39,30 +34,16 @@ Observer = Callable[["Server", Models], dict[str, Any]]
 """Evaluates models outside the method, by a generator of its own; its answer is the round's `judged`."""
 
 
+@dataclasses.dataclass(eq=False, repr=False)
 class Server(ServerFederation):
     """Runs a method over a transport; leaves `checkpoints/`, `metrics.jsonl` and `events.jsonl` in its folder."""
 
-    def __init__(
-        self,
-        method: Method,
-        round_policy: RoundPolicy,
-        numerics: Numerics,
-        transport: Transport,
-        folder: Path,
-        *,
-        backbone: Backbone,
-        public: Any = None,
-        classifier: Tensor | None = None,
-        privacy: PartyPrivacy | None = None,
-        secret: Callable[[], bytes] | None = None,
-        secure: SecureSettings | None = None,
-        observers: Sequence[Observer] = (),
-        report: Callable[[dict[str, Any]], None] = lambda record: None,
-    ) -> None:
-        initial: dict[str, Any] = {"backbone": backbone, "public": public, "classifier": classifier}
-        initial |= {"privacy": privacy, "secret": secret, "secure": secure}
-        super().__init__(method, round_policy, numerics, transport, folder, **initial)
-        self.observers, self.report = observers, report
+    _: dataclasses.KW_ONLY
+    observers: Sequence[Observer] = ()
+    report: Callable[[dict[str, Any]], None] = lambda record: None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._countersigns: Countersigns | None = None
         self._metrics = hashlib.sha256()
         """Of the lines of the metrics so far."""

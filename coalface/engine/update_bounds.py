@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -41,31 +41,24 @@ Limits = dict[str, dict[str, float]]
 """Part of a reply -> party -> how large its norm may be."""
 
 
+@dataclasses.dataclass
 class UpdateBounds:
-    """The norms of the replies to one call.
+    """The norms of the replies to one call."""
 
-    `reply` is their class, and `common` what they must look like by the message to all parties; `compared` are the
-    fields whose norms are compared. `running_statistics` names tensors that are no parameters, such as
-    running variances. `lengths` says how far each party may be expected to go, in any unit: updates of parameters are
-    compared by it. Where a call is gathered a second time, `first` are the norms of the first time, and `limits` those
-    to which updates are brought.
-    """
-
-    def __init__(
-        self,
-        reply: type,
-        common: codec.Forms,
-        compared: Iterable[str],
-        *,
-        running_statistics: frozenset[str],
-        lengths: Mapping[str, float],
-        first: Norms | None = None,
-        limits: Limits | None = None,
-    ) -> None:
-        self._class, self._common, self._compared = reply, common, sorted(compared)
-        self._statistics, self._lengths = running_statistics, lengths
-        self._first, self._limits = first, limits or {}
-        self.norms: Norms = {}
+    reply: type
+    common: codec.Forms
+    """What a reply must look like by the message to all parties."""
+    compared: Collection[str]
+    """The fields whose norms are compared."""
+    running_statistics: frozenset[str]
+    """Tensors that are no parameters, such as running variances."""
+    lengths: Mapping[str, float]
+    """How far each party may be expected to go, in any unit: updates of parameters are compared by it."""
+    first: Norms | None = None
+    """Where a call is gathered a second time, the norms of the first time."""
+    allowed: Limits = dataclasses.field(default_factory=dict)
+    """And those to which updates are brought."""
+    norms: Norms = dataclasses.field(default_factory=dict)
 
     def admit(self, party: str, message: Any, like: codec.Forms) -> Any:
         """Measure a reply that looks `like` what it must, and bring it within its limits.
@@ -86,13 +79,14 @@ class UpdateBounds:
                 if not norm < LARGEST:
                     codec.check_finite(codec.by_path(name, value))
                     raise codec.Refused(f"{part} has numbers so large that float32 cannot compute with them")
-                if part != name:
-                    _check_variances(tensors)
-                if norm > (limit := self._limits.get(part, {}).get(party, math.inf)):
+                for n, tensor in tensors.items() if part != name else ():
+                    if n.endswith(VARIANCE) and (tensor < 0).any():
+                        raise codec.Refused(f"{n} is a variance and has numbers below 0")
+                if norm > (limit := self.allowed.get(part, {}).get(party, math.inf)):
                     scaled |= {n: _scaled(tensor, before.get(n), limit / norm) for n, tensor in tensors.items()}
             if scaled:
                 changes[name] = {**value, **scaled} if isinstance(value, dict) else scaled[""]
-        if self._first is not None and self._first.get(party, norms) != norms:  # a client batch's parties have none
+        if self.first is not None and self.first.get(party, norms) != norms:  # a client batch's parties have none
             raise codec.Refused("asked for the same again, it sent something else")
         self.norms[party] = norms
         return dataclasses.replace(message, **changes) if changes else message
@@ -109,14 +103,14 @@ class UpdateBounds:
         beyond: Limits = {}
         if len(self.norms) < max(replies, FEW):
             return beyond
-        for name in self._compared:
-            start = self._parts(name, self._common[name].start if name in self._common else None)
-            change = counterparts(self._class)[name] == name
+        for name in sorted(self.compared):
+            start = self._parts(name, self.common[name].start if name in self.common else None)
+            change = counterparts(self.reply)[name] == name
             bounds = {name: ratio if change else GRADIENTS * ratio, STATISTICS + name: WIDER * ratio}
             for part, bound in bounds.items():
                 sent = _norm(start.get(part, {}), {})
                 norms = {party: norms[part] for party, norms in self.norms.items() if part in norms}
-                lengths = self._lengths if part == name and change else dict.fromkeys(norms, 1.0)
+                lengths = self.lengths if part == name and change else dict.fromkeys(norms, 1.0)
                 by_length = [norm / lengths[party] for party, norm in norms.items() if norm > REST * sent]
                 most = bound * statistics.median_low(by_length) if len(by_length) >= FEW else None
                 limits = {p: max(sent if most is None else most * lengths[p], SMALL * sent) for p in norms}
@@ -138,14 +132,8 @@ class UpdateBounds:
         parts: dict[str, Tensors] = {}
         for n, tensor in ({"": value} if isinstance(value, Tensor) else value or {}).items():
             if tensor.is_floating_point():
-                parts.setdefault(STATISTICS + name if n in self._statistics else name, {})[n] = tensor
+                parts.setdefault(STATISTICS + name if n in self.running_statistics else name, {})[n] = tensor
         return parts
-
-
-def _check_variances(tensors: Tensors) -> None:
-    for name, tensor in tensors.items():
-        if name.endswith(VARIANCE) and (tensor < 0).any():
-            raise codec.Refused(f"{name} is a variance and has numbers below 0")
 
 
 def _norm(tensors: Tensors, before: Tensors) -> float:

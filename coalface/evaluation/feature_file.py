@@ -247,12 +247,11 @@ class Stream:
 
 def embed_all(streams: Sequence[Stream], show: Show, check: Callable[[], None] = lambda: None) -> None:
     """Look through all images of all streams first, then call `check`, which may raise, and only then embed them."""
-    for stream in streams:
-        if stream.remaining:
-            with show("looking", stream.remaining) as count:
-                stream.look(count)
+    begun = [stream for stream in streams if stream.remaining]
+    for stream in begun:
+        with show("looking", stream.remaining) as count:
+            stream.look(count)
     check()
-    for stream in streams:
-        if stream.remaining:
-            with show("embedding", stream.remaining) as count:
-                stream.embed(count)
+    for stream in begun:
+        with show("embedding", stream.remaining) as count:
+            stream.embed(count)

@@ -301,12 +301,11 @@ class _Evaluation:
             has_members = has_members or not strangers.all()
         if has_members:
             figures["others"] = others_figures
-        curve = roc(evaluated.scores[evaluated.counted], chosen.same[evaluated.counted])
-        return {**figures, "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()}}
+        return {**figures, "roc": roc(evaluated.scores[chosen.counted], chosen.same[chosen.counted])}
 
     def _figures_of(self, evaluated: _Scored) -> dict[str, float]:
         """Those of every evaluation, and those of plug-ins."""
-        pairs, counted = evaluated.pairs, evaluated.counted
+        pairs, counted = evaluated.pairs, evaluated.pairs.counted
         result = evaluate_pairs(evaluated.scores, pairs.same, pairs.fold, pairs.headline, FARS)
         thresholds = {THRESHOLD.at(tar.far): tar.threshold for tar in result.tars if tar.carried}
         own = compute_all(self.pair_figures, evaluated.scores[counted], pairs.same[counted])
@@ -353,12 +352,6 @@ class _Scored:
     scores: NDArray[np.float64]
     pairs: PairList
 
-    @property
-    def counted(self) -> NDArray[np.bool_]:
-        """(n,) the pairs that count in the headline figures."""
-        pairs = self.pairs
-        return np.ones(len(pairs), dtype=bool) if pairs.headline is None else pairs.headline | ~pairs.same
-
     def only(self, chosen: NDArray[np.bool_]) -> _Scored:
         columns = {name: getattr(self.pairs, name) for name in ("left", "right", "same", "fold", "headline")}
         remaining = {name: column[chosen] for name, column in columns.items() if column is not None}
@@ -376,8 +369,7 @@ def _counts(pairs: PairList) -> dict[str, Any]:
 
 def _has_both(pairs: PairList) -> bool:
     """Whether there are genuine pairs that count, and impostor pairs."""
-    genuine = pairs.same if pairs.headline is None else pairs.same & pairs.headline
-    return bool(genuine.any() and not pairs.same.all())
+    return bool((pairs.same & pairs.counted).any() and not pairs.same.all())
 
 
 def _carries(pairs: PairList) -> bool:

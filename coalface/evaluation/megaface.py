@@ -10,13 +10,7 @@ import numpy as np
 
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.text import shown
-from coalface.data.readers.megaface import (
-    distractor_lists,
-    read_distractors,
-    read_facescrub_noises,
-    read_megaface_noises,
-    read_probes,
-)
+from coalface.data.readers.megaface import distractor_lists, read_distractors, read_noises, read_probes
 from coalface.evaluation.feature_file import QUIET, Show, Stream, embed_all, folder_for, listed_faces
 from coalface.evaluation.finished_model import read_model
 from coalface.evaluation.metrics.megaface import evaluate_probes
@@ -58,7 +52,7 @@ def evaluate_megaface(
     backbone, about = read_model(model, party, convention)
     probe_list = read_probes(lists / PROBES)
     if facescrub_noises is not None:
-        probe_list, _ = probe_list.without(read_facescrub_noises(facescrub_noises))
+        probe_list, _ = probe_list.without(read_noises(facescrub_noises, "facescrub"))
     lists_by_size = distractor_lists(lists, number)
     if size not in lists_by_size:
         sizes = ", ".join(map(str, lists_by_size))
@@ -67,7 +61,7 @@ def evaluate_megaface(
         )
     crowd = read_distractors(lists_by_size[size])
     if megaface_noises is not None:
-        noisy = read_megaface_noises(megaface_noises).among(crowd)
+        noisy = read_noises(megaface_noises, "megaface").among(crowd)
         crowd = tuple(file for file, wrong in zip(crowd, noisy.tolist(), strict=True) if not wrong)
     if not crowd or np.bincount(probe_list.identity, minlength=1).max() < 2:
         missing = "no distractor" if not crowd else "no identity with two probes"

@@ -26,12 +26,9 @@ def read_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
                 raise ValueError(f"it holds {size:,} bytes, and at most {MOST:,} are read")
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
-                return {name: _array(arrays[name]) for name in arrays.files if not names or name in names}
+                read = {name: arrays[name] for name in arrays.files if not names or name in names}
         except Exception as error:  # of bytes from elsewhere, any
             raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-def _array(value: Any) -> NDArray[Any]:
-    if not isinstance(value, np.ndarray):
+    if not all(isinstance(value, np.ndarray) for value in read.values()):
         raise ValueError("it holds something other than arrays")
-    return value
+    return read

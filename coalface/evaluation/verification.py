@@ -165,14 +165,17 @@ class Verification(Evaluator):
 
     def evidence(self) -> dict[str, list[dict[str, Any]]]:
         """What a paired comparison needs of the last evaluation: list name -> model by model."""
-        evidence = {}
+        evidence, fars = {}, self.fars or FARS
         for chosen in self._evaluated_last():
-            models = [_evidence(scores, chosen, self.fars or FARS) for scores in self.last_scores[chosen.name]]
+            identities, folds, all_scores = chosen.identities, chosen.evaluated_folds, self.last_scores[chosen.name]
+            if identities.headline is not None:
+                models = [tar_evidence(scores, identities, fars) for scores in all_scores]
+            else:
+                models = [accuracy_evidence(scores, identities, fars, folds) for scores in all_scores]
             for model, right in zip(models, self.last_hits.get(chosen.name, ()), strict=False):
                 model |= hits_evidence(right)
-            for model, scores in zip(models, self.last_scores[chosen.name] if self.pair_figures else (), strict=False):
-                folds = chosen.evaluated_folds
-                model |= pair_figures.evidence(self.pair_figures, scores, chosen.identities, folds)
+            for model, scores in zip(models, all_scores if self.pair_figures else (), strict=False):
+                model |= pair_figures.evidence(self.pair_figures, scores, identities, folds)
             evidence[chosen.name] = models
         return evidence
 
@@ -196,7 +199,7 @@ class Verification(Evaluator):
         """The hardest pairs of the lists that may be pictured, by the mean score of the models last evaluated."""
         hardest = {}
         for chosen in [chosen for chosen in self._evaluated_last() if chosen.pictured][:LISTS]:
-            pairs, places = chosen.pairs, _counted(chosen)
+            pairs, places = chosen.pairs, chosen.identities.counted(chosen.evaluated_folds)
             scores = np.mean(self.last_scores[chosen.name], axis=0)[places]
             images = pairs.left[places], pairs.right[places]
             hardest[chosen.name] = hardest_pairs(scores, pairs.same[places], *images, chosen.faces)
@@ -216,10 +219,10 @@ class Verification(Evaluator):
 
     def _curves(self, chosen: VerificationPairs) -> dict[str, Any]:
         models, pairs = self.last_scores[chosen.name], chosen.pairs
-        counted = _counted(chosen)
+        counted = chosen.identities.counted(chosen.evaluated_folds)
         places = np.tile(counted, len(models))
         scores, same = np.concatenate([of_pairs[counted] for of_pairs in models]), pairs.same[places]
-        curve, bars = roc(scores, same), histogram(scores, same)
+        curve: dict[str, list[float]] = roc(scores, same)
         fars = sorted({*(self.fars or FARS), *CALIBRATED}, reverse=True)
         tars = [at for at in tar_at_far(scores, same, fars) if at.carried]
         curves: dict[str, Any] = {
@@ -228,43 +231,23 @@ class Verification(Evaluator):
                 {"far": at.far, "attained": at.false_accepts / at.impostors, "tar": at.tar, "threshold": at.threshold}
                 for at in tars
             ],
-            "roc": {"far": curve.far.tolist(), "tar": curve.tar.tolist()},
-            "histogram": {
-                "edges": bars.edges.tolist(),
-                "genuine": bars.genuine.tolist(),
-                "impostor": bars.impostor.tolist(),
-            },
+            "roc": curve,
+            "histogram": histogram(scores, same),
         }
-        drawn_fars = [*curve.far, *(at.far for at in tars)]
+        points = len(curve["far"])
+        drawn_fars = [*curve["far"], *(at.far for at in tars)]
         if (drawn := curve_intervals(scores, places, bootstrap_of(chosen.identities), drawn_fars)) is not None:
             low, high = drawn.tar.tolist()
-            curves["roc"] |= {"low": low[: len(curve.far)], "high": high[: len(curve.far)]}
+            curves["roc"] |= {"low": low[:points], "high": high[:points]}
             curves["intervals"] = {"auc": _percent(*drawn.auc), EER.name: _percent(*drawn.eer)}
             curves["intervals"] |= {
-                TAR.at(at.far): _percent(*ends)
-                for at, *ends in zip(tars, low[len(curve.far) :], high[len(curve.far) :], strict=True)
+                TAR.at(at.far): _percent(*ends) for at, *ends in zip(tars, low[points:], high[points:], strict=True)
             }
         return curves
 
 
-def _counted(chosen: VerificationPairs) -> NDArray[np.int64]:
-    """The places of the pairs that count: of the evaluated folds, and with a headline its genuine ones."""
-    pairs = chosen.pairs
-    if pairs.headline is not None:
-        return np.flatnonzero(pairs.headline | ~pairs.same)
-    if chosen.evaluated_folds is not None and pairs.fold is not None:
-        return np.flatnonzero(np.isin(pairs.fold, chosen.evaluated_folds))
-    return np.arange(len(pairs))
-
-
 def _percent(low: float, high: float) -> list[float]:
     return [100 * low, 100 * high]
-
-
-def _evidence(scores: NDArray[np.float64], chosen: VerificationPairs, fars: Sequence[float]) -> dict[str, Any]:
-    if chosen.identities.headline is not None:
-        return tar_evidence(scores, chosen.identities, fars)
-    return accuracy_evidence(scores, chosen.identities, fars=fars, folds=chosen.evaluated_folds)
 
 
 def keep_lists(folder: Path, lists: Sequence[VerificationPairs]) -> None:

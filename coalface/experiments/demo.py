@@ -76,9 +76,9 @@ def run(out: Path, callback: Callback, *, fresh: bool = False) -> Demonstration:
             experiment.resume(place, callback)
         else:
             experiment.run(recipe(method), place, callback)
-    intervals = paired.intervals(runs)
-    page.build(runs, out / REPORT, intervals)
-    return Demonstration(out, table.compare(runs, intervals), trained)
+    compared = paired.compare_runs(runs)
+    page.build(compared, out / REPORT)
+    return Demonstration(out, compared, trained)
 
 
 def _read_marker(folder: Path) -> object:

@@ -69,25 +69,23 @@ class Experiment:
     def as_tree(self) -> dict[str, Any]:
         """The keys of the recipe as plain values; those that are left out are not among them."""
         method, loss = BY_NAME.name_of(self.method), getattr(self.method, "loss", None)
-        settings = {key: setting for key, setting in _changed(self.method).items() if key not in BY_NAME.shared}
+        settings = {key: setting for key, setting in changed(self.method).items() if key not in BY_NAME.shared}
         tree = {
             "name": self.name,
             "seed": self.seed,
             "method": method,
             "rounds": getattr(self.method, "rounds", None),
-            "local": _changed(getattr(self.method, "local", None)),
+            "local": as_plain(getattr(self.method, "local", None)),
             "loss": {"name": LOSS.name_of(loss), **changed(loss)} if loss is not None else None,
             "server_optimizer": as_plain(self.server_optimizer),
             "methods": {method: settings} if settings else None,
             "data": as_plain(self.data),
             "model": as_plain(Model(name=self.model) if callable(self.model) else self.model),
-            "evaluation": as_plain(self.evaluation),
-            "validators": as_plain(self.validators),
-            "fold_split": self.fold_split,
-            "engine": as_plain(self.engine),
-            "faults": _changed(self.faults),
-            "pretrain": self.pretrain.as_tree() if self.pretrain is not None else None,
         }
+        tree |= {
+            key: as_plain(getattr(self, key)) for key in ("evaluation", "validators", "fold_split", "engine", "faults")
+        }
+        tree["pretrain"] = self.pretrain.as_tree() if self.pretrain is not None else None
         given_keys = {key: value for key, value in tree.items() if value not in (None, {})}
         return dict(json.loads(json.dumps(given_keys)))  # tuples become lists
 
@@ -103,10 +101,6 @@ class Experiment:
         """
         with with_progress(callbacks) as observers:
             return runner.run(self.recipe, Path(out), observers)
-
-
-def _changed(value: Any) -> dict[str, Any]:
-    return changed(value) if value is not None else {}
 
 
 def as_plain(value: Any) -> Any:

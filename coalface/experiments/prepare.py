@@ -39,7 +39,10 @@ from coalface.models.folder import read_about, read_tensors
 
 Make = Callable[[Recipe, Path, Callback], None]
 """Runs a recipe in a folder, or goes on where it was begun there."""
-POLICY = ("max_update_norm", "oversized", "max_share", "retries", "aggregator")
+POLICY = (
+    "min_reply_fraction max_abandoned_rounds checkpoint_every keep_checkpoints on_error "
+    "max_update_norm oversized max_share retries aggregator"
+).split()
 """Keys of `engine` that are as in `RoundPolicy` where they are not set, and then are no part of a recipe's digest."""
 RETRIES = 1
 """Where three in ten of eight parties drop out each time, half of them answer in all but one round of 3,800."""
@@ -145,27 +148,20 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
 
 def round_policy(recipe: Recipe) -> RoundPolicy:
     """How the run is conducted."""
-    engine = recipe.engine
-    bounds: dict[str, Any] = {"retries": RETRIES}
-    bounds |= {key: value for key in POLICY if (value := getattr(engine, key)) is not None}
+    engine: dict[str, Any] = {"retries": RETRIES}
+    engine |= {key: value for key in POLICY if (value := getattr(recipe.engine, key)) is not None}
     if recipe.own is not None and recipe.dp is None and recipe.secure is None:  # whose clips bound every party alike
-        bounds.setdefault("max_share", MAX_SHARE)
-        bounds.setdefault("max_update_norm", MAX_UPDATE_NORM)
+        engine = {"max_share": MAX_SHARE, "max_update_norm": MAX_UPDATE_NORM} | engine
     return RoundPolicy(
         run=recipe.name,
         seed=recipe.seed,
-        min_reply_fraction=engine.min_reply_fraction,
-        max_abandoned_rounds=engine.max_abandoned_rounds,
-        checkpoint_every=engine.checkpoint_every,
-        keep_checkpoints=engine.keep_checkpoints,
         evaluate_every=recipe.evaluation.every,
-        on_error=engine.on_error,
         equal_steps=recipe.local.steps_per_round is not None,
         faults=recipe.faults,
         countersign=bool(recipe.privacy.countersign),
         server_optimizer=recipe.server_optimizer,
         templates=recipe.privacy.templates,
-        **bounds,
+        **engine,
     )
 
 

@@ -174,7 +174,7 @@ def module_of(thing: Any) -> str:
 
 def code_behind(recipe: Recipe) -> dict[str, str]:
     """`code_of` the recipe's method and plug-ins, and of its pre-training's, whose model the run starts from."""
-    before = {} if recipe.pretrain is None else code_behind(loader.pretraining(recipe))
+    before = {} if recipe.pretrain is None else code_behind(recipe.pretrain.recipe)
     for _, name, thing in plugins(recipe):
         if name.startswith("python:"):  # its name says what it is made of
             continue

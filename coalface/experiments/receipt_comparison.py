@@ -146,7 +146,7 @@ def missing_ledgers(path: Path) -> list[str]:
 
 
 def _removed(run: Path, accepted: Iterable[str]) -> list[str]:
-    is_local = status.is_here(run)
+    is_local = status.read_begins(run).get("elsewhere") is False  # so its folder has the ledgers
     away = [party for party in accepted if not (run / "ledger" / f"{party}.jsonl").exists()]
     return [party for party in away if is_local or (run / "parties" / party).exists()]
 

@@ -23,7 +23,7 @@ from coalface.experiments.execution import Carrier, execute, finish
 from coalface.experiments.prepare import prepare
 from coalface.experiments.recipe import loader, schema
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.setup import machine, party_data, tuning
+from coalface.experiments.setup import device, party_data, tuning
 
 _FIRST = {"checkpoints", *(f"{name}{end}" for name in (provenance.BEGUN, "config.yaml") for end in ("", ".new"))}
 """What a run writes first: where it was killed before it had `config.yaml`, the last of it, it begins anew."""
@@ -64,7 +64,7 @@ def resume(
     if not (out / "config.yaml").exists():
         provenance.write_config(out, beginning.recipe.resolved())
     written_recipe = provenance.recipe_of(out, beginning)
-    if carrier is None and status.is_elsewhere(out):
+    if carrier is None and status.read_begins(out).get("elsewhere"):
         raise RecipeError(
             "the parties of this run are at their own nodes, whose kits are not on this machine; use the operator's "
             "`run.sh` with the same run-config",
@@ -121,7 +121,7 @@ def _carry_out(
     carrier: Carrier | None = None,
 ) -> Path:
     """Run a recipe in a folder, from where it stands there."""
-    machine.check_device(recipe)
+    device.check_device(recipe)
     callbacks = Callbacks([callback, *trackers_of(recipe)])
     party_data.check_here(recipe) if carrier is None else party_data.check_elsewhere(recipe)
     began = time.perf_counter()

@@ -66,7 +66,6 @@ def shared(run: Run) -> Run:
         metrics=tuple({_key(key, names): scrub(value, key) for key, value in line.items()} for line in run.metrics),
         events=(),
         summary=summary,
-        skipped=(),
         is_shared=True,
     )
 

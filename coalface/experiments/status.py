@@ -97,25 +97,18 @@ def began(out: Path, members: Mapping[str, Member], *, asked: Mapping[str, Any] 
     provenance.note(out, about)
 
 
-def is_elsewhere(out: Path) -> bool:
-    """Whether the parties of a run are nodes of their own."""
-    return bool(_begins(out).get("elsewhere"))
-
-
-def is_here(out: Path) -> bool:
-    """Whether the parties of a run are played beside its server, so that their ledgers lie in its folder."""
-    return _begins(out).get("elsewhere") is False
-
-
 def brought_up(out: Path) -> tuple[Path, dict[str, Any]] | None:
     """(the kits, the run-config) of a run that `coalface up` has started from kits which are on this machine."""
-    begins = _begins(out)
+    begins = read_begins(out)
     kits = Path(begins.get("kits", ""))
     return (kits, mapping(begins.get("run_config"))) if (kits / "federation.yaml").is_file() else None
 
 
-def _begins(out: Path) -> dict[str, Any]:
-    """What was noted when a run began or went on the last time."""
+def read_begins(out: Path) -> dict[str, Any]:
+    """What was noted when a run began or went on the last time; of a run that has not begun, nothing.
+
+    `elsewhere` says whether its parties are nodes of their own, or played beside its server.
+    """
     path = out / "events.jsonl"
     last: dict[str, Any] = {}
     if path.exists():

@@ -12,13 +12,12 @@ the keys of the server and of every party that has signed since.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coalface.core.disk import writing
+from coalface.core.disk import write_private
 from coalface.core.errors import RecipeError
 from coalface.privacy import ledger
 
@@ -53,7 +52,7 @@ class SigningKey:
         if not path.exists():
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             secret = Ed25519PrivateKey.generate().private_bytes_raw().hex()
-            _put(path, secret)
+            write_private(path, secret.encode())
         try:
             self._key: Ed25519PrivateKey = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
         except ValueError:
@@ -109,7 +108,7 @@ def countersign(folder: Path, party: str, line: Mapping[str, Any]) -> dict[str, 
     key = SigningKey(folder / FOLDER / f"{party}.key")
     public = folder / FOLDER / f"{party}.pub"
     if not public.exists():
-        _put(public, key.public)
+        write_private(public, key.public.encode())
     if last is None or text_of(last) != text:
         mine.append({name: line[name] for name in (*_STATED, "key", "signature")})
     return {"key": key.public, "signature": key.sign("party", text, line["signature"])}
@@ -135,18 +134,6 @@ class Signed:
         self.head = self.head.after([text])
         self.lines.append(json.loads(text))
         return self.lines[-1]
-
-
-def _put(path: Path, text: str) -> None:
-    """A file whose bytes are there or not, for its owner alone."""
-    fresh = path.with_name(f"{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with writing(path), os.fdopen(descriptor, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(descriptor)
-    os.rename(fresh, path)
 
 
 @dataclass

@@ -36,8 +36,11 @@ def check_nothing_kept(fed: Federation) -> None:
 
 
 def first_directions(fed: Federation) -> Tensors:
-    """A (1, d) class embedding at length one for every trainer, which the server draws from N(0, 1)."""
-    clients, rng = fed.parties("trainer"), fed.stream("class embeddings")
+    """A (1, d) class embedding at length one for every trainer, which the server draws from N(0, 1).
+
+    It alone may tell them: who knows where each begins can follow whose is in FedFV's fused ones.
+    """
+    clients, rng = fed.parties("trainer"), fed.secret_stream("class embeddings")
     dtype = next(iter(fed.initial.values())).dtype
     rows = unit(torch.from_numpy(rng.standard_normal((len(clients), fed.embedding_size))).to(dtype))
     return dict(zip(clients, rows.split(1), strict=True))

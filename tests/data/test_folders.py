@@ -18,6 +18,7 @@ from coalface.data.readers.folders import SUFFIXES, read_folder
 from coalface.data.source import decode
 from coalface.data.stores import open_store
 from coalface.data.tools.convert import convert
+from coalface.data.tools.inspect import inspect
 
 
 def ramp(height: int, width: int) -> np.ndarray:
@@ -43,10 +44,8 @@ def test_a_file_of_any_length_is_refused_before_it_is_read(tmp_path: Path, monke
     with pytest.raises(DataError, match=r"1\.jpg: it has 21,474,836,480 bytes, and an image may have 536,870,911"):
         list(read_folder(tmp_path).images(size=6, grey=True))
     store = open_store(tmp_path, damaged="leave out")
-    (item,) = store.items()
-    assert item.encoded is None and str(item.problem).startswith(
-        f"{tmp_path / 'ann' / '1.jpg'}: it has 21,474,836,480 bytes"
-    )
+    (damage,) = inspect(store).damaged
+    assert damage.startswith(f"{tmp_path / 'ann' / '1.jpg'}: it has 21,474,836,480 bytes")
 
 
 def test_an_empty_folder_says_what_is_expected(tmp_path: Path) -> None:

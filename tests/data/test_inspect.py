@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import cv2
 import numpy as np
 import pytest
 
+from coalface.data.stores import Store
 from coalface.data.synthetic.generator import SyntheticFaces
-from coalface.data.tools.inspect import Item, Report, inspect, near_names, report_text
+from coalface.data.tools.inspect import Report, inspect, near_names, report_text
 
 
 def image(seed: int, width: int = 40, height: int = 40, channels: int = 3, kind: str = ".png") -> bytes:
@@ -14,10 +18,21 @@ def image(seed: int, width: int = 40, height: int = 40, channels: int = 3, kind:
 
 
 def looked(items: list[tuple[int, bytes | None]], names: list[str] | None = None, **more: bool) -> Report:
-    contents = [Item(identity, data, None if data else f"place {i}: gone") for i, (identity, data) in enumerate(items)]
     names = names if names is not None else [f"n{i:05d}" for i in range(1 + max(identity for identity, _ in items))]
-    read = [item.encoded or b"" for item in contents].__getitem__
-    return inspect(contents, names, lambda i: f"place {i}", path="x", kind="folder", read=read, **more)
+    return inspect(held(items, tuple(names)), **more)
+
+
+def held(items: list[tuple[int, bytes | None]], names: tuple[str, ...], notes: tuple[str, ...] = ()) -> Store:
+    """Images in identity folders that are not on the disk; those without bytes are gone."""
+
+    def encoded(i: int) -> bytes:
+        if (data := items[i][1]) is None:
+            raise OSError("gone")
+        return data
+
+    labels, files = np.array([identity for identity, _ in items], np.int64), [f"place {i}" for i in range(len(items))]
+    source: Any = None
+    return Store("folder", Path("x"), source, names, files, labels, encoded, notes=notes)
 
 
 def test_what_is_there_is_counted() -> None:
@@ -33,9 +48,11 @@ def test_what_is_there_is_counted() -> None:
 def test_copies_are_told_apart_by_whose_they_are() -> None:
     first, second = image(1), image(2)
     report = looked([(0, first), (0, first), (0, first), (1, second), (2, second), (1, image(3)), (2, image(4))])
-    assert report.doubled_within == [["place 0", "place 1", "place 2"]] and report.doubled_within_count == 2
-    assert report.doubled_across == [["place 3", "place 4"]] and report.doubled_across_count == 1
-    assert "contradict" in report.wrong[0] and "place 3 and place 4" in report.wrong[0] and "copies" in report.wrong[1]
+    assert report.doubled_within == [["x/place 0", "x/place 1", "x/place 2"]] and report.doubled_within_count == 2
+    assert report.doubled_across == [["x/place 3", "x/place 4"]] and report.doubled_across_count == 1
+    assert (
+        "contradict" in report.wrong[0] and "x/place 3 and x/place 4" in report.wrong[0] and "copies" in report.wrong[1]
+    )
 
 
 def test_the_same_picture_is_found_in_other_bytes_and_probably_when_scaled_or_encoded_again() -> None:
@@ -49,8 +66,8 @@ def test_the_same_picture_is_found_in_other_bytes_and_probably_when_scaled_or_en
     unlike = [bytes(cv2.imencode(".png", np.tile(row, (36, 1)).astype(np.uint8))[1]) for row in rows]
     copies = [(0, repacked), (20, bytes(cv2.imencode(".png", smaller)[1])), (3, again)]
     report = looked([*enumerate([*encoded, *unlike]), *copies], [str(i) for i in range(21)])
-    assert repacked != encoded[0] and report.doubled_within == [["place 0", "place 16"]]
-    assert report.alike_across == [["place 1", "place 17"]] and report.alike_within == [["place 3", "place 18"]]
+    assert repacked != encoded[0] and report.doubled_within == [["x/place 0", "x/place 16"]]
+    assert report.alike_across == [["x/place 1", "x/place 17"]] and report.alike_within == [["x/place 3", "x/place 18"]]
     assert not report.doubled_across and "probably" in report.wrong[0]
     headers_alone = looked([*enumerate(encoded), *copies], decode=False)
     assert not headers_alone.doubled_within + headers_alone.alike_within + headers_alone.alike_across
@@ -62,11 +79,11 @@ def test_damage_is_named_and_does_not_end_the_look() -> None:
     bomb = whole[:16] + (50_000).to_bytes(4, "big") * 2 + whole[24:]
     report = looked([(0, whole), (0, cut), (0, b"text"), (0, b""), (0, None), (0, bomb), (0, image(3))])
     assert report.damaged_count == 5 == len(report.damaged)
-    assert all(f"place {i}" in damage for i, damage in zip((1, 2, 3, 4, 5), report.damaged, strict=True))
+    assert all(f"x/place {i}" in damage for i, damage in zip((1, 2, 3, 4, 5), report.damaged, strict=True))
     assert report.images == 7 and "5 images are damaged" in report.wrong[0]
     many = looked([(0, b"x")] * 50)
     assert many.damaged_count == len(many.damaged) == 50 and "30 more" in report_text(many)
-    assert inspect([], [], str, path="x", kind="folder", notes=["odd"]).wrong == ["it holds no image", "odd"]
+    assert inspect(held([], (), ("odd",))).wrong == ["it holds no image", "odd"]
 
 
 @pytest.mark.parametrize(

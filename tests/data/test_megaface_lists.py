@@ -35,10 +35,10 @@ def test_the_list_of_probes(tmp_path):
 def test_the_kits_own_lists_are_read():
     lists = Path(os.environ["COALFACE_DATA"], "lists")
     probes = megaface.read_probes(lists / "facescrub_features_list.json")
-    kept, _ = probes.without(megaface.read_facescrub_noises(lists / "facescrub_noises.txt"))
+    kept, _ = probes.without(megaface.read_noises(lists / "facescrub_noises.txt", "facescrub"))
     assert (len(probes.files), len(probes.names), len(kept.files)) == (3530, 80, 3506)
     assert all(file.startswith(f"{probes.names[k]}/") for file, k in zip(probes.files, probes.identity, strict=True))
-    noises = megaface.read_megaface_noises(lists / "megaface_noises.txt")
+    noises = megaface.read_noises(lists / "megaface_noises.txt", "megaface")
     by_size = {size: megaface.read_distractors(path) for size, path in megaface.distractor_lists(lists).items()}
     assert list(by_size) == [10, 100, 1000, 10_000, 100_000]
     assert [int(noises.among(files).sum()) for files in by_size.values()] == [0, 0, 0, 7, 80]
@@ -103,9 +103,8 @@ def test_what_is_no_list(tmp_path, text, says):
 
 
 def test_noises_among_probes(tmp_path):
-    noises = megaface.read_facescrub_noises(
-        written(tmp_path, "#Please follow the rules\nAdam_McKay_468.png\n\nAlec_Baldwin_2121.png\nRobert_Jr._1.png\n")
-    )
+    text = "#Please follow the rules\nAdam_McKay_468.png\n\nAlec_Baldwin_2121.png\nRobert_Jr._1.png\n"
+    noises = megaface.read_noises(written(tmp_path, text), "facescrub")
     assert noises.among(["x/Robert Jr._1.png", "Robert_Jr._1.jpg", "Robert_Jr._12.png", "Robert_Jr."]).tolist() == [
         True,
         True,
@@ -119,9 +118,8 @@ def test_noises_among_probes(tmp_path):
 
 
 def test_noises_among_distractors(tmp_path):
-    noises = megaface.read_megaface_noises(
-        written(tmp_path, "# x\n375/37531198@N00/41_0.jpg\n7\t925/92596048@N00/39_2.jpg\n375/37531198@N00/41_0.jpg\n")
-    )
+    text = "# x\n375/37531198@N00/41_0.jpg\n7\t925/92596048@N00/39_2.jpg\n375/37531198@N00/41_0.jpg\n"
+    noises = megaface.read_noises(written(tmp_path, text), "megaface")
     assert len(noises.names) == 2
     files = ["375/37531198@N00/41_0.jpg", "37531198@N00/41_0.jpg", "a/925/92596048@N00/39_2.jpg", "925/9@N00/39_2.jpg"]
     assert noises.among(files).tolist() == [True, False, True, False]
@@ -130,12 +128,12 @@ def test_noises_among_distractors(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reader", "text", "says"),
+    ("among", "text", "says"),
     [
-        (megaface.read_facescrub_noises, "#\nAdam McKay/Adam_McKay_468.png\n", "line 2: .* is not an image, such as"),
-        (megaface.read_megaface_noises, "a/b/c.jpg\na/b.jpg\n", "line 2: 'a/b.jpg' is not an image and the two"),
+        ("facescrub", "#\nAdam McKay/Adam_McKay_468.png\n", "line 2: .* is not an image, such as"),
+        ("megaface", "a/b/c.jpg\na/b.jpg\n", "line 2: 'a/b.jpg' is not an image and the two"),
     ],
 )
-def test_a_line_that_is_no_image(tmp_path, reader, text, says):
+def test_a_line_that_is_no_image(tmp_path, among, text, says):
     with pytest.raises(DataError, match=says):
-        reader(written(tmp_path, text))
+        megaface.read_noises(written(tmp_path, text), among)

@@ -61,7 +61,7 @@ def gone_through(store: Store) -> None:
     assert all(0 <= label < len(store.names) for label in store.labels.tolist())
     assert len(set(store.names)) == len(store.names)
     assert len(store.fingerprint()) == 64
-    report = inspect(store.items(), store.names, store.files.__getitem__, path=str(store.path), kind=store.kind)
+    report = inspect(store)
     assert report.images >= len(store)
     assert all(damage.isprintable() for damage in report.damaged)
     if store.pairs is not None:
@@ -135,7 +135,7 @@ def test_an_inspection_counts_every_damaged_record(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="record 2"):
         open_store(tmp_path / "r")
     store = open_store(tmp_path / "r", damaged="leave out")
-    report = inspect(store.items(), store.names, store.files.__getitem__, path="r", kind=store.kind)
+    report = inspect(store)
     assert (len(store), report.images, report.damaged_count) == (12, 15, 3)
     assert all(f"record {key}:" in damage for key, damage in zip((2, 7, 4), report.damaged, strict=True))
 

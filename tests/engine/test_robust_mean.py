@@ -221,6 +221,16 @@ def test_bytes_are_the_same_after_a_resume_and_others_by_another_seed(tmp_path: 
     assert not torch.equal(other.models.shared["b"], resumed.models.shared["b"])  # who shares a bucket is drawn
 
 
+def test_buckets_follow_from_a_secret_where_there_is_one(tmp_path: Path) -> None:
+    def moved(name: str, seed: int, secret: bytes | None) -> tuple[float, ...]:
+        ran = run(Moves(), tmp_path / name, FIVE, aggregator=BUCKETS, seed=seed, secret=secret)
+        return tuple(ran.models.shared["b"].flatten().tolist())
+
+    by_seed = {moved(f"seed {seed}", seed, None) for seed in range(4)}
+    assert len(by_seed) > 1 and len({moved(f"kept {seed}", seed, b"1" * 32) for seed in range(4)}) == 1
+    assert len({moved(f"secret {byte}", 0, bytes([byte]) * 32) for byte in range(4)}) > 1
+
+
 @pytest.mark.slow
 @pytest.mark.ci
 def test_bytes_are_the_same_over_workers(tmp_path: Path) -> None:

@@ -292,7 +292,7 @@ def test_a_norm_is_that_of_float64_however_small_or_large_the_numbers_are(scale:
     before = {"a": torch.randn(400, 700, generator=torch.Generator().manual_seed(1)), "b": torch.ones(3)}
     moved = {name: torch.randn(tensor.shape) * scale for name, tensor in before.items()}
     like = codec.forms(Values, [Values(values=before)])
-    bounds = UpdateBounds(Values, like, ["values"], running_statistics=frozenset(), lengths={"silo-0": 1.0})
+    bounds = UpdateBounds(Values, like, ["values"], frozenset(), lengths={"silo-0": 1.0})
     after = {name: tensor + moved[name] for name, tensor in before.items()}
     bounds.admit("silo-0", Values(values=after), like)
     squares = sum(((after[name] - before[name]).double() ** 2).sum().item() for name in before)

@@ -197,7 +197,7 @@ def test_the_people_of_a_pre_training_count_as_well(tmp_path: Path, monkeypatch:
     before = {"kind": "synthetic", "identities": 7, "images": 4, "first": 500}
     start = {"method": "centralized", "rounds": 1, "data": {"faces": before}}
     out = tinyruns.run(tmp_path / "run", pretrain=start, rounds=1)
-    earlier = splits.split(loader.pretraining(loader.load(out / "config.yaml"))).train.names
+    earlier = splits.split(loader.load(out / "config.yaml").pretrain.recipe).train.names
     assert len(earlier) == 3 and all(name >= "s0-0000500" for name in earlier)
     members = membership.read(out)
     assert members is not None

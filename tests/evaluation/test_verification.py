@@ -149,9 +149,9 @@ def test_eer_worked_by_hand():
 def test_roc_points_are_tars_at_their_far(seed):
     scores, same = scored(seed)
     curve = v.roc(scores, same, points=20)
-    counts = np.round(curve.far * 60).astype(int)
+    counts = np.round(np.array(curve["far"]) * 60).astype(int)
     assert counts[0] == 1 and counts[-1] == 60 and len(counts) <= 20
-    np.testing.assert_allclose(curve.tar, [naive_tar(scores, same, k) for k in counts], atol=1e-12)
+    np.testing.assert_allclose(curve["tar"], [naive_tar(scores, same, k) for k in counts], atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_roc_points_are_tars_at_their_far(seed):
 def test_a_histogram_spans_what_was_observed(scores, ends):
     same = np.array([True, False, True])
     bars = v.histogram(np.array(scores), same, bins=7)
-    assert (bars.edges[0], bars.edges[-1]) == pytest.approx(ends, abs=1e-12)
-    assert bars.genuine.sum() == 2 and bars.impostor.sum() == 1
+    assert (bars["edges"][0], bars["edges"][-1]) == pytest.approx(ends, abs=1e-12)
+    assert sum(bars["genuine"]) == 2 and sum(bars["impostor"]) == 1
 
 
 def features_and_pairs(seed=0, pairs=400):

@@ -30,7 +30,6 @@ from coalface.experiments.attacks.base import Attack, Exchange, Outcome
 from coalface.experiments.attacks.cells import Cell, append_cell, read_cells, table
 from coalface.experiments.attacks.linkage import Linkage
 from coalface.experiments.attacks.replay import replay
-from coalface.experiments.run import begin_or_resume
 from coalface.models.embedding import embed
 from coalface.training.bch_codes import BCH, Codebook
 
@@ -64,7 +63,7 @@ class Silencing(Looking):
 
 def test_a_replay_leaves_the_bytes_of_the_run_and_shows_every_message(tmp_path: Path) -> None:
     out = tinyruns.run(tmp_path / "run")
-    attack, models = replay(tiny(), Looking, Silent(), begin_or_resume)
+    attack, models = replay(tiny(), Looking, Silent())
     kept = load_file(out / "model" / "backbone.safetensors")
     assert models.shared is not None and all(torch.equal(kept[name], t) for name, t in models.shared.items())
     assert isinstance(attack, Looking)
@@ -84,14 +83,14 @@ def test_a_replay_leaves_the_bytes_of_the_run_and_shows_every_message(tmp_path: 
 
 def test_what_secure_sums_hide_is_hidden_from_the_attacker() -> None:
     changes = {"privacy": {"secure": {"dropouts": 0, "corrupt": 0}}, "data": {"partition": {"parties": 3}}}
-    attack, _ = replay(tiny(**changes), Looking, Silent(), begin_or_resume)
+    attack, _ = replay(tiny(**changes), Looking, Silent())
     assert isinstance(attack, Looking) and attack.seen
     assert all(exchange.reply is None and exchange.update is None for exchange in attack.seen)
 
 
 def test_an_attacker_that_lies_changes_what_the_server_has() -> None:
     view = Silent()
-    attack, _ = replay(tiny(engine={"on_error": "exclude"}), Silencing, view, begin_or_resume)
+    attack, _ = replay(tiny(engine={"on_error": "exclude"}), Silencing, view)
     assert isinstance(attack, Looking)
     assert all(record["failed"] == {"silo-00": "silenced"} for record in view.rounds)
 
@@ -109,7 +108,7 @@ def test_the_command_keeps_its_cells_and_goes_on(tmp_path: Path) -> None:
         (3, "privacy.templates.noise_multiplier=50"),
     ]
     other_people = {**DEVICES, "data": DEVICES["data"] | {"faces": {"seed": 3}}}
-    attack, models = replay(tiny(seed=3, **other_people), Linkage, Silent(), begin_or_resume)
+    attack, models = replay(tiny(seed=3, **other_people), Linkage, Silent())
     open_, noised = ([Outcome(**outcome) for outcome in line["outcomes"]] for line in lines)
     assert open_ == attack.outcomes(models) != noised
     written = (out / measure.TABLE).read_text()
@@ -130,7 +129,7 @@ def test_linkage_has_the_people_of_every_round_that_a_loop_has(method: str, equi
 
     settings = {"sample": 2} | ({"equivalents": equivalents} if equivalents else {})
     changes = DEVICES | {"method": method, "methods": {method: settings}}
-    attack, models = replay(tiny(rounds=4, **changes), Keeping, Silent(), begin_or_resume)
+    attack, models = replay(tiny(rounds=4, **changes), Keeping, Silent())
     assert isinstance(attack, Keeping)
     run, others, hits = attack.run, attack.run.test_images, []
     assert others is not None and len(others) == 8
@@ -159,13 +158,13 @@ def test_linkage_has_the_people_of_every_round_that_a_loop_has(method: str, equi
 def test_nothing_is_restored_of_class_embeddings_with_noise() -> None:
     """What they were before it never leaves, so that nobody could count."""
     noise = {"privacy": {"templates": {"noise_multiplier": 1.0}}}
-    attack, models = replay(tiny(rounds=2, **DEVICES, **noise), Linkage, Silent(), begin_or_resume)
+    attack, models = replay(tiny(rounds=2, **DEVICES, **noise), Linkage, Silent())
     assert not any("restored" in outcome.figure for outcome in attack.outcomes(models))
 
 
 def test_linkage_reads_codewords_that_clients_keep_over_rounds() -> None:
     changes = DEVICES | {"method": "feduv", "methods": {"feduv": {"sample": 3, "length": 127}}}
-    attack, models = replay(tiny(rounds=4, **changes), Linkage, Silent(), begin_or_resume)
+    attack, models = replay(tiny(rounds=4, **changes), Linkage, Silent())
     bits = next(outcome for outcome in attack.outcomes(models) if outcome.target == "codeword")
     known = Codebook(BCH(127, 64), 8).user_bits
     assert bits.trials == 4 * 3 and bits.value > 99
@@ -174,7 +173,7 @@ def test_linkage_reads_codewords_that_clients_keep_over_rounds() -> None:
 
 def test_an_update_of_nothing_tells_no_codeword() -> None:
     changes = DEVICES | {"method": "feduv", "methods": {"feduv": {"sample": 3, "length": 127}}}
-    attack, models = replay(tiny(rounds=2, local={"lr": 1e-30}, **changes), Linkage, Silent(), begin_or_resume)
+    attack, models = replay(tiny(rounds=2, local={"lr": 1e-30}, **changes), Linkage, Silent())
     assert next(outcome for outcome in attack.outcomes(models) if outcome.target == "codeword").value < 80
 
 
@@ -184,7 +183,7 @@ def test_templates_find_their_people_by_the_photographs_they_were_made_of_and_no
 ) -> None:
     changes: dict[str, Any] = {"method": "fedface", "data": {"scenario": "devices"}}
     privacy = {"privacy": {"templates": {"noise_multiplier": noise}}} if noise else {}
-    attack, models = replay(tiny(rounds=1, **changes, **privacy), Linkage, Silent(), begin_or_resume)
+    attack, models = replay(tiny(rounds=1, **changes, **privacy), Linkage, Silent())
     by_template = next(outcome for outcome in attack.outcomes(models) if outcome.target == "centre")
     assert by_template.trials == 8 and by_template.chance == pytest.approx(100 / 8)
     assert by_template.value < 50 if noise else by_template.value > 85
@@ -314,6 +313,4 @@ def test_a_defence_that_the_method_cannot_have_is_said_in_the_table(tmp_path: Pa
 def test_a_setting_that_is_none_of_the_attack_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(RecipeError):
         options = measure.read_options([text])
-        measure.measure(
-            lambda _: tiny(**DEVICES), "tiny", "linkage", tmp_path, Silent(), begin_or_resume, options=options
-        )
+        measure.measure(lambda _: tiny(**DEVICES), "tiny", "linkage", tmp_path, Silent(), options=options)

@@ -39,6 +39,8 @@ def test_where_clients_take_one_step_auto_is_a_batch_of_256_images(method: str) 
     assert images(method) == images(method, engine={"client_batch": 0}) == 0
     assert images(method, engine={"client_batch": "auto"}, local={"steps_per_round": 1, "batch_size": 2}) == 256
     assert images(method, engine={"client_batch": 12}, local={"epochs": 2}) == 12
+    with pytest.raises(RecipeError, match=r"engine\.device: 'cuda:99'"):  # and no error of torch
+        images(method, engine={"client_batch": "auto", "device": "cuda:99"})
 
 
 CANNOT: list[tuple[str, dict[str, Any], str]] = [

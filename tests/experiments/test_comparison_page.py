@@ -7,7 +7,7 @@ import json
 from pages import Reader
 
 from coalface.experiments.comparison import page
-from coalface.experiments.comparison.table import Interval
+from coalface.experiments.comparison.table import compare
 
 KEY = "devtest/accuracy"
 
@@ -24,7 +24,7 @@ def edit(folder, **changes):
 def test_three_runs_have_a_column_each_with_threshold_and_verdict(write_run, tmp_path):
     runs = [write_run("fedface", gain=22.0), write_run("fedavg", method="fedavg", rounds=9), write_run("none")]
     (runs[2] / "summary.json").unlink()
-    target = page.build(runs, tmp_path / "all.html", {(runs[1], KEY): Interval(-2.0, -4.1, 0.1, 3)})
+    target = page.build(compare(runs, {(runs[1], KEY): (-2.0, -4.1, 0.1, 3)}), tmp_path / "all.html")
     reader = read(target)
     reader.check_offline()
     assert target == tmp_path / "all.html" and not (runs[0] / "report.html").exists()
@@ -48,8 +48,8 @@ def test_three_runs_have_a_column_each_with_threshold_and_verdict(write_run, tmp
 
 def test_a_difference_is_a_ring_unless_several_seeds_decide_it(write_run, tmp_path):
     runs = [write_run(name) for name in ("a", "b", "c")]
-    intervals = {(runs[1], KEY): Interval(-2.0, -4.0, 1.0, 3), (runs[2], KEY): Interval(-3.0, -4.0, -2.0, 3)}
-    charts = read(page.build(runs, tmp_path / "all.html", intervals)).charts
+    intervals = {(runs[1], KEY): (-2.0, -4.0, 1.0, 3), (runs[2], KEY): (-3.0, -4.0, -2.0, 3)}
+    charts = read(page.build(compare(runs, intervals), tmp_path / "all.html")).charts
     (chart,) = (c for c in charts if [row.get("low") for row in c["data"]["values"]] == [-4, -4])
     assert [row["setting"] for row in chart["data"]["values"]] == ["b", "c"]
     rings = [layer["data"]["values"] for layer in chart["layer"] if "fill" in layer["mark"]]
@@ -63,7 +63,7 @@ def test_what_the_server_sees_stands_run_by_run(write_run, tmp_path):
     (runs[1] / "config.yaml").write_text("{method: fedavg, privacy: {secure: {dropouts: 0.1}}}")
     edit(runs[1], privacy={"epsilon": 7.5, "delta": 1e-5})
     edit(runs[2], pooled=True)
-    rows = read(page.build(runs, tmp_path / "all.html")).rows
+    rows = read(page.build(compare(runs), tmp_path / "all.html")).rows
     sums, images = "a sum of each round's replies", "all images: they are pooled"
     assert ["it learns", "each party's replies", sums, images] in rows
     assert ["ε, each party", "no noise", "7.50 at δ = 1e-05", "no noise"] in rows
@@ -74,7 +74,7 @@ def test_what_the_server_sees_stands_run_by_run(write_run, tmp_path):
 
 def test_the_same_folders_give_the_same_bytes(write_run, tmp_path):
     runs = [write_run("a"), write_run("b")]
-    pages = [page.build(runs, tmp_path / name).read_bytes() for name in ("one.html", "two.html")]
+    pages = [page.build(compare(runs), tmp_path / name).read_bytes() for name in ("one.html", "two.html")]
     assert pages[0] == pages[1]
 
 
@@ -82,5 +82,5 @@ def test_runs_without_figures_are_compared_by_what_they_did(write_run, tmp_path)
     runs = [write_run("a"), write_run("b")]
     for run in runs:
         (run / "summary.json").unlink()
-    reader = read(page.build(runs, tmp_path / "all.html"))
+    reader = read(page.build(compare(runs), tmp_path / "all.html"))
     assert "None of these runs has been evaluated yet." in reader.text and ["method", "fedavg", "fedavg"] in reader.rows

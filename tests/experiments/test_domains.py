@@ -16,7 +16,7 @@ from coalface.engine.party.setup import FederatedData
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains as dealing
-from coalface.experiments.setup import machine, sources, splits
+from coalface.experiments.setup import shards, sources, splits
 from coalface.experiments.setup.parts import Parts
 from coalface.methods import METHODS as REGISTERED
 
@@ -88,7 +88,7 @@ def test_nobody_who_is_evaluated_or_calibrated_by_is_in_anybodys_images(method: 
     federated, held, who = built(recipe), evaluated(recipe), whole(recipe)
     trained = {who[row] for row in rows(*federated.data.values())}
     aside = {who[row] for row in rows(*federated.calibration_data.values())}
-    before = {who[row] for row in rows(*built(loader.pretraining(recipe)).data.values())}
+    before = {who[row] for row in rows(*built(recipe.pretrain.recipe).data.values())}
     assert not held & trained and not held & before and not held & aside
     calibrated = {name for name in who.values() if name.startswith("studio/")} - before
     assert len(calibrated) == 2 and not calibrated & trained
@@ -224,18 +224,18 @@ PRETRAIN = {"pretrain": {"method": "centralized", "rounds": 1, "local": {"steps_
 
 def test_one_pre_training_serves_all_methods_and_numbers_of_clients() -> None:
     inner = [
-        loader.pretraining(two_domains(PRETRAIN, {"method": method}, domains(clients=clients)))
+        two_domains(PRETRAIN, {"method": method}, domains(clients=clients)).pretrain.recipe
         for method in METHODS
         for clients in (1, 2, 4)
     ]
     assert len({pretraining.digest() for pretraining in inner}) == 1
     assert len({str(Parts(pretraining).content) for pretraining in (inner[0], inner[1])}) == 1
-    changed = [loader.pretraining(two_domains(PRETRAIN, change)) for change in ({"seed": 1}, domains(calibrate=3))]
+    changed = [two_domains(PRETRAIN, change).pretrain.recipe for change in ({"seed": 1}, domains(calibrate=3))]
     assert len({inner[0].digest(), *(pretraining.digest() for pretraining in changed)}) == 3
 
 
 def test_the_pre_training_holds_the_source_alone_and_knows_who_is_in_it() -> None:
-    inner = loader.pretraining(two_domains(PRETRAIN))
+    inner = two_domains(PRETRAIN).pretrain.recipe
     (faces,) = built(inner).data.values()
     assert len(faces.names) == 8 and all(name.startswith("studio/") for name in faces.names) and len(faces) == 32
 
@@ -303,5 +303,5 @@ def test_a_list_of_people_who_are_trained_on_is_refused() -> None:
 def test_batches_of_two_domains_are_not_split_over_processes() -> None:
     recipe = two_domains({"method": "dan", "engine": {"processes_per_party": {"pooled": 2}}})
     with pytest.raises(RecipeError) as error:
-        machine.check_shards(Parts(recipe))
+        shards.check_shards(Parts(recipe))
     assert error.value.where == "engine.processes_per_party.pooled"

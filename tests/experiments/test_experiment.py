@@ -66,7 +66,7 @@ def test_every_part_is_written_by_the_names_of_a_recipe(tmp_path: Path) -> None:
     assert recipe.build_method() == experiment.method
     given = {name: getattr(experiment, name) for name in ("model", "evaluation", "validators", "engine", "faults")}
     assert {name: getattr(recipe, name) for name in given} == given
-    inner = loader.pretraining(recipe)
+    inner = recipe.pretrain.recipe
     assert (inner.method, inner.local.lr, inner.model) == ("centralized", 0.2, recipe.model)
     assert recipe.data == experiment.data
 

@@ -35,7 +35,7 @@ def check_letters(text: str) -> None:
 
 def test_each_run_has_a_line_and_its_differences_another(write_run):
     runs = [write_run("a_1 & 50 %", method="fedavg"), write_run("b", gain=17.0), write_run("c", gain=19.0)]
-    intervals = {(runs[1], KEY): table.Interval(-4.9, -7.0, -2.5, 3), (runs[2], KEY): table.Interval(-1, -3, 1, 3)}
+    intervals = {(runs[1], KEY): (-4.9, -7.0, -2.5, 3), (runs[2], KEY): (-1, -3, 1, 3)}
     text = latex.latex(table.compare(runs, intervals))
     check_letters(text)
     groups, titles, first, second, less, third, less_too = lines_of(text)
@@ -51,9 +51,7 @@ def test_each_run_has_a_line_and_its_differences_another(write_run):
 def test_runs_of_several_seeds_have_one_line_of_differences(write_run):
     runs = [write_run(name) for name in ("a", "b-0", "b-1")]
     intervals = {
-        (run, key): table.Interval(-2.0, -3.0, -1.0, 2)
-        for run in runs[1:]
-        for key in (KEY, "devtest/eer", "devtest/tar@far=0.01")
+        (run, key): (-2.0, -3.0, -1.0, 2) for run in runs[1:] for key in (KEY, "devtest/eer", "devtest/tar@far=0.01")
     }
     text = latex.latex(table.compare(runs, intervals))
     assert [cells[0] for cells in lines_of(text)[2:]] == ["a", "b-0", "b-1", r"\quad less a"]
@@ -67,7 +65,7 @@ def test_thousands_and_letters_are_written_as_latex_sets_them():
 
 def test_csv_has_a_line_for_each_run_and_figure(write_run):
     runs = [write_run("=a"), write_run('b, "two"', gain=17.0)]
-    text = table.csv(table.compare(runs, {(runs[1], KEY): table.Interval(-3.0, -4.5, -1.5, 3)}))
+    text = table.csv(table.compare(runs, {(runs[1], KEY): (-3.0, -4.5, -1.5, 3)}))
     rows = list(csv.DictReader(io.StringIO(text)))
     assert [(row["run"], row["pairs"], row["figure"]) for row in rows] == [
         (name, "devtest", figure) for name in ("'=a", 'b, "two"') for figure in ("accuracy", "tar@far=0.01", "eer")

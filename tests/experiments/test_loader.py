@@ -284,17 +284,17 @@ def test_steps_in_all_say_how_many_rounds_there_are() -> None:
 
 def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own() -> None:
     recipe = tiny(pretrain={"method": "centralized", "rounds": 1, "loss": {"name": "softmax"}})
-    inner = loader.pretraining(recipe)
+    inner = recipe.pretrain.recipe
     assert (inner.name, inner.method, inner.rounds, inner.pretrain) == ("tiny-pretrain", "centralized", 1, None)
     assert inner.data.model_copy(update={"partition": recipe.data.partition}) == recipe.data
     assert (inner.seed, inner.model, inner.evaluation.pairs) == (recipe.seed, recipe.model, recipe.evaluation.pairs)
     assert inner.resolved()["loss"] == {"name": "softmax", "scale": 64.0}
     assert inner.local == loader.parse({}).local != recipe.local
     changed = tiny(pretrain={"local": {"lr": 0.3}, "data": {"hold_out": 5, "partition": {"parties": 3}}})
-    data = loader.pretraining(changed).data
-    assert loader.pretraining(changed).local.lr == 0.3
+    data = changed.pretrain.recipe.data
+    assert changed.pretrain.recipe.local.lr == 0.3
     assert (data.hold_out, data.partition.parties, data.size) == (5, 3, 32)
-    assert loader.pretraining(tiny(pretrain={"method": "fedavg"})).data == tiny().data  # it is over the same parties
+    assert tiny(pretrain={"method": "fedavg"}).pretrain.recipe.data == tiny().data  # it is over the same parties
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_pretraining_takes_what_both_must_share_and_is_else_a_recipe_of_its_own(
 )
 def test_a_sweep_over_training_starts_from_one_pretraining(changes: dict[str, Any], same: bool) -> None:
     start = {"pretrain": {"method": "centralized", "rounds": 1}}
-    inner = [loader.pretraining(tiny(**tree)) for tree in (start, loader.merged(start, changes))]
+    inner = [tiny(**tree).pretrain.recipe for tree in (start, loader.merged(start, changes))]
     assert (inner[0].digest() == inner[1].digest()) is same
 
 
@@ -327,7 +327,7 @@ def test_runs_in_which_fewer_have_people_start_from_one_pretraining_and_all_is_n
         for assigned in (None, 12, 4)
     )
     assert unnamed == everyone and unnamed.digest() == everyone.digest() != fewer.digest()
-    assert len({loader.pretraining(recipe).digest() for recipe in (unnamed, everyone, fewer)}) == 1
+    assert len({recipe.pretrain.recipe.digest() for recipe in (unnamed, everyone, fewer)}) == 1
 
 
 def test_the_data_root_comes_from_the_recipe_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,7 +373,7 @@ def test_another_kind_keeps_the_keys_that_it_has_too() -> None:
     recipe = loader.parse(tree)
     assert (recipe.data.partition, recipe.data.faces) == (partitions.Equal(parties=3), sections.Records(path="x"))
     before = {"pretrain": {"data": {"partition": {"kind": "shares", "shares": {"a": 1}}}}}
-    inner = loader.pretraining(loader.parse(loader.merged(recipe.model_dump(mode="json"), before)))
+    inner = loader.parse(loader.merged(recipe.model_dump(mode="json"), before)).pretrain.recipe
     assert inner.data.partition == partitions.Shares(shares={"a": 1})
 
 

@@ -76,7 +76,7 @@ def test_an_image_is_likelier_by_its_own_statistics_than_by_others() -> None:
 
 
 def attacked(**changes: Any) -> dict[tuple[str, str], Outcome]:
-    attack, models = replay(tiny(**changes), Membership, Silent(), begin_or_resume)
+    attack, models = replay(tiny(**changes), Membership, Silent())
     return {(outcome.target, outcome.figure): outcome for outcome in attack.outcomes(models)}
 
 
@@ -125,7 +125,7 @@ def test_tightness_is_of_photographs_that_nobody_trained_on_and_by_how_much_it_h
 
     By the first model, which is scored last, those of members were wider by what they have `gained`.
     """
-    attack, models = replay(tiny(rounds=1, data={"test": {"images": 2}}), Membership, Silent(), begin_or_resume)
+    attack, models = replay(tiny(rounds=1, data={"test": {"images": 2}}), Membership, Silent())
     of_run = people_of(attack.run), attack.run.test_images, attack.run.held_out
     angles = (member, pair, stranger), (member + 2 * gained, pair + gained, stranger)
     sets = iter([(*pair, pair[0] is of_run[0]) for of_model in angles for pair in zip(of_run, of_model, strict=True)])
@@ -148,7 +148,7 @@ def test_tightness_is_of_photographs_that_nobody_trained_on_and_by_how_much_it_h
 
 def test_the_first_model_is_scored_beside_the_last() -> None:
     recipe = tiny(data={"test": {"images": 2}})
-    attack, models = replay(recipe, Membership, Silent(), begin_or_resume)
+    attack, models = replay(recipe, Membership, Silent())
     run = prepare(recipe, Silent(), begin_or_resume, elsewhere=False)
     trained = attack.outcomes(models)
     untrained = Membership(run, 0).outcomes(Models(shared=run.first_model))

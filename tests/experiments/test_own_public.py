@@ -102,7 +102,7 @@ def test_public_people_are_at_the_server_and_at_every_party_and_the_bytes_are_th
 
 def test_other_methods_begin_from_them_and_hold_none(parties: Path) -> None:
     parsed = recipe(method="fedavg")
-    assert loader.pretraining(parsed).data.faces.first == 500
+    assert parsed.pretrain.recipe.data.faces.first == 500
     node = party_data.party_data(parsed, "silo-00", parties / "silo-00" / "party.yaml")
     assert node.public is None and len(node.data["silo-00"]) == 12
 
@@ -173,7 +173,7 @@ def test_they_are_those_that_the_pretraining_trains_on_in_its_order(tmp_path: Pa
     exclude, source = listing(tmp_path, "Berta", "Dagny"), pictures(tmp_path / "public")
     for exclude_lists in ([exclude], {"public": [exclude]}, {"silo-00": [exclude]}, []):
         parsed = recipe(data={"public": source, "exclude": exclude_lists})
-        public, inner = Parts(parsed).public, splits.split(loader.pretraining(parsed)).train
+        public, inner = Parts(parsed).public, splits.split(parsed.pretrain.recipe).train
         assert public is not None and public.names == inner.names and public.labels.tolist() == inner.labels.tolist()
         left_out = exclude_lists and exclude_lists != {"silo-00": [exclude]}
         assert public.names == (("Ada", "Clara") if left_out else ("Ada", "Berta", "Clara"))
@@ -225,7 +225,7 @@ def test_they_are_few_by_the_recipes_rules_and_it_is_said_of_whom(tmp_path: Path
         with pytest.raises(RecipeError, match=said):
             _ = Parts(changed).public
         with pytest.raises((ValueError, OSError)):
-            splits.split(loader.pretraining(changed))
+            splits.split(changed.pretrain.recipe)
 
 
 def test_a_pre_training_with_a_source_of_its_own_takes_nothing_of_theirs(tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_a_pre_training_with_a_source_of_its_own_takes_nothing_of_theirs(tmp_pat
     parsed = recipe(
         method="fedavg", data={"exclude": [listing(tmp_path, "Berta", "Dagny")]}, pretrain={"data": data_before}
     )
-    assert loader.pretraining(parsed).data.faces.first == 600
-    assert loader.pretraining(parsed).data.exclude == ()
+    assert parsed.pretrain.recipe.data.faces.first == 600
+    assert parsed.pretrain.recipe.data.exclude == ()
 
 
 def test_a_party_is_told_what_it_holds_beside_its_own(parties: Path) -> None:

@@ -7,6 +7,7 @@ import yaml
 from pages import Reader
 
 from coalface.experiments.comparison import page as comparison
+from coalface.experiments.comparison.table import compare
 from coalface.experiments.report import page, runs
 
 EVIL = '</title><script>alert(1)</script><img src=x onerror="alert(2)">\x1b\u202e'
@@ -82,7 +83,7 @@ def test_every_string_of_the_folder_is_escaped(write_run):
     lines = [line | {"stage": EVIL + str(i % 2), EVIL: i, "failed": {EVIL: EVIL}} for i, line in enumerate(lines)]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "config.yaml").write_text(json.dumps({"model": EVIL, EVIL: EVIL}))
-    for target in (page.build(folder), comparison.build([folder, write_run("b")], folder / "all.html")):
+    for target in (page.build(folder), comparison.build(compare([folder, write_run("b")]), folder / "all.html")):
         whole = target.read_text(encoding="utf-8")
         assert [bad for bad in ("<script>alert", "<img", "\x1b", "\u202e") if bad in whole] == []
         reader = read(target)
@@ -121,7 +122,7 @@ def test_any_missing_or_misshapen_key_draws_nothing_and_breaks_nothing(write_run
             summary = {k: v for k, v in whole.items() if k != key} | ({} if value == "absent" else {key: value})
             (folder / "summary.json").write_text(json.dumps(summary))
             page.render(runs.read(folder))
-            comparison.render(runs.read_all([folder, other]))
+            comparison.render(compare([folder, other]))
 
 
 def test_numbers_that_are_none_break_no_drawing(write_run):
@@ -168,7 +169,7 @@ def test_a_model_that_was_trained_before_is_called_so(write_run):
     text = page.build(folder).read_text()
     assert "untrained" not in text and "82.0 ± 1.1 %, pre-trained 60.0 % (" in text
     assert '<th scope="col" class="n">pre-trained</th>' in text
-    both = comparison.build([folder, write_run("plain")], folder / "both.html").read_text()
+    both = comparison.build(compare([folder, write_run("plain")]), folder / "both.html").read_text()
     assert "untrained" not in both  # the runs start from different things, so the drawings have no common level
 
 

@@ -13,6 +13,7 @@ from browser import A4, Browser, browser
 from coalface.experiments import run as experiment
 from coalface.experiments import sharing
 from coalface.experiments.comparison import page as comparison_page
+from coalface.experiments.comparison.table import compare
 from coalface.experiments.recipe import loader
 from coalface.experiments.report import page, vega
 from coalface.experiments.report.templates import write_page
@@ -90,7 +91,7 @@ def test_pages_of_comparisons_of_sweeps_and_to_pass_on_are_readable_too(
         "grid", "coalface sweep", "18 settings in 54 runs.", table, points, ["local.steps_per_round"]
     )
     write_page(tmp_path / "sweep.html", text)
-    comparison_page.build([fedavg_run, solo_run], tmp_path / "compared.html")
+    comparison_page.build(compare([fedavg_run, solo_run]), tmp_path / "compared.html")
     sharing.build(fedavg_run, tmp_path / "shared.html")
     for file in ("sweep.html", "compared.html", "shared.html"):
         for scheme, width in (("light", 390), ("dark", 1280), ("print", A4)):

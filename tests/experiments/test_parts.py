@@ -287,7 +287,7 @@ def test_the_parties_hold_private_identities_and_a_pretraining_takes_the_others(
         "partition": {"kind": "one-identity"},
     }
     recipe = tiny(data=data, pretrain={"method": "centralized"})
-    inner = loader.pretraining(recipe)
+    inner = recipe.pretrain.recipe
     parts = Parts(recipe)
     private, held = parts.split.train, parts.split.held
     public, held_too = splits.split(inner).train, splits.split(inner).held

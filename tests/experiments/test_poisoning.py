@@ -43,7 +43,7 @@ class Recorded(Poisoning):
 
 
 def played(recipe: Any, **options: Any) -> tuple[Recorded, Tensors]:
-    attack, models = replay(recipe, functools.partial(Recorded, **options), Silent(), begin_or_resume)
+    attack, models = replay(recipe, functools.partial(Recorded, **options), Silent())
     assert isinstance(attack, Recorded) and models.shared is not None
     return attack, models.shared
 
@@ -120,7 +120,7 @@ def test_liars_stop_a_mean_exactly_and_a_median_goes_on() -> None:
 def test_a_mimic_sends_what_one_honest_party_sends_the_same_in_all_rounds(chosen: str) -> None:
     attack = Recorded(prepare(tiny(**FOUR), Silent(), begin_or_resume, elsewhere=False), 0, how="mimic", share=0.25)
     attack._mimicked = chosen
-    replay(tiny(**FOUR), lambda run, seed: attack, Silent(), begin_or_resume)
+    replay(tiny(**FOUR), lambda run, seed: attack, Silent())
     lie = attack.passed["silo-03"].answer
     copied = [party for party in ("silo-00", "silo-01", "silo-02") if attack.passed[party].answer is lie]
     assert copied == [chosen or attack._mimicked]
@@ -224,7 +224,6 @@ def test_a_run_that_fails_under_its_liars_is_a_cell_that_says_why(tmp_path: Path
         "poisoning",
         tmp_path,
         Silent(),
-        begin_or_resume,
         options={"how": "scaled", "share": 0.25},
     )
     assert cells[0].refused and not cells[0].outcomes
@@ -236,5 +235,5 @@ def test_a_run_that_fails_under_its_liars_is_a_cell_that_says_why(tmp_path: Path
 )
 def test_lies_have_the_form_that_the_method_asks_for(method: str, scenario: str, how: str) -> None:
     view, recipe = Silent(), tiny(method=method, data={"scenario": scenario}, rounds=1)
-    replay(recipe, functools.partial(Poisoning, how=how, share=0.25), view, begin_or_resume)
+    replay(recipe, functools.partial(Poisoning, how=how, share=0.25), view)
     assert view.rounds[-1]["failed"] == {}

@@ -19,7 +19,7 @@ from coalface.experiments.conformance import tiny_federation
 from coalface.experiments.conformance.tiny_federation import Ran
 from coalface.experiments.plan import preflight
 from coalface.experiments.recipe import loader
-from coalface.experiments.setup import machine
+from coalface.experiments.setup import shards
 from coalface.experiments.setup.parts import Parts
 from coalface.models import Backbone
 
@@ -74,7 +74,7 @@ def test_what_cannot_be_split_is_refused_before_anything_is_written(
 def test_a_pre_training_is_not_split() -> None:
     shards = {"engine": {"processes_per_party": {"silo-00": 2}}}
     recipe = tinyruns.tiny(pretrain={"method": "centralized", "rounds": 1}, **shards)
-    assert loader.pretraining(recipe).engine.processes_per_party == {}
+    assert recipe.pretrain.recipe.engine.processes_per_party == {}
 
 
 # --- the one party of centralised training ----------------------------------------------------------------------------
@@ -164,10 +164,10 @@ def test_the_silos_of_a_joined_source_are_known_to_pooled_training(split: int | 
 def test_only_a_party_of_this_method_needs_its_gpus() -> None:
     for method, party in (("centralized", "silo-00"), ("fedavg", "pooled"), ("fedavg", "v")):
         recipe = tinyruns.tiny(method=method, engine={"processes_per_party": {party: 2}, "device": "meta"}, **V)
-        machine.check_shards(Parts(recipe))
+        shards.check_shards(Parts(recipe))
     recipe = tinyruns.tiny(method="centralized", engine={"processes_per_party": {"pooled": 2}, "device": "meta"})
     with pytest.raises(RecipeError, match=r"engine.processes_per_party.pooled: 2 processes need .*'meta'"):
-        machine.check_shards(Parts(recipe))
+        shards.check_shards(Parts(recipe))
 
 
 def test_a_name_that_could_be_two_parties_is_refused() -> None:
@@ -185,7 +185,7 @@ def test_a_name_that_could_be_two_parties_is_refused() -> None:
 def test_a_pre_training_that_pools_may_be_split_on_its_own() -> None:
     start = {"method": "centralized", "rounds": 1, "engine": {"processes_per_party": {"pooled": 2}}}
     recipe = tinyruns.tiny(pretrain=start)
-    assert preflight.check(recipe) and Parts(loader.pretraining(recipe)).numerics().processes_per_party == {"pooled": 2}
+    assert preflight.check(recipe) and Parts(recipe.pretrain.recipe).numerics().processes_per_party == {"pooled": 2}
     with pytest.raises(RecipeError, match=r"pretrain.engine.processes_per_party: the party: 'poold' .*'pooled'"):
         preflight.check(
             loader.parse(recipe.resolved() | {"pretrain": start | {"engine": {"processes_per_party": {"poold": 2}}}})

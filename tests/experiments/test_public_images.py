@@ -73,7 +73,7 @@ def test_they_are_those_that_the_pretraining_trains_on_in_its_order() -> None:
         recipe(seed=3),
         recipe(data={"test": {"images": 1}, "min_images": 3, "max_identities": 4}),
     ):
-        public, inner = Parts(parsed).public, splits.split(loader.pretraining(parsed)).train
+        public, inner = Parts(parsed).public, splits.split(parsed.pretrain.recipe).train
         assert public is not None and public.names == inner.names
         assert rows(public) == rows(inner) and public.labels.tolist() == inner.labels.tolist()
     assert rows(Parts(recipe(seed=3)).public) == rows(Parts(recipe()).public)  # whatever the seed
@@ -122,7 +122,7 @@ def test_a_run_begins_with_the_model_and_the_class_embeddings_of_the_pretraining
 def test_other_people_are_another_pretraining() -> None:
     """The class embeddings of a pre-training are never those of other people: it is looked up by its images."""
     recipes = [recipe(), recipe(data={"scenario": "private-public", "private": {"identities": 5}})]
-    assert Parts(loader.pretraining(recipes[0])).content != Parts(loader.pretraining(recipes[1])).content
+    assert Parts(recipes[0].pretrain.recipe).content != Parts(recipes[1].pretrain.recipe).content
 
 
 def test_without_a_pretraining_they_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import yaml
 from commands import outputs
 
 from coalface.experiments.comparison import page as comparison
+from coalface.experiments.comparison.table import compare
 from coalface.experiments.report import faults, page, runs
 
 
@@ -70,7 +71,7 @@ def test_parties_that_never_counted_and_abandoned_rounds_stand_at_the_head(write
         "No reply of silo-01 ever counted.",
         "2 of 6 rounds were abandoned: the model stayed as it was.",
     ]
-    text = comparison.render([runs.read(folder), runs.read(write_run("other"))])
+    text = comparison.render(compare([folder, write_run("other")]))
     head = text[: text.index("</header>")]
     assert "demo-fedavg: No reply of silo-01 ever counted. 2 of 6 rounds were" in head and 'warn">other' not in head
 

@@ -25,9 +25,9 @@ def test_a_damaged_line_of_the_events_is_left_out_and_named(write_run):
     folder = write_run()
     events = folder / "events.jsonl"
     events.write_text('{"event": "begins"}\n{broken\n{"event": "round"}\n')
-    run = runs.read(folder)
-    assert [event["event"] for event in run.events] == ["begins", "round"]
-    assert len(run.skipped) == 1 and f"{events}, line 2" in run.skipped[0]
+    assert [event["event"] for event in runs.read(folder).events] == ["begins", "round"]
+    (skipped,) = runs.read_events(folder)[1]
+    assert f"{events}, line 2" in skipped
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "evidence.json", runs.DIGESTS])

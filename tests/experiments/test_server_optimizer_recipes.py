@@ -63,7 +63,7 @@ def test_an_experiment_and_its_recipe_are_the_same(tmp_path: Path) -> None:
 
 def test_a_pretraining_has_its_own() -> None:
     recipe = tinyruns.tiny(server_optimizer="yogi", pretrain={"method": "centralized", "rounds": 1})
-    assert loader.pretraining(recipe).server_optimizer is None
+    assert recipe.pretrain.recipe.server_optimizer is None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from coalface.core.errors import RecipeError
 from coalface.experiments.report import vega
 from coalface.experiments.report.long_table import Record
 from coalface.experiments.report.vega import Chart, draw
-from coalface.experiments.sweep.figure import check_figure, figure
+from coalface.experiments.sweep.differences import check_figure, figure
 from coalface.experiments.sweep.grid import Cell, grid
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -15,7 +15,7 @@ def test_differences_are_to_the_first_run_with_the_intervals_given(write_run):
         write_run(n, method=n, gain=g) for n, g in [("fedface", 22.0), ("fedavg", 17.0), ("solo", 21.5)]
     )
     key = "devtest/accuracy"
-    intervals = {(second, key): table.Interval(-4.9, -7.0, -2.5, 3), (third, key): table.Interval(-0.4, -1.5, 0.8, 3)}
+    intervals = {(second, key): (-4.9, -7.0, -2.5, 3), (third, key): (-0.4, -1.5, 0.8, 3)}
     comparison = table.compare([first, second, third], intervals)
     assert comparison.rows[0].differences == {}
     assert comparison.rows[1].differences[key] == table.Record(
@@ -60,7 +60,7 @@ def test_a_methods_own_settings_are_named_only_where_they_can_be_compared(write_
 
 def test_json_holds_the_rows_and_their_differences(write_run):
     runs = [write_run("a"), write_run("b", gain=10.0)]
-    tree = table.as_dict(table.compare(runs, {(runs[1], "devtest/accuracy"): table.Interval(-10.0, -12.0, -8.0, 3)}))
+    tree = table.as_dict(table.compare(runs, {(runs[1], "devtest/accuracy"): (-10.0, -12.0, -8.0, 3)}))
     assert [row["run"] for row in tree["runs"]] == ["a", "b"]
     assert tree["runs"][0]["figures"]["devtest/accuracy"] == 80.0
     assert tree["runs"][1]["against_first"]["devtest/accuracy"] == {
@@ -74,7 +74,8 @@ def test_unfinished_runs_have_a_row_with_what_is_known(write_run):
     compared = table.compare([whole, cut])
     row, (note,) = compared.rows[1], table.notes(compared)
     assert note.startswith("cut is not finished (6 rounds so far)") and f"`coalface resume {cut}`" in note
-    assert (row.method, row.seed, row.rounds, row.figures, row.differences) == ("fedavg", 1, None, {}, {})
+    assert [row.about[key] for key in ("method", "seed", "rounds")] == ["fedavg", 1, None]
+    assert row.run.figures == row.differences == {}
 
 
 def test_of_two_kinds_the_keys_that_one_alone_has_are_no_difference(write_run):

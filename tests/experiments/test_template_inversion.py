@@ -25,12 +25,11 @@ from coalface.data.faceset import FaceSet
 from coalface.experiments.attacks import measure
 from coalface.experiments.attacks.base import Attack, Exchange, NotAttackable, Outcome
 from coalface.experiments.attacks.decoder import RIDGE, WIDTH, Decoder
-from coalface.experiments.attacks.fused_embeddings import parts_drawn
+from coalface.experiments.attacks.fused_embeddings import Fused
 from coalface.experiments.attacks.judge import Judge, open_judge, threshold_at
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.attacks.template_inversion import TemplateInversion, accepted, first_share
 from coalface.experiments.attacks.updates import people_of
-from coalface.experiments.run import begin_or_resume
 from coalface.experiments.setup import splits
 
 SIDE = 32
@@ -100,7 +99,7 @@ class Keeping(TemplateInversion):
 
 def attacked(judge: Path, far: float = 0.02, **changes: Any) -> tuple[Keeping, Models]:
     make = functools.partial(Keeping, judge=str(judge), far=far)
-    attack, models = replay(tiny(**{**DEVICES, **changes}), make, Silent(), begin_or_resume)
+    attack, models = replay(tiny(**{**DEVICES, **changes}), make, Silent())
     assert isinstance(attack, Keeping)
     return attack, models
 
@@ -173,7 +172,7 @@ def test_a_run_without_public_people_gives_a_decoder_nothing_to_learn_from(tmp_p
         return TemplateInversion(run, seed, judge=str(judge_file(tmp_path)), far=0.02)
 
     with pytest.raises(NotAttackable):
-        replay(tiny(), make, Silent(), begin_or_resume)
+        replay(tiny(), make, Silent())
 
 
 def test_the_command_judges_what_passes_beside_chance(tmp_path: Path) -> None:
@@ -282,14 +281,14 @@ def test_whose_equivalents_are_is_what_the_server_drew() -> None:
         def outcomes(self, models: Models) -> list[Outcome]:
             return []
 
-    attack, models = replay(tiny(**{**DEVICES, "method": "fedfv"}), Watching, Silent(), begin_or_resume)
+    attack, models = replay(tiny(**{**DEVICES, "method": "fedfv"}), Watching, Silent())
     last = [exchange for exchange in exchanges if exchange.request.round == 2]
-    asked = {exchange.request.party for exchange in last}
-    others = [name for name in attack.run.data.by_role()["trainer"] if name not in asked]
-    rows = last[0].sent[0].others
-    parts = parts_drawn(attack.seed, 2, len(others), len(rows), 2)
+    rows, sent, parties = last[0].sent[0].others, Fused(), attack.run.data.by_role()["trainer"]
+    for exchange in last:
+        sent.note(2, rows, exchange.request.party)
+    others, parts = sent.drawn(2, parties, 2, attack.seed)
     assert models.class_embeddings is not None  # of who was not asked last they are what the rows were fused of
-    kept = nn.functional.normalize(torch.cat([models.class_embeddings[name] for name in others]), dim=1)
+    kept = nn.functional.normalize(torch.cat([models.class_embeddings[parties[place]] for place in others]), dim=1)
     torch.testing.assert_close(rows, nn.functional.normalize(kept[parts].mean(1), dim=1))
 
 

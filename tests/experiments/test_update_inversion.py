@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from coalface.core.method import generator
 from coalface.experiments.attacks import measure, update_inversion
 from coalface.experiments.attacks.base import Outcome
-from coalface.experiments.attacks.gradient_matching import Eigenfaces, Matching, assign, psnr, rebuild, ssim
+from coalface.experiments.attacks.gradient_matching import Eigenfaces, assign, psnr, rebuild, ssim
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.attacks.update_inversion import UpdateInversion, nearness, share_named
 from coalface.experiments.attacks.updates import (
@@ -31,7 +31,6 @@ from coalface.experiments.attacks.updates import (
     embeddings_told_by_rows,
     ends_in_linear,
 )
-from coalface.experiments.run import begin_or_resume
 from coalface.training.losses.margins import Softmax
 
 ONE_STEP = {"steps_per_round": 1, "batch_size": 1, "momentum": 0.0}
@@ -130,7 +129,7 @@ def test_an_image_is_rebuilt_from_its_gradient_and_not_from_another_s() -> None:
     head = random(5, 6, seed=5).float()
 
     def rebuilt(gradient: dict[str, Tensor], loss_of: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        return rebuild(net, gradient, 1, faces, generator(0, "rebuild"), Matching(components=8), {}, loss_of)
+        return rebuild(net, gradient, 1, faces, generator(0, "rebuild"), 300, {}, loss_of)
 
     near = psnr(rebuilt(gradient_of(net, images[:1], head)), images[:1]).item()
     far = psnr(rebuilt(gradient_of(net, images[1:], head)), images[:1]).item()
@@ -144,7 +143,7 @@ def test_an_image_is_rebuilt_from_its_gradient_and_not_from_another_s() -> None:
 def attacked(**changes: Any) -> dict[tuple[str, str], Outcome]:
     recipe = tiny(rounds=1, **changes)
     make_attack = functools.partial(UpdateInversion, iterations=2)
-    attack, models = replay(recipe, make_attack, Silent(), begin_or_resume)
+    attack, models = replay(recipe, make_attack, Silent())
     return by_row(attack.outcomes(models))
 
 
@@ -187,7 +186,7 @@ def test_rebuilt_images_are_held_against_those_trained_on(told: bool, monkeypatc
 
     monkeypatch.setattr(update_inversion, "rebuild", planted)
     recipe = tiny(rounds=1, local=ONE_STEP | {"steps_per_round": 2}, data={"augment": {"flip": False}})
-    attack, models = replay(recipe, Noting, Silent(), begin_or_resume)
+    attack, models = replay(recipe, Noting, Silent())
     seen = by_row(attack.outcomes(models))
     for target in (UPDATE, MEAN):
         rows = {figure: seen[target, f"rebuilt: {figure}"] for figure in FIGURES}
@@ -229,7 +228,7 @@ def test_the_seed_gives_the_loss_of_a_first_round_and_of_no_later_one(
     local = {"steps_per_round": 1, "batch_size": 3, "momentum": 0.0}
     recipe = tiny(rounds=2, local=local, data={"partition": {"parties": 2}})
     make_attack = functools.partial(Noting, parties=parties, iterations=1)
-    attack, models = replay(recipe, make_attack, Silent(), begin_or_resume)
+    attack, models = replay(recipe, make_attack, Silent())
     rows = by_row(attack.outcomes(models))
     assert [(change.begins, known) for change, known in studied] == [
         *[("train", True)] * (parties + 1),
@@ -246,9 +245,7 @@ def test_head_rows_name_the_people_of_a_step_and_those_of_no_step_come_to_chance
     data = {"partition": {"parties": 6}, "augment": {"flip": False}}
     fedfr = {"fedfr-joint": {"threshold": 1.0}}  # no public image is trained on
     recipe = public_images(local=local, data=data, methods=fedfr, pretrain={"rounds": 6})
-    attack, models = replay(
-        recipe, functools.partial(UpdateInversion, iterations=0, parties=6), Silent(), begin_or_resume
-    )
+    attack, models = replay(recipe, functools.partial(UpdateInversion, iterations=0, parties=6), Silent())
     rows = attack.outcomes(models)
     assert [(row.target, row.attacker, row.figure, row.trials) for row in rows] == [
         (UPDATE, "server", NAMED, 6),

@@ -86,11 +86,11 @@ def test_another_validator_beside_it_changes_nothing_for_the_first() -> None:
 
 def test_a_pretraining_trains_on_nobody_whom_a_validator_holds() -> None:
     parsed = recipe(pretrain={"method": "centralized", "rounds": 1})
-    before, after = (set(splits.split(r).train.names) for r in (loader.pretraining(parsed), parsed))
+    before, after = (set(splits.split(r).train.names) for r in (parsed.pretrain.recipe, parsed))
     assert before == after and len(before) == 9
     split = {"fold_split": "first", "validators": {"v": {"validates": "unseen", "identities": None, "pairs": 3000}}}
     halves = [recipe(pretrain={"method": "fedavg"}, **split | {"fold_split": h}) for h in ("first", "second")]
-    assert loader.pretraining(halves[0]).digest() == loader.pretraining(halves[1]).digest()  # one model for both halves
+    assert halves[0].pretrain.recipe.digest() == halves[1].pretrain.recipe.digest()  # one model for both halves
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_a_pooled_pretraining_changes_images_as_their_silos_do() -> None:
     data = {"partition": {"kind": "shares", "shares": {"a": 0.7, "b": 0.3}}}
     data["party_augment"] = {"b": {"crop": 4}}
     parsed = tiny(method="fedavg", data=data, pretrain={"method": "centralized", "rounds": 1})
-    built = Parts(loader.pretraining(parsed)).data
+    built = Parts(parsed.pretrain.recipe).data
     assert built.compute.by_domain == (Augment(), Augment(flip=True, crop=4))
 
 

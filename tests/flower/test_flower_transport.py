@@ -179,7 +179,7 @@ def test_a_second_node_of_the_same_name_is_left_alone(caplog: pytest.LogCaptureF
 
     def transport(setup: Any, world: Any) -> FlowerTransport:
         link = over_flower()(setup, world)
-        grid: Any = link._grid
+        grid: Any = link.grid
         grid.apps[2000], grid.contexts[2000] = grid.apps[1000], grid.contexts[1000]
         return link
 
@@ -196,7 +196,7 @@ def test_a_node_that_claims_a_name_without_its_key_is_left_alone(
 
     def transport(key: bytes) -> Any:
         def make(setup: Any, world: Any) -> FlowerTransport:
-            grid: Any = over_flower()(setup, world)._grid
+            grid: Any = over_flower()(setup, world).grid
             grid.keys = {1000: key, 1001: b"key 1", 1002: b"key 2"}
             return FlowerTransport(grid, roles(world), Patience(join=0.05, step=60, poll=0.01), keys=keys)
 

@@ -105,7 +105,7 @@ def test_every_method_that_can_be_over_own_images_is_the_same_here_and_there(
         loader.load(path, ["engine.on_error=exclude", "engine.save_replies=true"]),
         party_file.read_all(tmp_path / "own.yaml"),
     )
-    if method in ("fedfv", "feduv"):  # else a run here draws as the federation does
+    if has_one_identity and method != "fedface":  # else a run here draws as the federation does
         draw_from_secrets(tmp_path / "there", lambda party: tmp_path / "homes" / party / "own", monkeypatch)
     experiment.run(local, tmp_path / "here", Silent(), report=False)
     assert (tmp_path / "there" / "metrics.jsonl").read_bytes() == (tmp_path / "here" / "metrics.jsonl").read_bytes()
@@ -213,7 +213,7 @@ def test_who_is_evaluated_is_not_trained_on_where_both_lie_in_one_folder(parties
 def test_a_pre_training_is_on_people_that_the_recipe_names(parties: Path, tmp_path: Path) -> None:
     before = {"method": "centralized", "rounds": 1, "data": {"faces": {**UNSEEN, "first": 500}}}
     path = write_recipe(tmp_path, method="fedavg", pretrain=before, rounds=1)
-    inner = loader.pretraining(loader.load(path))
+    inner = loader.load(path).pretrain.recipe
     assert (inner.data.size, inner.own, inner.validators) == (32, None, {})
     over_flower(path, parties, tmp_path / "homes", tmp_path / "there")
     local = party_file.fill(

@@ -1,4 +1,5 @@
-"""What is drawn from a secret that the seed does not tell: noise and codewords at nodes, what FedFV's server fuses."""
+"""What is drawn from a secret that the seed does not tell: noise and codewords at nodes, what FedFV's server fuses
+and where class embeddings begin."""
 
 from __future__ import annotations
 
@@ -75,13 +76,17 @@ DEVICES = loader.merged(
             "scenario": "devices",
             "hold_out": 4,
         },
-        "methods": {"fedfv": {"sample": 1, "equivalents": 3}, "feduv": {"sample": None, "length": 127}},
+        "methods": {
+            "fedfv": {"sample": 1, "equivalents": 3},
+            "fedaws": {"sample": 1},
+            "feduv": {"sample": None, "length": 127},
+        },
     },
 )
 """Four clients of one identity."""
 
 
-@pytest.mark.parametrize("method", ["fedfv", "feduv"])
+@pytest.mark.parametrize("method", ["fedfv", "feduv", "fedaws"])
 def test_a_federation_draws_from_secrets_what_nobody_else_may_tell(method: str, tmp_path: Path) -> None:
     recipe, run, local = tmp_path / "recipe.yaml", tmp_path / "run", tmp_path / "local"
     recipe.write_text(yaml.safe_dump({**DEVICES, "method": method}))
@@ -90,7 +95,7 @@ def test_a_federation_draws_from_secrets_what_nobody_else_may_tell(method: str, 
     run_recipe(recipe, tmp_path / "homes", parties, {}, out=str(run), **{"join-seconds": 0.5})
     homes = {party: tmp_path / "homes" / party / DEVICES["name"] for party in parties}
     kept = [path for path in (run, *homes.values()) if (path / FILE).exists()]
-    if method == "fedfv":  # one secret, of the server, which decides what its clients train against
+    if method != "feduv":  # one secret, of the server, which decides what its clients train against
         assert kept == [run] and tinyruns.model_bytes(run) != tinyruns.model_bytes(local)
         return
     assert kept == [*homes.values()] and len({(home / FILE).read_bytes() for home in kept}) == 4

@@ -8,6 +8,7 @@ import pickle
 import shutil
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import cv2
@@ -201,7 +202,11 @@ LISTS: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
         megaface.read_distractors,
         ('{"path": ["a.jpg", "b.jpg"]}',),
     ),
-    "megaface-noises": ("megaface_noises.txt", megaface.read_megaface_noises, ("# remark\n375/3@N00/4_0.jpg\n",)),
+    "megaface-noises": (
+        "megaface_noises.txt",
+        partial(megaface.read_noises, among="megaface"),
+        ("# remark\n375/3@N00/4_0.jpg\n",),
+    ),
 }
 
 

@@ -22,7 +22,6 @@ from coalface.core.method import Party, Tensors
 from coalface.engine.party.setup import FederatedData
 from coalface.experiments import run as experiment
 from coalface.experiments.conformance.tiny_federation import Tiny, run
-from coalface.experiments.recipe import loader
 from coalface.experiments.setup.parts import Parts
 from coalface.methods import METHODS
 from coalface.methods.adafedfr import AdaFedFR
@@ -257,7 +256,7 @@ def test_a_recipe_hides_a_share_of_each_clients_people_and_of_nobody_public(tmp_
         assert known[party].names == faces.names and set(known[party].counts().tolist()) == {3}
         assert sorted([*known[party].rows, *unknown[party].rows]) == sorted(faces.rows.tolist())
     assert parts.public is not None and len(parts.public) == 30
-    assert loader.pretraining(half) == loader.pretraining(whole)
+    assert half.pretrain.recipe == whole.pretrain.recipe
     joint = recipe(data={"unlabelled": 0.5}, method="fedfr-joint")
     assert Parts(joint).data.unlabelled == {} and len(Parts(joint).data.data["silo-00"]) == 6
     pooled = recipe(data={"unlabelled": 0.5, "side": "both"}, method="centralized", pretrain=None)

@@ -125,7 +125,7 @@ def list_images(root: Path, images: Iterable[tuple[str, str]], faults: Faults = 
 
 def folders_in(folder: Path, faults: Faults = None) -> list[str]:
     """The names of the folders in `folder` that do not start with a dot, sorted by their bytes."""
-    return _listed(folder, _is_folder, faults)
+    return _listed(folder, lambda entry: entry.is_dir(), faults)
 
 
 def images_in(folder: Path, faults: Faults = None) -> list[str]:
@@ -142,7 +142,7 @@ def _listed(folder: Path, accepts: Callable[[os.DirEntry[str]], bool], faults: F
         return []
     for entry in entries:
         try:
-            if accepts(entry):
+            if not entry.name.startswith(".") and accepts(entry):
                 names.append(entry.name)
         except OSError as error:
             _note(Path(entry.path), error, faults)
@@ -159,12 +159,8 @@ def _note(path: Path, error: OSError, faults: Faults) -> None:
     faults.append(str(fault))
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return not entry.name.startswith(".") and entry.is_dir()
-
-
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    if not (entry.name.lower().endswith(SUFFIXES) and not entry.name.startswith(".")):
+    if not entry.name.lower().endswith(SUFFIXES):
         return False
     if entry.is_symlink():
         os.stat(entry.path)  # raises where it leads nowhere, of which is_file() says no more than False

@@ -17,7 +17,6 @@ al., CVPR 2015 (IJB-A); Whitelam et al., CVPRW 2017 (IJB-B); Maze et al., ICB 20
 
 from __future__ import annotations
 
-import csv
 import itertools
 import os
 import re
@@ -30,7 +29,15 @@ from numpy.typing import NDArray
 
 from coalface.core.errors import DataError
 from coalface.core.text import several, shown
-from coalface.data.readers.text_lines import LARGEST, NUMBER, line_error, read_numbers, text_lines, whole_number
+from coalface.data.readers.text_lines import (
+    LARGEST,
+    NUMBER,
+    csv_fields,
+    line_error,
+    read_numbers,
+    text_lines,
+    whole_number,
+)
 
 GALLERIES = {"ijbb": ("S1", "S2"), "ijbc": ("G1", "G2")}
 """What the two galleries are called."""
@@ -376,22 +383,15 @@ def _columns(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str
     """File and line, and the fields of some columns, of each line of a CSV; FILENAME does for FILE."""
     lines = list(text_lines(path))
     where, first = lines[0]
-    header = [name.strip().upper().removeprefix("\ufeff") for name in _fields(where, first)]
+    header = [name.strip().upper().removeprefix("\ufeff") for name in csv_fields(where, first)]
     header = ["FILE" if name == "FILENAME" else name for name in header]
     if missing := [name for name in columns if name not in header]:
         raise DataError(f"the header lacks the column {' nor '.join(missing)}; fetch the list again", where=where)
     places = [header.index(name) for name in columns]
     for where, line in lines[1:]:
-        fields = _fields(where, line)
+        fields = csv_fields(where, line)
         if len(fields) <= max(places):
             raise line_error(where, line, f"a line of {several(len(header), 'column')}, as the header says")
         yield where, [fields[place].strip() for place in places]
     if len(lines) == 1:
         raise DataError("the list is empty after its header; fetch it again", where=where)
-
-
-def _fields(where: str, line: str) -> list[str]:
-    try:
-        return next(csv.reader([line]))
-    except csv.Error as error:
-        raise DataError(f"not a line of a CSV file ({error}); fetch the list again", where=where) from None

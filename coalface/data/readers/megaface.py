@@ -22,6 +22,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 from coalface.core.errors import DataError
 from coalface.core.text import several, shown
 from coalface.data.readers.folders import SUFFIXES
-from coalface.data.readers.text_lines import text_lines
+from coalface.data.readers.text_lines import line_error, text_lines
 
 _LIST = re.compile(r"megaface_features_list\.json_([0-9]{1,9})_([0-9]{1,9})")
 
@@ -120,29 +121,26 @@ def distractor_lists(folder: str | os.PathLike[str], number: int = 1) -> dict[in
     return dict(sorted(lists.items()))
 
 
-def read_facescrub_noises(path: str | os.PathLike[str]) -> Noises:
-    """The noises among the probes.
+_NOISE = {
+    "facescrub": (1, "an image, such as Aaron_Eckhart_136.png"),
+    "megaface": (3, "an image and the two folders that it lies in, such as 375/37531198@N00/4174611825_0.jpg"),
+}
+"""How many parts of a path name an image of a set, and what a line is."""
+
+
+def read_noises(path: str | os.PathLike[str], among: Literal["facescrub", "megaface"]) -> Noises:
+    """The noises among the probes, which are FaceScrub's, or among the distractors.
 
     Raises FileNotFoundError where the list is missing; DataError with file and line for a line that is no image.
     """
-    return _noises(Path(path), 1, "an image, such as Aaron_Eckhart_136.png")
-
-
-def read_megaface_noises(path: str | os.PathLike[str]) -> Noises:
-    """The noises among the distractors; errors as for `read_facescrub_noises`."""
-    return _noises(
-        Path(path), 3, "an image and the two folders that it lies in, such as 375/37531198@N00/4174611825_0.jpg"
-    )
-
-
-def _noises(path: Path, parts: int, meaning: str) -> Noises:
+    parts, meaning = _NOISE[among]
     names = set()
-    for where, line in text_lines(path):
+    for where, line in text_lines(Path(path)):
         if line.startswith("#"):
             continue
         file = line.strip().split("\t")[-1]
         if file.count("/") != parts - 1 or not file.lower().endswith(SUFFIXES):
-            raise DataError(f"{line.strip()[:80]!r} is not {meaning}; fetch the list again", where=where)
+            raise line_error(where, line, meaning)
         names.add(_name(file, parts))
     return Noises(frozenset(names), parts)
 

@@ -158,7 +158,8 @@ def read_pack(path: str | os.PathLike[str], *, verify: bool = True) -> FaceSet:
         raise _damaged(pixels, f"it holds {size:,} bytes where {expected:,} were written")
     for name in ("labels.npy", "index.json"):
         _check_sha256(path / name, meta["sha256"][name])
-    if verify and not _known_sound(pixels, meta["sha256"]["pixels.u8"]):
+    note, stamp = _sound_note(pixels, meta["sha256"]["pixels.u8"])
+    if verify and not (note.is_file() and note.read_bytes() == stamp):
         if expected >= _LONG:
             _LOG.warning("reading %s bytes of %s, to check them once", f"{expected:,}", shown(pixels))
         check_pixels(path)
@@ -180,11 +181,6 @@ def check_pixels(path: Path) -> None:
         note.parent.mkdir(mode=0o700, exist_ok=True)
         note.touch(mode=0o600)
         note.write_bytes(stamp)
-
-
-def _known_sound(pixels: Path, sha256: str) -> bool:
-    note, stamp = _sound_note(pixels, sha256)
-    return note.is_file() and note.read_bytes() == stamp
 
 
 def _sound_note(pixels: Path, sha256: str) -> tuple[Path, bytes]:

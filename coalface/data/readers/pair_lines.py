@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from coalface.core.errors import DataError
 from coalface.core.text import several, shown
-from coalface.data.readers.text_lines import line_error, whole_number
+from coalface.data.readers.text_lines import csv_fields, line_error, whole_number
 
 _FORMS = (
     "a pair list begins with its number of pairs, as in `500`, or with its numbers of folds and of pairs, as in "
@@ -127,10 +126,7 @@ def _parse_csv(path: Path, lines: Lines, separator: str, names: list[str]) -> li
         raise DataError("it has a header but no pairs; fetch it again", where=path)
     pairs = []
     for where, line in lines[1:]:
-        try:
-            (fields,) = csv.reader([line], delimiter=separator)
-        except csv.Error as error:
-            raise DataError(f"not a line of a CSV file ({error})", where=where) from None
+        fields = csv_fields(where, line, separator)
         if len(fields) != len(names):
             raise line_error(where, line, f"a line of {several(len(names), 'column')}, as the header says")
         of = {key: fields[place].strip() for key, place in column.items()}

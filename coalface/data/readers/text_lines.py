@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
@@ -76,6 +77,14 @@ def whole_number(text: str, where: str) -> int:
     if not re.fullmatch(NUMBER, text.encode("utf-8", "backslashreplace")):
         raise DataError(f"{text[:80]!r} should be a number; {FETCH}", where=where)
     return int(text)
+
+
+def csv_fields(where: str, line: str, separator: str = ",") -> list[str]:
+    """The fields of a line of a CSV file. Raises DataError for what is none."""
+    try:
+        return next(csv.reader([line], delimiter=separator))
+    except csv.Error as error:
+        raise DataError(f"not a line of a CSV file ({error}); {FETCH}", where=where) from None
 
 
 def line_error(where: str, line: str, meaning: str, remedy: str = FETCH) -> DataError:

@@ -11,7 +11,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -31,7 +31,6 @@ from coalface.data.photographs import (
     ANY,
     LIMITS,
     UNREADABLE,
-    Aligned,
     LeftOut,
     Limits,
     cut_faces,
@@ -144,7 +143,10 @@ def write_faces(
     _write_journal(out, head, earlier.values())
 
     def attempt(file: str) -> tuple[Photograph, list[bytes]]:
-        aligned = _photograph(source, file, finder, size, limits, all_faces)
+        looked = _look(source / file, file, finder)
+        if isinstance(looked, LeftOut):
+            return Photograph(file, *sizes[file], (), (looked,)), []
+        aligned = cut_faces(*looked, size=size, limits=limits, all_faces=all_faces)
         names = [_numbered(file, k) for k in range(1, len(aligned.faces) + 1)] if all_faces else [file]
         crops = [_encode(face, file) for face in aligned.faces]
         return Photograph(file, *sizes[file], tuple(names[: len(crops)]), aligned.left_out), crops
@@ -160,7 +162,7 @@ def write_faces(
                 batch = todo[start : start + _BATCH]
                 results, complaints = capture.run(partial(attempt_all, batch))
                 for photograph, crops in results:
-                    if complaints and not _unread(photograph):
+                    if complaints and not any(left_out.reason in UNREADABLE for left_out in photograph.left_out):
                         photograph, crops = _checked(source, photograph, crops, capture)
                     for name in set(earlier[photograph.file].faces if photograph.file in earlier else ()):
                         (out / name).unlink(missing_ok=True)
@@ -228,50 +230,41 @@ def _stamp(path: Path) -> tuple[int, int]:
     return about.st_size, about.st_mtime_ns
 
 
-def _photograph(
-    source: Path,
-    file: str,
-    finder: Detector | Mapping[str, NDArray[np.floating]],
-    size: int,
-    limits: Limits,
-    all_faces: bool,
-) -> Aligned:
-    """The faces of a file; whatever is wrong with it is the reason that it has none."""
-    path = source / file
-    none = np.empty((0, size, size, 3), np.uint8), np.empty((0, 5, 2))
+def _look(
+    path: Path, file: str, finder: Detector | Mapping[str, NDArray[np.floating]]
+) -> tuple[NDArray[np.uint8], list[Face]] | LeftOut:
+    """A photograph and its faces; whatever is wrong with the file is the reason that it has none."""
     broken = next(filter(None, (broken_rule(part, 255, given=False) for part in file.split("/"))), "")
     if broken:
-        return Aligned(*none, (LeftOut("damaged", f"its name {broken}; rename it"),))
+        return LeftOut("damaged", f"its name {broken}; rename it")
     if path.is_dir():
-        return Aligned(*none, (LeftOut("not an image", "a link to a folder, which is not followed"),))
+        return LeftOut("not an image", "a link to a folder, which is not followed")
     if not path.name.lower().endswith(SUFFIXES):
         ending = Path(file).suffix
         what = f"it ends in {ending}: make a JPEG or PNG of it if it is a photograph" if ending else "it has no ending"
-        return Aligned(*none, (LeftOut("not an image", what),))
+        return LeftOut("not an image", what)
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            return Aligned(*none, (LeftOut("not an image", "a pipe or a device"),))
+            return LeftOut("not an image", "a pipe or a device")
         image = decode_photograph(read_file(path), path)
-        if isinstance(finder, Mapping):
-            if file not in finder:
-                return Aligned(*none, (LeftOut("no landmarks"),))
-            faces = [Face(np.asarray(finder[file], np.float64))]
-            x, y = np.nanmean(faces[0].points, axis=0)
-            if not (0 <= x < image.shape[1] and 0 <= y < image.shape[0]):
-                beside = f"they lie about ({x:.0f}, {y:.0f}), beside its {image.shape[1]} × {image.shape[0]} pixels"
-                return Aligned(*none, (LeftOut("no landmarks", beside),))
-        else:
-            faces = find_faces(image, finder)
+        if not isinstance(finder, Mapping):
+            return image, find_faces(image, finder)
     except FileNotFoundError:
-        return Aligned(*none, (LeftOut("damaged", "it is a link that leads nowhere, or was deleted in this moment"),))
+        return LeftOut("damaged", "it is a link that leads nowhere, or was deleted in this moment")
     except (OSError, DataError) as error:
-        text = disk.explained(error).removeprefix(f"{shown(path)}: ")
-        return Aligned(*none, (LeftOut("damaged", shown(text)),))
-    return cut_faces(image, faces, size=size, limits=limits, all_faces=all_faces)
+        return _damaged(path, error)
+    if file not in finder:
+        return LeftOut("no landmarks")
+    face = Face(np.asarray(finder[file], np.float64))
+    x, y = np.nanmean(face.points, axis=0)
+    if not (0 <= x < image.shape[1] and 0 <= y < image.shape[0]):
+        beside = f"they lie about ({x:.0f}, {y:.0f}), beside its {image.shape[1]} × {image.shape[0]} pixels"
+        return LeftOut("no landmarks", beside)
+    return image, [face]
 
 
-def _unread(photograph: Photograph) -> bool:
-    return any(left_out.reason in UNREADABLE for left_out in photograph.left_out)
+def _damaged(path: Path, error: Exception) -> LeftOut:
+    return LeftOut("damaged", shown(disk.explained(error).removeprefix(f"{shown(path)}: ")))
 
 
 def _checked(
@@ -282,8 +275,7 @@ def _checked(
     try:
         check_whole(read_file(path), str(path), capture)
     except (OSError, DataError) as error:
-        reason = LeftOut("damaged", shown(disk.explained(error).removeprefix(f"{shown(path)}: ")))
-        return Photograph(photograph.file, photograph.length, photograph.changed, (), (reason,)), []
+        return replace(photograph, faces=(), left_out=(_damaged(path, error),)), []
     return photograph, crops
 
 

@@ -40,7 +40,8 @@ def passed_over(
         below = os.path.relpath(folder, root)
         folders[:] = sorted(name for name in folders if below != "." or not name.startswith("."))
         linked = [] if below == "." else [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        links += [place for name in linked if not _any_below(place := os.path.join(below, name), names)]
+        places = [os.path.join(below, name) for name in linked]
+        links += [place for place in places if not any(f"{name}{os.sep}".startswith(place + os.sep) for name in names)]
         hidden = f"{os.sep}." in below
         images_here = names.get(below, set())
         part = next((part for part in parts if part in _parts(below)), None)
@@ -85,11 +86,6 @@ def passed_over(
             f"{first_few(other_files)}"
         )
     return [shown(sentence) for sentence in sentences]
-
-
-def _any_below(place: str, names: Iterable[str]) -> bool:
-    """Whether an image was read in a folder, or in one within it."""
-    return any(name == place or name.startswith(place + os.sep) for name in names)
 
 
 def _parts(below: str) -> list[str]:

@@ -16,10 +16,12 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from coalface.core import disk
 from coalface.core.text import several, shown
 from coalface.data.readers.bin import linked
-from coalface.data.readers.headers import Header, check_header
+from coalface.data.readers.headers import check_header
 from coalface.data.source import check_image
+from coalface.data.stores import Store
 from coalface.data.tools.decode_check import StderrCapture, check_whole
 
 SHOWN = 20
@@ -27,17 +29,6 @@ SHOWN = 20
 ALIKE = 0.98
 """From this correlation on two small grey copies show one picture. Of other pictures with equal difference hashes, on
 LFW, CFP and 4,262 faces from the web, none came nearer than 0.976."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """One image as it lies in its store."""
-
-    identity: int
-    encoded: bytes | memoryview | None
-    """None where it could not be read."""
-    problem: str | None = None
-    """Why it could not."""
 
 
 @dataclass
@@ -97,85 +88,75 @@ class Report:
         return dataclasses.asdict(self)
 
 
-def inspect(
-    items: Iterable[Item],
-    names: Sequence[str],
-    place: Callable[[int], str],
-    *,
-    path: str,
-    kind: str,
-    read: Callable[[int], bytes | memoryview] | None = None,
-    notes: Sequence[str] = (),
-    broken: Sequence[str] = (),
-    passed_over: Sequence[str] = (),
-    decode: bool = True,
-    progress: Callable[[int], None] = lambda done: None,
-) -> Report:
-    """Look at every image once; `names` are the identities, and `place` says where image i lies.
+def inspect(store: Store, *, decode: bool = True, progress: Callable[[int], None] = lambda done: None) -> Report:
+    """Look at every image once; one that cannot be read does not end it.
 
-    `decode` decodes each; without it, damage beyond the header is not found. `read` gives the bytes of image i anew;
-    without it, images that probably are copies are not looked for. `broken` is what the store already knows to be
-    damaged beside its images, and `passed_over` what lies there and is not among them.
-
+    `decode` decodes each; without it, neither damage beyond the header is found, nor images that probably are copies.
     Images are told apart by 64 bits of a hash of their pixels, so that memory is 32 bytes an image.
     """
-    report = Report(path, kind, identities=len(names), notes=list(notes), passed_over=list(passed_over))
-    report.broken, report.broken_count = list(broken), len(broken)
+    report = Report(str(store.path), store.kind, len(store) + len(store.faults), len(store.names))
+    report.notes, report.broken, report.passed_over = store.doubts(), [*store.damage()], store.passed_over()
+    report.broken_count = len(report.broken)
     sizes: collections.Counter[tuple[int, int]] = collections.Counter()
     channels: collections.Counter[int] = collections.Counter()
     formats: collections.Counter[str] = collections.Counter()
     hashes, views, labels, looked_at = array.array("Q"), array.array("Q"), array.array("q"), array.array("q")
     with StderrCapture() as capture:
-        for number, item in enumerate(items):
-            problem = item.problem
-            if item.encoded is not None:
-                content, view = bytes(item.encoded), 0
-                try:
-                    header, pixels = _look(item.encoded, place(number), capture if decode else None)
-                    sizes[header.width, header.height] += 1
-                    channels[header.channels] += 1
-                    formats[header.kind] += 1
-                    if pixels is not None:
-                        content, view = bytes(str(pixels.shape), "ascii") + pixels.tobytes(), _difference_hash(pixels)
-                except ValueError as error:
-                    problem = str(error)
-                hashes.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
-                views.append(view)
-                labels.append(item.identity)
-                looked_at.append(number)
-            if problem is not None:
-                report.damaged.append(problem)
-            report.images = number + 1
+        for number, label in enumerate(store.labels.tolist()):
+            where, view = store.where(number), 0
+            try:
+                content = encoded = bytes(store.encoded(number))
+            except (OSError, ValueError) as error:
+                problem = shown(disk.explained(error))
+                report.damaged.append(problem if problem.startswith(where) else f"{where}: {problem}")
+                progress(number + 1)
+                continue
+            try:
+                header, pixels = (
+                    check_whole(encoded, where, capture) if decode else (check_header(encoded, where), None)
+                )
+                sizes[header.width, header.height] += 1
+                channels[header.channels] += 1
+                formats[header.kind] += 1
+                if pixels is not None:
+                    content, view = bytes(str(pixels.shape), "ascii") + pixels.tobytes(), _difference_hash(pixels)
+            except ValueError as error:
+                report.damaged.append(str(error))
+            hashes.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little"))
+            views.append(view)
+            labels.append(label)
+            looked_at.append(number)
             progress(number + 1)
+    report.damaged += store.faults
     report.damaged_count = len(report.damaged)
     report.different_sizes = len(sizes)
     report.sizes = {f"{w}×{h}": n for (w, h), n in sizes.most_common(SHOWN)}
     report.channels = {str(c): n for c, n in sorted(channels.items())}
     report.formats = dict(formats.most_common())
     of = np.array(labels, dtype=np.int64)
-    counts = np.bincount(of, minlength=len(names))
+    counts = np.bincount(of, minlength=len(store.names))
     if len(counts):
         middle = {"median": float(np.median(counts)), "mean": float(counts.mean())}
         report.per_identity = {"least": int(counts.min()), **middle, "most": int(counts.max())}
     report.single = int((counts == 1).sum())
+
+    def report_copies(how: Literal["doubled", "alike"], groups: Iterable[NDArray[np.int64]]) -> None:
+        """Groups of copies, the first image's place first."""
+        for group in sorted(groups, key=lambda group: int(group[0])):
+            key = f"{how}_{'across' if len(set(of[group].tolist())) > 1 else 'within'}"
+            getattr(report, key).append([store.where(looked_at[i]) for i in group.tolist()])
+            setattr(report, f"{key}_count", getattr(report, f"{key}_count") + len(group) - 1)
+
     groups = _equal(np.array(hashes, dtype=np.uint64))
-    _report_copies(report, "doubled", groups, of, lambda i: place(looked_at[i]))
-    if read is not None:
-        first = np.ones(len(of), dtype=bool)
-        first[[i for group in groups for i in group[1:]]] = False
-        candidates = np.flatnonzero(first & (np.array(views, dtype=np.uint64) != 0))
-        equal = (candidates[group] for group in _equal(np.array(views, dtype=np.uint64)[candidates]))
-        alike = [group for same in equal for group in _alike(same, lambda i: read(looked_at[i]))]
-        _report_copies(report, "alike", alike, of, lambda i: place(looked_at[i]))
-    report.near_names = near_names(names)
+    report_copies("doubled", groups)
+    first = np.ones(len(of), dtype=bool)
+    first[[i for group in groups for i in group[1:]]] = False
+    candidates = np.flatnonzero(first & (np.array(views, dtype=np.uint64) != 0))
+    equal = (candidates[group] for group in _equal(np.array(views, dtype=np.uint64)[candidates]))
+    report_copies("alike", (group for same in equal for group in _alike(same, lambda i: store.encoded(looked_at[i]))))
+    report.near_names = near_names(store.names)
     report.wrong = list(_wrong(report, sizes))
     return report
-
-
-def _look(
-    encoded: bytes | memoryview, where: str, capture: StderrCapture | None
-) -> tuple[Header, NDArray[np.uint8] | None]:
-    return (check_header(encoded, where), None) if capture is None else check_whole(encoded, where, capture)
 
 
 def _grey(pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
@@ -235,20 +216,6 @@ def _equal(hashes: NDArray[np.uint64]) -> list[NDArray[np.int64]]:
     order = np.argsort(hashes, kind="stable")
     starts = np.flatnonzero(np.diff(hashes[order])) + 1
     return [group for group in np.split(order, starts) if len(group) > 1]
-
-
-def _report_copies(
-    report: Report,
-    how: Literal["doubled", "alike"],
-    groups: Iterable[NDArray[np.int64]],
-    labels: NDArray[np.int64],
-    where: Callable[[int], str],
-) -> None:
-    """Groups of copies, the first image's place first; `where` says where the i-th image that could be read lies."""
-    for group in sorted(groups, key=lambda group: int(group[0])):
-        key = f"{how}_{'across' if len(set(labels[group].tolist())) > 1 else 'within'}"
-        getattr(report, key).append([where(i) for i in group.tolist()])
-        setattr(report, f"{key}_count", getattr(report, f"{key}_count") + len(group) - 1)
 
 
 def near_names(names: Sequence[str]) -> list[list[str]]:

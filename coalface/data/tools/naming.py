@@ -9,13 +9,10 @@ from pathlib import Path
 
 from coalface.core.text import shown
 from coalface.data.readers.layouts import RACES
-from coalface.data.stores import Store, check_names
+from coalface.data.stores import LONGEST, Store, check_names
 
 NAMED = ("folder", "pack")
 """Forms in which an image has a file name of its own."""
-
-_LONGEST = 240
-"""Bytes of a file's name made of folders' names; longer ones become numbers."""
 
 
 def file_names(store: Store) -> Iterator[str]:
@@ -65,12 +62,12 @@ def _folders(names: Sequence[str]) -> Sequence[str]:
 
 
 def _within(names: Sequence[str], labels: Sequence[int], files: Sequence[str]) -> list[str]:
-    """The name of each file in the folder of its identity, different from the others there."""
+    """The name of each file in the folder of its identity, different from the others there; long ones are numbers."""
     short_names = [_after(names[label], file) for label, file in zip(labels, files, strict=True)]
     for rename in (lambda file, _: file.replace("/", "_"), lambda file, number: f"{number:08d}{Path(file).suffix}"):
         often = collections.Counter(zip(labels, short_names, strict=True))
         short_names = [
-            name if often[label, name] == 1 and len(os.fsencode(name)) <= _LONGEST else rename(file, number)
+            name if often[label, name] == 1 and len(os.fsencode(name)) <= LONGEST else rename(file, number)
             for number, (label, file, name) in enumerate(zip(labels, files, short_names, strict=True))
         ]
     return short_names

@@ -26,6 +26,7 @@ _DATE = re.compile(r"(?:19|20)\d\d([-_. ]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3
 _CAMERA = re.compile(r"\d{3}_?(?:canon|nikon|nd|msdcf|apple|gopro|olymp|pana|photo|media)[\d_]*", re.IGNORECASE)
 """What cameras call their folders."""
 _LEAD = re.compile(r"([^\W\d_]*\d*)[ _.-]*([^\W\d_]+|\d*)")
+"""The letters and number that a file's name begins with, and the letters, or else the number, that follow."""
 _PERSON = re.compile(
     r"(?<![^\W_])(?:identity|id|people|person|subj|subject|user|participant|patient|pid)[ _-]?(\d+)", re.IGNORECASE
 )
@@ -117,7 +118,10 @@ def _recurring(files: dict[str, list[str]]) -> list[str]:
     `neutral/001_03.jpg`, it is a code, and each folder has most of them), or the names are words, ten and twice as many
     as the folders, as in `indoor/ann_1.jpg`. People's own images, counted anew in each folder, are neither.
     """
-    leads = {name: collections.Counter(map(_lead, file_names)) for name, file_names in files.items()}
+    leads = {
+        name: collections.Counter(_LEAD.findall(os.path.splitext(file)[0])[0] for file in file_names)
+        for name, file_names in files.items()
+    }
     often = collections.Counter(lead for counts in leads.values() for lead in {lead for lead, _ in counts})
     back = {lead for lead, n in often.items() if n > 1 and 2 * n >= len(files)}
     back = {lead for lead in back if lead and lead.rstrip("0123456789").lower() not in _PART_NAMES}
@@ -134,12 +138,6 @@ def _recurring(files: dict[str, list[str]]) -> list[str]:
         if not codes[name] or 10 * most < 9 * len(files[name]) or not (whole or not all(map(str.isdecimal, back))):
             return []
     return sorted(back) if len(set(codes.values())) == len(files) else []
-
-
-def _lead(file: str) -> tuple[str, str]:
-    """The letters and number that a file's name begins with, and the letters, or else the number, that follow."""
-    lead, code = _LEAD.findall(os.path.splitext(file)[0])[0]
-    return lead, code
 
 
 def _is_part(name: str) -> bool:

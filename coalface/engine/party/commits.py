@@ -180,15 +180,15 @@ class Commit:
             with _unlocking(self.path):
                 return self.cipher.open(stored, self.spans[name][0])
         if whole or len(stored) <= _MAPPED or name == REPLY:
-            unchanged = self._is_reply(stored) if name == REPLY else self._is_part(name, stored)
+            if name == REPLY:
+                unchanged = self._is_reply(stored)
+            else:
+                unchanged = not self.sums or hashlib.sha256(stored).hexdigest() == self.sums.get(name)
             if not unchanged:
                 raise DamagedCommit(
                     f"{self.path} is damaged: {name} is not what was written, its SHA-256 is another. {_REMEDY}"
                 )
         return stored
-
-    def _is_part(self, name: str, data: bytearray | memoryview) -> bool:
-        return not self.sums or hashlib.sha256(data).hexdigest() == self.sums.get(name)
 
     def _is_reply(self, data: bytearray | memoryview) -> bool:
         """Whether it is, piece by piece, what the ledger lists of it."""

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+Parts = dict[str, bytes | bytearray | memoryview]
+"""What a commit holds, by class name of a private state, or as `commits` names the rest."""
+
 
 class PartyExecutor:
     """One party's executor. It holds nothing in memory between requests, so ten thousand executors cost nothing."""
@@ -67,11 +70,8 @@ class PartyExecutor:
             raise Withheld(f"{request.where}: one side has privacy.secure and the other has not; run one recipe")
         if request.sum is not None and request.sum.stage != "advertise":
             return self._go_on(request)
-        ordinal, checkpointed = request.horizon
-        needed = {f"{name}.commit" for name in (request.base, checkpointed)}
-        place = self.folder / f"{request.id}.commit"
-        commits, head = self.commits.begin(f"{request.base}.commit", needed, place.name)
-        saved = commits.get(place.name)
+        needed, commits, head = self._before(request)
+        saved = commits.get(f"{request.id}.commit")
         # A resume with another quorum may accept a round that was abandoned: then the same words meet another state.
         # One without lines is of a client batch that was taken apart.
         if saved is not None and saved.base == request.base and LINES in saved.spans:
@@ -97,23 +97,35 @@ class PartyExecutor:
             parts |= hidden.parts
         if hidden is not None or (costly if self.context.save_replies == "auto" else self.context.save_replies):
             parts[REPLY] = encoded.data
-        over = self.commits.prune(commits, ordinal, needed)
+        over = self.commits.prune(commits, request.horizon[0], needed)
         shards = self._shards_of(request, over)
 
         def commit() -> None:
-            lines = ledger.lines_for(encoded.entries, encoded.sums, _about(request), head, protections)
+            lines = ledger.lines_for(encoded.entries, encoded.sums, request.about, head, protections)
             parts[LINES] = "\n".join(lines).encode()
             after, flush = head.after(lines), self.context.flush
             self.head = after.lines, after.chain
-            vault, heard = self.context.vault, request.receipts
-            write_commit(
-                place, request.base, after, parts, over=over, flush=flush, shards=shards, vault=vault, receipts=heard
-            )
+            self._write(request, after, parts, over, shards)
             ledger.append(self.ledger, lines, head, flush=flush)
             if flush and not head.size:
                 flush_folder(self.ledger.parent)
 
         return encoded, commit
+
+    def _before(self, request: Request) -> tuple[set[str], dict[str, Commit], ledger.Head]:
+        """The commits that a resume may need, those that lie here by file, and the ledger's head, before a step."""
+        needed = {f"{name}.commit" for name in (request.base, request.horizon[1])}
+        return needed, *self.commits.begin(f"{request.base}.commit", needed, f"{request.id}.commit")
+
+    def _write(
+        self, request: Request, after: ledger.Head, parts: Parts, over: Path | None, shards: Sequence[str] = ()
+    ) -> None:
+        """Write the commit of a request; `over` is one that no resume can need, to be written over."""
+        place, flush, vault = self.folder / f"{request.id}.commit", self.context.flush, self.context.vault
+        receipts = request.receipts
+        write_commit(
+            place, request.base, after, parts, flush=flush, over=over, shards=shards, vault=vault, receipts=receipts
+        )
 
     def _train(self, request: Request, base: Commit) -> tuple[Any, Any, dict[str, str]]:
         """As `_run`, with the error in place of the reply where numbers ran out of range and noise hides who replied.
@@ -169,7 +181,7 @@ class PartyExecutor:
             raise Withheld(f"{request.where}: {error}") from error
 
         def write() -> None:
-            about = _about(request) | secure.contained(hidden, stage)
+            about = request.about | secure.contained(hidden, stage)
             lines = ledger.lines_for(reply.entries, reply.sums, about, head)
             listed = ledger.find(self.ledger, commit.head, reply.sums)
             if listed is None:
@@ -228,7 +240,7 @@ class PartyExecutor:
         tensors: Tensors = self._run(request, self.commits.base(request.base))[0]
         return tensors
 
-    def _parts(self, base: Commit, private_state: Any) -> dict[str, bytes | bytearray | memoryview]:
+    def _parts(self, base: Commit, private_state: Any) -> Parts:
         """The private states by class name: those that the step started from, and what it keeps."""
         parts = base.states(but=type(private_state).__name__)
         if private_state is not None:
@@ -308,23 +320,10 @@ class PartyExecutor:
 
     def keep(self, request: Request, base: Commit, party: Party, private_state: Any) -> None:
         """Commit what a step keeps that was computed with other parties: its reply is in no ledger of this one."""
-        ordinal, checkpointed = request.horizon
-        needed = {f"{name}.commit" for name in (request.base, checkpointed)}
-        place = self.folder / f"{request.id}.commit"
-        commits, head = self.commits.begin(f"{request.base}.commit", needed, place.name)
+        needed, commits, head = self._before(request)
         parts = self._parts(base, private_state)
         parts[DATA] = base.read(DATA) or data_identity(party)
-        over, vault = self.commits.prune(commits, ordinal, needed), self.context.vault
-        write_commit(
-            place,
-            request.base,
-            head,
-            parts,
-            over=over,
-            flush=self.context.flush,
-            vault=vault,
-            receipts=request.receipts,
-        )
+        self._write(request, head, parts, self.commits.prune(commits, request.horizon[0], needed))
 
     def arguments(self, request: Request, base: Commit | None = None) -> dict[str, Any]:
         """What the step is given beside its party."""
@@ -344,13 +343,6 @@ def _forms(request: Request, declaration: StepDeclaration) -> codec.Forms:
     reply: Any = declaration.reply
     pairs = ((request.each, declaration.each), (request.common, declaration.common))
     return codec.forms(reply, [m.message(cls) for m, cls in pairs if m is not None and cls is not None])
-
-
-def _about(request: Request) -> dict[str, str | int]:
-    """What the lines of a ledger say of the request that they answer."""
-    about: dict[str, str | int] = {"run": request.run, "stage": request.stage, "round": request.round}
-    about |= {"call": request.call, "step": request.step, "to": "server", "protection": "none"}
-    return about if request.sum is None else about | {"protection": "secure sum", "sum": request.sum.stage}
 
 
 def _check_data(request: Request, base: Commit, party: Party) -> None:

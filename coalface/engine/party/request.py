@@ -69,6 +69,13 @@ class Request:
         return f"{self.ordinal:07d}.{self.call:03d}-{hashlib.sha256(self.content.encode()).hexdigest()[:24]}"
 
     @property
+    def about(self) -> dict[str, str | int]:
+        """What the lines of a ledger say of the request that they answer."""
+        about: dict[str, str | int] = {"run": self.run, "stage": self.stage, "round": self.round}
+        about |= {"call": self.call, "step": self.step, "to": "server", "protection": "none"}
+        return about if self.sum is None else about | {"protection": "secure sum", "sum": self.sum.stage}
+
+    @property
     def where(self) -> str:
         """Party, step and round, for errors."""
         return f"{self.party}, step {self.step}, {self.stage} round {self.round}"

@@ -83,7 +83,7 @@ class ProcessGroup:
         context = processes.spawn_context()
         meeting = Path(folder) / "meeting"
         self._begun = False
-        try:
+        with self._ending():
             for rank in range(1, size):
                 near_end, far_end = context.Pipe()
                 arguments = (pickled_setup, setup.folder, party, rank, size, meeting, far_end)
@@ -96,20 +96,14 @@ class ProcessGroup:
             self._begun = True
             self._tell("meet")
             self.shards = Shards.join(meeting, 0, size, device=setup.numerics.device, patience=PATIENCE)
-        except BaseException as error:
-            self._end(error)
-            raise
 
     @contextlib.contextmanager
     def beside(self, request: Request) -> Iterator[None]:
         """Within, each helper runs the request's step too. Raises ShardFailed, or ShardLost where one died."""
-        try:
+        with self._ending():
             self._tell(replace(request, common=_bare(request.common), each=_bare(request.each)))
             yield
             self._sums = self._hear(PATIENCE.total_seconds())
-        except BaseException as error:
-            self._end(error)
-            raise
 
     def agree(self, sums: tuple[str, ...]) -> None:
         """Raise ValueError unless the helpers' replies have the same hashes as this process's."""
@@ -122,12 +116,9 @@ class ProcessGroup:
 
     def keep(self, request: Request, *, flush: bool) -> tuple[str, ...]:
         """Each helper writes its part of the private state; the names of the files. Raises as `beside`."""
-        try:
+        with self._ending():
             self._tell(flush)
             return tuple(self._hear(PATIENCE.total_seconds()))
-        except BaseException as error:
-            self._end(error)
-            raise
 
     def close(self) -> None:
         """End the helpers at once: they hold nothing that a commit does not."""
@@ -172,13 +163,18 @@ class ProcessGroup:
             return processes.NotBegun(f"{self._party}, {died}. {processes.ADVICE}.")
         return _ShardDied(f"{died}. What was checkpointed is safe: resume the run")
 
-    def _end(self, error: BaseException) -> None:
-        """End the helpers. Where the error is that another process was lost, raise what ended that one instead."""
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Within, an error ends the helpers; where another process was lost, what ended that one is raised instead."""
         try:
-            if type(error) is ShardLost and (cause := self._last_words()) is not None:
-                raise cause from error
-        finally:
-            self.close()
+            yield
+        except BaseException as error:
+            try:
+                if type(error) is ShardLost and (cause := self._last_words()) is not None:
+                    raise cause from error
+            finally:
+                self.close()
+            raise
 
     def _last_words(self) -> Exception | None:
         until, pipes = time.monotonic() + _LAST_WORDS, {h.pipe: h for h in self._helpers}

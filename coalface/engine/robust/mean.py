@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from coalface.engine.sums.running import FloatField, check_weights, server_weigh
 from coalface.engine.update_bounds import VARIANCE
 
 
+@dataclass(eq=False)
 class RobustMean:
     """The replies to one `Mean`, in memory one by one: n × d numbers, and up to twice as many again while the
     rule computes.
@@ -27,19 +29,15 @@ class RobustMean:
     share of the server's weights that answered. `rng` draws buckets. Raises ValueError as `RunningMean` does.
     """
 
-    def __init__(
-        self,
-        mean: Mean,
-        aggregator: Aggregator,
-        *,
-        everyone: Sequence[str],
-        statistics: frozenset[str],
-        rng: np.random.Generator,
-    ) -> None:
-        check_weights(mean)
-        self.mean, self._aggregator, self._rng = mean, aggregator, rng
-        self._field = FloatField(mean)
-        self._everyone, self._statistics = everyone, statistics
+    mean: Mean
+    aggregator: Aggregator
+    everyone: Sequence[str]
+    statistics: frozenset[str]
+    rng: np.random.Generator
+
+    def __post_init__(self) -> None:
+        check_weights(self.mean)
+        self._field = FloatField(self.mean)
         self._rows: list[Tensor] = []
         self._start: Tensor | None = None
         self._parties: list[str] = []
@@ -72,7 +70,7 @@ class RobustMean:
 
     def result(self) -> Tensor | Tensors:
         """What the rule makes of the replies, in their dtype. Raises ValueError where they are too few for it."""
-        whole = sum(server_weight(self.mean, party) for party in self._everyone)
+        whole = sum(server_weight(self.mean, party) for party in self.everyone)
         if not self._parties or not whole > 0:
             raise ValueError(f"Mean({self.mean.field!r}): no party that answers has a weight; give one that does.")
         if not self._rows:
@@ -83,17 +81,17 @@ class RobustMean:
         if start is not None:
             rows -= start
         result = torch.empty(rows.shape[1], dtype=torch.float64)
-        statistics = self._columns(self._statistics)
+        statistics = self._columns(self.statistics)
         if statistics.any():
             result[statistics] = median(rows[:, statistics])
-            result[~statistics] = self._aggregator.combine(rows[:, ~statistics], self._rng)
+            result[~statistics] = self.aggregator.combine(rows[:, ~statistics], self.rng)
         else:
-            result = self._aggregator.combine(rows, self._rng)
+            result = self.aggregator.combine(rows, self.rng)
         if start is not None:
             result += start
         if self.mean.over == "all":
             result *= sum(server_weight(self.mean, party) for party in self._parties) / whole
-        variances = self._columns(frozenset(name for name in self._statistics if name.endswith(VARIANCE)))
+        variances = self._columns(frozenset(name for name in self.statistics if name.endswith(VARIANCE)))
         return self._field.value(torch.where(variances, result.clamp(min=0), result))  # rounding may pass 0
 
     def _columns(self, names: frozenset[str]) -> Tensor:

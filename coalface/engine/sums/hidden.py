@@ -71,8 +71,16 @@ class HiddenMeans:
         """Those of a call that goes to so many parties. Raises ValueError where no ring holds the sum."""
         reply: Any = declaration.reply
         fields = tuple(dict.fromkeys(name for name, _ in asked))
-        if privacy is not None:
-            return cls._noised(settings, privacy, fields, like, reply, parties)
+        if privacy is not None:  # one scale for all tensors, since one clip holds for the vector of all
+            check_shares(privacy)
+            clip, (dropouts, corrupt) = float(privacy.clip), settings.bounds(parties)  # type: ignore[arg-type]  # checked
+            sizes = _sizes(like, fields)
+            honest = parties - dropouts - max(corrupt, 1)  # towards another party, which knows its own share
+            bits, shares = plan_shares(privacy.noise_multiplier, clip, parties, honest, sum(sizes.values()))
+            means = {PARTIES: HiddenMean({path: Summand(size, clip, bits) for path, size in sizes.items()}, 1)}
+            noise = shares if sizes and privacy.noise_multiplier else None
+            layout = Layout(means, parties, 0 if noise is None else noise.room(parties))
+            return cls(layout, like, reply, fields, clip, noise)
         declared = codec.hints(reply)
         heaviest = {PARTIES: 1, **({IMAGES: settings.most_images} if IMAGES in declared else {})}
         bits = next(b for b in (32, 64) if b == 64 or _places(parties, max(heaviest.values()), b) >= FEWEST_BITS)
@@ -80,42 +88,15 @@ class HiddenMeans:
         means = {}
         for weight, most in heaviest.items():
             places = _places(parties, most, bits)
+            fields_of = [name for name, by in asked if by == weight]
             summands = {
-                path: _summand(tensor.numel(), settings.clip_of(path), settings.bits_of(path), places)
-                for field in (name for name, by in asked if by == weight)
-                for path, tensor in like[field].tensors.items()
-                if tensor.is_floating_point()
+                path: _summand(size, settings.clip_of(path), settings.bits_of(path), places)
+                for path, size in _sizes(like, fields_of).items()
             }
             numbers_of = numbers | ({CUT_OFF: 1.0} if weight == PARTIES else {})
             summands |= {name: _summand(1, clip, None, places) for name, clip in numbers_of.items()}
             means[weight] = HiddenMean(summands, most)
         return cls(Layout(means, parties), like, reply, fields)
-
-    @classmethod
-    def _noised(
-        cls,
-        settings: SecureSettings,
-        privacy: PartyPrivacy,
-        fields: tuple[str, ...],
-        like: codec.Forms,
-        reply: type,
-        parties: int,
-    ) -> HiddenMeans:
-        """As `of`: one scale for all tensors, since one clip holds for the vector of all."""
-        check_shares(privacy)
-        clip, (dropouts, corrupt) = float(privacy.clip), settings.bounds(parties)  # type: ignore[arg-type]  # checked
-        sizes = {
-            path: tensor.numel()
-            for field in fields
-            for path, tensor in like[field].tensors.items()
-            if tensor.is_floating_point()
-        }
-        honest = parties - dropouts - max(corrupt, 1)  # towards another party, which knows its own share
-        bits, shares = plan_shares(privacy.noise_multiplier, clip, parties, honest, sum(sizes.values()))
-        means = {PARTIES: HiddenMean({path: Summand(size, clip, bits) for path, size in sizes.items()}, 1)}
-        noise = shares if sizes and privacy.noise_multiplier else None
-        layout = Layout(means, parties, 0 if noise is None else noise.room(parties))
-        return cls(layout, like, reply, fields, clip, noise)
 
     def context(self, settings: SecureSettings, run: str, stage: str, round_number: int, call: int) -> SumContext:
         """The sum of a call. Raises ValueError where so many parties are too few."""
@@ -294,6 +275,12 @@ class Opened:
         if isinstance(form.model, Tensor):
             return values[mean.field]
         return {path[len(mean.field) + 1 :]: value for path, value in values.items()}
+
+
+def _sizes(like: codec.Forms, fields: Sequence[str]) -> dict[str, int]:
+    """The numbers of each tensor of floats in some fields."""
+    tensors = {path: tensor for field in fields for path, tensor in like[field].tensors.items()}
+    return {path: tensor.numel() for path, tensor in tensors.items() if tensor.is_floating_point()}
 
 
 def _places(parties: int, heaviest: int, bits: int) -> int:

@@ -53,8 +53,11 @@ class Opened:
         Two sums of the same round differ by the replies of those who came or went, so that these could be solved for.
         `content` names the numbers of the sums, where they are noised, and `noised` says how.
         """
-        means = [dataclasses.replace(mean, by=_plain(mean.by)) for mean in aggregate]
-        about: dict[str, Any] = {"arrived": sorted(arrived), "means": [dataclasses.asdict(mean) for mean in means]}
+        means = [
+            dataclasses.asdict(dataclasses.replace(mean, by=dict(mean.by) if isinstance(mean.by, Mapping) else mean.by))
+            for mean in aggregate
+        ]
+        about: dict[str, Any] = {"arrived": sorted(arrived), "means": means}
         about |= {"content": content} if content else {}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
         recorded = self.entries.get((call.stage, call.round, call.call), {}).get("sha256")
@@ -88,6 +91,16 @@ class Opened:
         key = line["stage"], line["round"], line["call"]
         self.entries[key] = self.entries.get(key, {}) | line
 
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """What the lines say, call by call."""
+        return [*self.entries.values()]
+
+    def until(self, stages: Sequence[str], stage: str, number: int) -> list[dict[str, Any]]:
+        """The calls up to a round; one that a resumed run repeats does not look at those that came after it."""
+        places = [(stages.index(line["stage"]), line["round"]) for line in self.calls]
+        return [line for line, place in zip(self.calls, places, strict=True) if place <= (stages.index(stage), number)]
+
     def record_lines(self) -> dict[str, Any]:
         """What a checkpoint holds of them."""
         return {"lines": len(self._lines), "sha256": self._hash(len(self._lines))}
@@ -105,7 +118,3 @@ class Opened:
 
     def _hash(self, lines: int) -> str:
         return hashlib.sha256(json.dumps(self._lines[:lines]).encode()).hexdigest()
-
-
-def _plain(by: str | Mapping[str, float] | None) -> str | dict[str, float] | None:
-    return dict(by) if isinstance(by, Mapping) else by

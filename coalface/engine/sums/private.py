@@ -6,6 +6,7 @@ import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,38 +30,36 @@ class TargetReached(Exception):
     """The next sum would pass `target_epsilon`: the run ends before it."""
 
 
+@dataclass
 class PrivateSums:
     """The noised sums of a run, which `opened.jsonl` lists: C, and ε, follow from its lines alone.
 
-    `secret` is what the noise is drawn from; in a simulation it is None, and `seed` takes its place. `stages` are the
-    method's stages in their order. With `shares` the sums are secure ones, in which each party has put its share of the
-    noise: a party has then spent ρ of the sums that it was asked for. A sum that a resumed run repeats is the same sum
-    with the same noise, and counts once; where it would be another one the round is abandoned, as by
-    `coalface.engine.sums.opened`.
+    A sum that a resumed run repeats is the same sum with the same noise, and counts once; where it would be another one
+    the round is abandoned, as by `coalface.engine.sums.opened`.
     """
 
-    def __init__(
-        self,
-        settings: PartyPrivacy,
-        opened: Opened,
-        stages: Sequence[str],
-        *,
-        secret: bytes | None,
-        seed: int,
-        shares: bool = False,
-    ) -> None:
-        self.settings, self.opened, self._shares = settings, opened, shares
-        self.secret = noise.seeded_secret(seed) if secret is None else secret
-        self.seed = seed if secret is None else int.from_bytes(secret, "little")
+    settings: PartyPrivacy
+    opened: Opened
+    stages: Sequence[str]
+    """Of the method, in their order."""
+    drawn_from: bytes | None
+    """The secret that the noise is drawn from; None in a simulation, where the seed takes its place."""
+    run_seed: int
+    shares: bool = False
+    """Whether the sums are secure ones, in which each party has put its share of the noise: a party has then spent ρ of
+    the sums that it was asked for."""
+
+    def __post_init__(self) -> None:
+        key = self.drawn_from
+        self.secret = noise.seeded_secret(self.run_seed) if key is None else key
+        self.seed = self.run_seed if key is None else int.from_bytes(key, "little")
         """Of the server's other streams: who is drawn may not be known either."""
-        self.draws = Draws(settings.sampling)
-        self._simulated = secret is None
-        self._stages = {name: place for place, name in enumerate(stages)}
+        self.draws = Draws(self.settings.sampling)
 
     @property
     def hides_draws(self) -> bool:
         """Whether ε counts on nobody knowing who was drawn in this round; a secure sum tells it to its parties."""
-        return self.draws.are_secret and not self._shares
+        return self.draws.are_secret and not self.shares
 
     def begin_round(self, number: int) -> None:
         """Forget the draws of the round before."""
@@ -83,7 +82,7 @@ class PrivateSums:
         line = {"stage": call.stage, "round": call.round, "call": call.call, "drawn": _as_line(draw)}
         if (call.stage, call.round, call.call) not in self.opened.entries:
             self._check_target([line])
-        return ClippedSums(self, call, means, len(everyone), codec.forms(reply, [common]), line)
+        return ClippedSums(self, call, means, len(everyone), codec.forms(reply, [common]), line["drawn"])
 
     def admit(self, call: Call, rho: float) -> dict[str, Any]:
         """What the line of a secure sum of so much ρ says, before its vectors are asked for. Raises TargetReached."""
@@ -97,8 +96,8 @@ class PrivateSums:
 
         Of drawn parties whose noise is in shares nobody knows whom it asks: then the sum itself is not asked for.
         """
-        before = [entry for entry in self._lines() if (entry["stage"], entry["round"]) == (stage, number - 1)]
-        if self._shares and any(entry["drawn"] for entry in before):
+        before = [entry for entry in self.opened.calls if (entry["stage"], entry["round"]) == (stage, number - 1)]
+        if self.shares and any(entry["drawn"] for entry in before):
             return
         coming = [entry | {"round": number} for entry in before]
         self._check_target([e for e in coming if (stage, number, e["call"]) not in self.opened.entries])
@@ -114,7 +113,7 @@ class PrivateSums:
         """The lines before that of a call; all, where it has none yet."""
         keys = list(self.opened.entries)
         key = (call.stage, call.round, call.call)
-        return self._lines()[: keys.index(key) if key in self.opened.entries else None]
+        return self.opened.calls[: keys.index(key) if key in self.opened.entries else None]
 
     def draw_noise(self, call: Call, content: str, count: int) -> NDArray[np.float64]:
         """(count,) standard normal z of a sum; with bands its row of C⁻¹ z, of `coalface.privacy.correlated`.
@@ -137,15 +136,11 @@ class PrivateSums:
 
     def epsilon(self) -> float:
         """ε of all sums so far."""
-        return self._epsilon(self._lines())
+        return self._epsilon(self.opened.calls)
 
     def metrics(self, stage: str, number: int) -> dict[str, Any]:
-        """What a round's line of the metrics says: ε, and C where it follows a quantile, after the round.
-
-        A round that a resumed run repeats does not look at the lines of those that came after it.
-        """
-        until = (self._stages[stage], number)
-        lines = [line for line in self._lines() if (self._stages[line["stage"]], line["round"]) <= until]
+        """What a round's line of the metrics says: ε, and C where it follows a quantile, after the round."""
+        lines = self.opened.until(self.stages, stage, number)
         adaptive = isinstance(self.settings.clip, AdaptiveClip)
         return {"epsilon": _number(self._epsilon(lines))} | ({"clip": self.clip(lines)} if adaptive else {})
 
@@ -155,30 +150,27 @@ class PrivateSums:
             "epsilon": _number(self.epsilon()),
             "delta": self.settings.delta,
             "noise_multiplier": self.settings.noise_multiplier,
-            "clip": self.clip(self._lines()),
+            "clip": self.clip(self.opened.calls),
             "target_epsilon": self.settings.target_epsilon,
             "sampling": self.settings.sampling,
             "bands": self.settings.bands,
-            "sums": sum(line.get("rho") != 0 for line in self._lines()),  # one without a mean has none
-            "noise": "seed" if self._simulated else "shares" if self._shares else "secret",
+            "sums": sum(line.get("rho") != 0 for line in self.opened.calls),  # one without a mean has none
+            "noise": "seed" if self.drawn_from is None else "shares" if self.shares else "secret",
         }
-
-    def _lines(self) -> list[dict[str, Any]]:
-        return list(self.opened.entries.values())
 
     def _epsilon(self, lines: Sequence[Mapping[str, Any]]) -> float:
         """ε of lines; sums over the parties of one draw are one mechanism, √k times as loud.
 
         Of shares that of the party with the most: whom a round asks follows from no images, and is known.
         """
-        if self._shares:
+        if self.shares:
             spent: defaultdict[str, float] = defaultdict(float)
             for line in lines:
                 for party in line["asked"]:
                     spent[party] += math.inf if line["rho"] is None else line["rho"]
             return concentrated_epsilon(max(spent.values(), default=0.0), self.settings.delta)
         if self.settings.sampling == "cyclic":
-            by_stage = ([line for line in lines if line["stage"] == stage] for stage in self._stages)
+            by_stage = ([line for line in lines if line["stage"] == stage] for stage in self.stages)
             return epsilon(dict(map(self._stage_mechanism, filter(None, by_stage))), self.settings.delta)
         sums = Counter((e["stage"], e["round"], tuple(e["drawn"])) if e["drawn"] else (i,) for i, e in enumerate(lines))
         z = self.settings.noise_multiplier
@@ -199,7 +191,7 @@ class PrivateSums:
         target = self.settings.target_epsilon
         if target is None or not coming:
             return
-        if (spent := self._epsilon([*self._lines(), *coming])) > target:
+        if (spent := self._epsilon([*self.opened.calls, *coming])) > target:
             raise TargetReached(
                 f"ε is {self.epsilon():.4g} at δ = {self.settings.delta:g}; the next round would make it {spent:.4g}, "
                 f"which is above privacy.dp.target_epsilon ({target:g})"
@@ -210,16 +202,10 @@ class ClippedSums:
     """The sums of one call: every reply is brought within C, and counts as one of the `asked`."""
 
     def __init__(
-        self,
-        private: PrivateSums,
-        call: Call,
-        means: Sequence[Mean],
-        everyone: int,
-        like: codec.Forms,
-        line: dict[str, Any],
+        self, private: PrivateSums, call: Call, means: Sequence[Mean], everyone: int, like: codec.Forms, drawn: Any
     ) -> None:
-        self._private, self._call, self._asked_for, self._like, self._line = private, call, means, like, line
-        self._asked = {"arrived": line["drawn"][2] if line["drawn"] else len(call.to), "all": everyone}
+        self._private, self._call, self._asked_for, self._like, self._drawn = private, call, means, like, drawn
+        self._asked = {"arrived": drawn[2] if drawn else len(call.to), "all": everyone}
         self.means = summed(means, lambda field: like[field].start is not None)
         self.clip = private.clip(private.before(call))
         self._within = 0.0
@@ -227,9 +213,16 @@ class ClippedSums:
 
     def weight(self, message: Any) -> float:
         """min(1, C / ‖Δ‖), by which a reply counts."""
-        norm = _norm(_changes(message, self._like, self.means))
+        norm = math.hypot(*(float(torch.linalg.vector_norm(change)) for change in self._changes(message)))
         self._within += 0.5 if norm <= self.clip else -0.5
         return min(1.0, self.clip / norm) if norm else 1.0
+
+    def _changes(self, message: Any) -> Iterator[Tensor]:
+        for mean in self.means:
+            start = codec.by_path(mean.field, self._like[mean.field].start)
+            for path, tensor in codec.by_path(mean.field, getattr(message, mean.field)).items():
+                if tensor.is_floating_point():
+                    yield tensor.double() - start[path].double() if path in start else tensor.double()
 
     def noised(self, sums: Sequence[RunningMean], arrived: Sequence[str]) -> dict[str, Any]:
         """Every mean by its name; of no replies noise alone.
@@ -255,11 +248,13 @@ class ClippedSums:
             self._asked_for,
             arrived,
             content,
-            drawn=self._line["drawn"],
+            drawn=self._drawn,
             **({"within": within} if adaptive else {}),
             **({"noise": content} if private.settings.bands is not None else {}),
         )
-        _add(totals, torch.from_numpy(drawn[1:]), sigma * self.clip)
+        parts = torch.from_numpy(drawn[1:]).split([len(total) for total in totals])
+        for total, part in zip(totals, parts, strict=True):
+            total.add_(part, alpha=sigma * self.clip)
         by_field = {running_sum.mean.field: running_sum for running_sum in sums}
         return {mean.key: self._mean(mean, by_field[mean.field]) for mean in self._asked_for}
 
@@ -270,23 +265,6 @@ class ClippedSums:
         if isinstance(change, Tensor):
             return (start.double() + change.double()).to(change.dtype)
         return {name: (start[name].double() + moved.double()).to(moved.dtype) for name, moved in change.items()}
-
-
-def _changes(message: Any, like: codec.Forms, means: Sequence[Mean]) -> Iterator[Tensor]:
-    for mean in means:
-        start = codec.by_path(mean.field, like[mean.field].start)
-        for path, tensor in codec.by_path(mean.field, getattr(message, mean.field)).items():
-            if tensor.is_floating_point():
-                yield tensor.double() - start[path].double() if path in start else tensor.double()
-
-
-def _norm(changes: Iterable[Tensor]) -> float:
-    return math.hypot(*(float(torch.linalg.vector_norm(change)) for change in changes))
-
-
-def _add(totals: Sequence[Tensor], drawn: Tensor, scale: float) -> None:
-    for total, part in zip(totals, drawn.split([len(total) for total in totals]), strict=True):
-        total.add_(part, alpha=scale)
 
 
 def _as_line(draw: tuple[int, Drawn] | None) -> list[Any] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,13 +12,10 @@ from torch import Tensor
 
 from coalface.core import codec
 from coalface.core.errors import RecipeError
-from coalface.core.method import Abandoned, Mean
-from coalface.core.steps import StepDeclaration
+from coalface.core.method import Abandoned
 from coalface.core.text import told
 from coalface.engine.party.request import Request, StepFailed, SumStage
 from coalface.engine.replies import Lost, Replies, reply_size
-from coalface.engine.rounds import RoundPolicy
-from coalface.engine.run_state import Call, PartyStats
 from coalface.engine.sums.hidden import HiddenMeans, asked_for
 from coalface.engine.transport import Reply
 from coalface.privacy.dp import PartyPrivacy
@@ -39,40 +37,30 @@ _REPLIES: dict[str, tuple[Any, str]] = {
 }
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SecureReplies(Replies):
     """The replies to a call of which the server learns the sum alone.
 
-    `everyone` are all parties of the step's role. Raises RecipeError where a sum would not hide the replies, and
-    Abandoned where too few parties are asked.
+    Raises RecipeError where a sum would not hide the replies, and Abandoned where too few parties are asked.
     """
 
-    def __init__(
-        self,
-        settings: SecureSettings,
-        call: Call,
-        declaration: StepDeclaration,
-        means: Sequence[Mean],
-        failed: dict[str, str],
-        policy: RoundPolicy,
-        party_stats: Mapping[str, PartyStats],
-        everyone: Sequence[str],
-        verify: Verify | None = None,
-        privacy: PartyPrivacy | None = None,
-    ) -> None:
-        super().__init__(call, failed, policy, party_stats)
-        check_call(call.step, declaration, means, everyone)
-        if why := too_few(settings, len(call.to)):
+    settings: SecureSettings
+    verify: Verify | None
+    privacy: PartyPrivacy | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        call, declaration = self.call, self.declaration
+        check_call(call.step, declaration, self.means, self.everyone)
+        if why := too_few(self.settings, len(call.to)):
             raise Abandoned(why)
-        self.means, self._everyone, self._verify = means, len(everyone), verify
-        reply: Any = declaration.reply
-        common = call.common.message(declaration.common) if call.common and declaration.common else None
-        asked, like = asked_for(means), codec.forms(reply, [common])
+        asked = asked_for(self.means)
         try:
-            self._hidden = HiddenMeans.of(settings, declaration, asked, like, len(call.to), privacy)
+            self._hidden = HiddenMeans.of(self.settings, declaration, asked, self._alike, len(call.to), self.privacy)
         except ValueError as error:
             raise RecipeError(f"step {call.step}: {error}", where=WHERE) from error
-        self._context = self._hidden.context(settings, policy.run, call.stage, call.round, call.call)
-        self._sum = SecureSum(self._context, call.to, verify)
+        self._context = self._hidden.context(self.settings, self.policy.run, call.stage, call.round, call.call)
+        self._sum = SecureSum(self._context, call.to, self.verify)
         self._asked = SumStage("advertise", len(call.to), asked)
         self._stage, self._first = "advertise", dict[str, Request]()
 
@@ -101,7 +89,7 @@ class SecureReplies(Replies):
         self.accepted = {name: self._first[name].id for name in survivors}
         settle()
         parties = dataclasses.replace(parties, survivors=messages.pack_names(survivors))
-        if self._verify is not None:
+        if self.verify is not None:
             yield self._requests("confirm", parties, survivors, lambda n: {"adverts": packed_adverts[n]})
         requested = self._sum.unmask_requests()
 
@@ -125,7 +113,7 @@ class SecureReplies(Replies):
         self, stage: Any, parties: Any, to: Sequence[str], own: Callable[[str], dict[str, Tensor]]
     ) -> Iterator[Request]:
         self._stage = stage
-        common, policy = codec.encode(parties), self._policy
+        common, policy = codec.encode(parties), self.policy
         when = (self.call.stage, self.call.round, self.call.call)
         for party in to:
             if policy.faults.at_stage(policy.seed, party, when, stage):
@@ -193,7 +181,7 @@ class SecureReplies(Replies):
 
     def aggregated(self) -> dict[str, Any]:
         """Every mean by its name, once the sum is opened."""
-        return {mean.key: self.opened.mean(mean, self._everyone) for mean in self.means}
+        return {mean.key: self.opened.mean(mean, len(self.everyone)) for mean in self.means}
 
     def hidden(self) -> dict[tuple[str, str | None], float]:
         """The numbers of the replies of which only means are known: see `Answer.hidden`."""

@@ -32,7 +32,7 @@ class TemplateReleases:
         self.listed = Opened(
             folder / FILE, "templates of this round were released in another state: another time would tell more"
         )
-        self._stages = {name: place for place, name in enumerate(stages)}
+        self._stages = stages
 
     def admit(
         self, call: Call, declaration: StepDeclaration, means: Sequence[Mean], bases: Mapping[str, str | None]
@@ -46,7 +46,7 @@ class TemplateReleases:
         target, key = self.settings.target_epsilon, (call.stage, call.round, call.call)
         releases = sorted([*call.to] * len(templates(declaration.reply)))  # one for each field
         if target is not None and key not in self.listed.entries:
-            spent, so_far = (self.settings.epsilon(self._most(self._lines(), more)) for more in (releases, ()))
+            spent, so_far = (self.settings.epsilon(self._most(self.listed.calls, more)) for more in (releases, ()))
             if spent > target:
                 raise TargetReached(
                     f"ε of a template is {so_far:.4g} at δ = {self.settings.delta:g}; the next release would make it "
@@ -59,13 +59,12 @@ class TemplateReleases:
 
     def metrics(self, stage: str, number: int) -> dict[str, Any]:
         """What a round's line of the metrics says: ε so far, of the party with the most releases."""
-        until = (self._stages[stage], number)
-        lines = [line for line in self._lines() if (self._stages[line["stage"]], line["round"]) <= until]
+        lines = self.listed.until(self._stages, stage, number)
         return {"template_epsilon": self.settings.epsilon(self._most(lines))}
 
     def summary(self) -> dict[str, Any]:
         """What `summary.json` says."""
-        releases = self._most(self._lines())
+        releases = self._most(self.listed.calls)
         return {
             "epsilon": self.settings.epsilon(releases),
             "delta": self.settings.delta,
@@ -73,9 +72,6 @@ class TemplateReleases:
             "target_epsilon": self.settings.target_epsilon,
             "releases": releases,
         }
-
-    def _lines(self) -> list[dict[str, Any]]:
-        return list(self.listed.entries.values())
 
     def _most(self, lines: Iterable[Mapping[str, Any]], more: Iterable[str] = ()) -> int:
         counts = Counter(party for line in lines for party in line["released"])

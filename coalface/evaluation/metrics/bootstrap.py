@@ -70,6 +70,11 @@ class PairIdentities:
         """(n,) the fold of each pair. Raises ValueError for a list that brings none and is too short for `tenths`."""
         return tenths(self.same) if self.fold is None else self.fold
 
+    def counted(self, folds: Sequence[int] | None) -> NDArray[np.int64]:
+        """The places in the list of the pairs that count, of some folds; None: of all."""
+        counted = np.ones(len(self.same), dtype=bool) if self.headline is None else self.headline | ~self.same
+        return np.flatnonzero(counted if folds is None else counted & np.isin(self.folds, folds))
+
     def sides(self, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Both identities of some pairs, as places in `people`."""
         return np.searchsorted(self.people, self.left[places]), np.searchsorted(self.people, self.right[places])

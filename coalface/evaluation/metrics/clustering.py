@@ -100,6 +100,14 @@ def evaluate_clusters(true: ArrayLike, predicted: ArrayLike) -> Clusters:
     true_pairs, together, alike = _pairs(n), _pairs(b), _pairs(a)
     square = n.astype(np.float64) ** 2
     precision, recall = float((square / b[j]).sum() / count), float((square / a[i]).sum() / count)
+    nmi = 1.0
+    if (
+        not len(n) == len(a) == len(b)
+    ):  # else each identity is one cluster: logarithms would miss 1 by an ulp, or give 0/0
+        log_a, log_b = np.log(a / count), np.log(b / count)
+        mutual = float((n / count * (np.log(n / count) - log_a[i] - log_b[j])).sum())
+        entropies = -float((a / count * log_a).sum()) - float((b / count * log_b).sum())
+        nmi = min(1.0, max(0.0, 2 * mutual / entropies))
     return Clusters(
         pairwise_precision=true_pairs / together if together else 1.0,
         pairwise_recall=true_pairs / alike if alike else 1.0,
@@ -107,7 +115,7 @@ def evaluate_clusters(true: ArrayLike, predicted: ArrayLike) -> Clusters:
         bcubed_precision=precision,
         bcubed_recall=recall,
         bcubed_f=2 * precision * recall / (precision + recall),
-        nmi=_nmi(n, a, b, i, j),
+        nmi=nmi,
         clusters=len(sizes),
         identities=len(a),
         kept=1 - alone / count,
@@ -133,20 +141,3 @@ def _numbered(labels: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.
 
 def _pairs(counts: NDArray[np.int64]) -> int:
     return int((counts * (counts - 1) // 2).sum())
-
-
-def _nmi(
-    n: NDArray[np.int64],
-    a: NDArray[np.int64],
-    b: NDArray[np.int64],
-    i: NDArray[np.int64],
-    j: NDArray[np.int64],
-) -> float:
-    """Mutual information of the table over the mean entropy of its margins."""
-    if len(n) == len(a) == len(b):  # each identity is one cluster: the logarithms would miss 1 by an ulp, or give 0/0
-        return 1.0
-    total = int(a.sum())
-    log_a, log_b = np.log(a / total), np.log(b / total)
-    mutual = float((n / total * (np.log(n / total) - log_a[i] - log_b[j])).sum())
-    entropies = -float((a / total * log_a).sum()) - float((b / total * log_b).sum())
-    return min(1.0, max(0.0, 2 * mutual / entropies))

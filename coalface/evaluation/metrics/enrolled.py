@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.evaluation.metrics.exact import slices
+from coalface.evaluation.metrics.exact import slices, unit_rows
 from coalface.evaluation.metrics.figure import Figure
 from coalface.evaluation.metrics.verification import EER, TAR, check_scores, eer, tar_at_far
 
@@ -39,10 +39,7 @@ def templates(
     sums = np.zeros((count, features.shape[1]))
     np.add.at(sums, labels, features.astype(np.float64))
     means = sums / images[:, None]
-    if not unit:
-        return means
-    lengths = np.linalg.norm(means, axis=1, keepdims=True)
-    return np.divide(means, lengths, out=np.zeros_like(means), where=lengths > 0)
+    return unit_rows(means) if unit else means
 
 
 def cosine_scores(enrolled: NDArray[np.float64], probes: NDArray[np.float32]) -> NDArray[np.float64]:

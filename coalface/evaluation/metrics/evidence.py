@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from coalface.evaluation.metrics.bootstrap import Bootstrap, PairIdentities
 from coalface.evaluation.metrics.figure import Figure
-from coalface.evaluation.metrics.verification import allowed, check_scores
+from coalface.evaluation.metrics.verification import allowed, check_scores, equal_error
 
 
 def accuracy_evidence(
@@ -207,11 +207,7 @@ def _eers(genuine: NDArray[np.int64], impostor: NDArray[np.int64]) -> NDArray[np
     """(draws,) where the straight lines between the points of each draw's ROC have FAR = 1 − TAR, as in `eer`."""
     far, missed = 1 - impostor / np.maximum(impostor[:, -1:], 1), genuine / np.maximum(genuine[:, -1:], 1)
     far[:, -1], missed[:, -1] = 0, 1  # above all; said for draws without genuine or impostor pairs, which do not count
-    gap = missed - far  # rises from −1 to 1
-    draw, after = np.arange(len(gap)), np.argmax(gap >= 0, axis=1)
-    before = after - 1
-    step = -gap[draw, before] / (gap[draw, after] - gap[draw, before])
-    return np.asarray(far[draw, before] + step * (far[draw, after] - far[draw, before]))
+    return np.array([equal_error(*points) for points in zip(far, missed, strict=True)])
 
 
 def _without(levels: NDArray[np.int32], pairs: NDArray[np.int32], ranks: NDArray[np.int64]) -> NDArray[np.int32]:

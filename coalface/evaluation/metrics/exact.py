@@ -84,6 +84,12 @@ def few(rows: Tensor) -> int:
     return max(1, CHUNK // max(1, rows.shape[1]))
 
 
+def unit_rows(rows: Scores) -> Scores:
+    """(n, d) at length one; zeros stay zeros."""
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
+
+
 def slices(count: int, step: int) -> Iterator[slice]:
     for start in range(0, count, step):
         yield slice(start, min(start + step, count))
@@ -133,8 +139,24 @@ def scan(
     error = rounding(rows.shape[1])
     best = np.full(len(rows), -np.inf) if nearest else np.empty(0)
 
+    count = len(columns) if places is None else len(places)
+    high, wide = min(block[0], len(rows)), min(block[1], count)
+    memory = np.empty(high * wide, np.float32)
+
     def blocks() -> Iterator[_Block]:
-        return _blocks(rows, columns, places, excluded, check, block)
+        """The products lie in memory that the next block takes again."""
+        for at_columns in slices(count, wide):
+            some = columns[at_columns] if places is None else columns[places[at_columns]]
+            block_columns = np.ascontiguousarray(some, np.float32)
+            if check is not None:
+                check(at_columns, block_columns)
+            for at in slices(len(rows), high):
+                size = at.stop - at.start, at_columns.stop - at_columns.start
+                products = memory[: size[0] * size[1]].reshape(size)
+                np.matmul(rows[at], block_columns.T, out=products)
+                if excluded is not None:
+                    products[excluded(at, at_columns)] = -np.inf
+                yield _Block(at, rows[at], block_columns, products, products.max(axis=1).astype(np.float64))
 
     tops = [_Highest(max(ranks))] * len(ranks) if ranks else []
     if ranks and max(ranks) > MANY:
@@ -166,33 +188,6 @@ class _Block:
             limits = np.maximum(self.peaks[some] - 2 * error, highest[some] - error)
             row, column = np.nonzero(self.products[some] >= limits[:, None])
             np.maximum.at(highest, some[row], exactly(self.rows, some[row], self.columns, column))
-
-
-def _blocks(
-    rows: Floats,
-    columns: Floats,
-    places: Places | None,
-    excluded: Callable[[slice, slice], NDArray[np.bool_]] | None,
-    check: Callable[[slice, Floats], None] | None,
-    block: tuple[int, int],
-) -> Iterator[_Block]:
-    """The products lie in memory that the next block takes again."""
-    count = len(columns) if places is None else len(places)
-    high, wide = min(block[0], len(rows)), min(block[1], count)
-    memory = np.empty(high * wide, np.float32)
-    for at_columns in slices(count, wide):
-        block_columns = np.ascontiguousarray(
-            columns[at_columns] if places is None else columns[places[at_columns]], np.float32
-        )
-        if check is not None:
-            check(at_columns, block_columns)
-        for at in slices(len(rows), high):
-            size = at.stop - at.start, at_columns.stop - at_columns.start
-            products = memory[: size[0] * size[1]].reshape(size)
-            np.matmul(rows[at], block_columns.T, out=products)
-            if excluded is not None:
-                products[excluded(at, at_columns)] = -np.inf
-            yield _Block(at, rows[at], block_columns, products, products.max(axis=1).astype(np.float64))
 
 
 class _Highest:

@@ -57,7 +57,13 @@ def evaluate_probes(
     Raises ValueError where the shapes do not fit, for features of another length than 1 or 0, for a FAR that is not
     between 0 and 1, and if no identity has two probes.
     """
-    _check(probes, identities, distractors)
+    check_unit(probes, "probe", identities)
+    if distractors.ndim != 2 or distractors.shape[1] != probes.shape[1]:
+        raise ValueError(f"distractors {distractors.shape} for probes {probes.shape}: give (n, d) by the same model")
+    if not len(distractors):
+        raise ValueError("there are no distractors: pass at least one")
+    if len(np.unique(identities)) == len(identities):
+        raise ValueError("no identity has two probes, so that none has a mate: pass identities with two or more")
     impostors = len(probes) * len(distractors)
     if any(allowed(far, impostors) >= impostors for far in fars):
         raise ValueError(f"among FARs {list(fars)} one allows all impostors: give FARs below 1")
@@ -75,13 +81,3 @@ def _check_distractors(places: slice, features: Floats) -> None:
         check_unit(features, "distractor")
     except ValueError as error:
         raise ValueError(f"distractors {places.start:,} to {places.stop:,}: {error}") from None
-
-
-def _check(probes: Floats, identities: Places, distractors: Floats) -> None:
-    check_unit(probes, "probe", identities)
-    if distractors.ndim != 2 or distractors.shape[1] != probes.shape[1]:
-        raise ValueError(f"distractors {distractors.shape} for probes {probes.shape}: give (n, d) by the same model")
-    if not len(distractors):
-        raise ValueError("there are no distractors: pass at least one")
-    if len(np.unique(identities)) == len(identities):
-        raise ValueError("no identity has two probes, so that none has a mate: pass identities with two or more")

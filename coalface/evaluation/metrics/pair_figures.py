@@ -72,12 +72,6 @@ def declarations(pair_figures: Sequence[PairFigure]) -> dict[str, Any]:
     return {own.figure.name: asdict(own.figure) for own in pair_figures}
 
 
-def counted_pairs(pairs: PairIdentities, folds: Sequence[int] | None) -> NDArray[np.int64]:
-    """The places in a list of the pairs that are evaluated."""
-    counted = np.ones(len(pairs.same), dtype=bool) if pairs.headline is None else pairs.headline | ~pairs.same
-    return np.flatnonzero(counted if folds is None else counted & np.isin(pairs.folds, folds))
-
-
 def values(
     pair_figures: Sequence[PairFigure],
     scores: NDArray[np.float64],
@@ -85,7 +79,7 @@ def values(
     folds: Sequence[int] | None = None,
 ) -> dict[str, float]:
     """Figure -> its value on the evaluated pairs. Raises as `compute_all` does."""
-    counted = counted_pairs(pairs, folds)
+    counted = pairs.counted(folds)
     return compute_all(pair_figures, scores[counted], pairs.same[counted])
 
 
@@ -111,7 +105,7 @@ def evidence(
     In a draw each pair is repeated as often as it weighs. Of a list with more than `MOST_PAIRS` no draws are kept.
     """
     points = values(pair_figures, scores, pairs, folds)
-    counted = counted_pairs(pairs, folds)
+    counted = pairs.counted(folds)
     if not points or len(counted) > MOST_PAIRS:
         return {"own": {name: None for name in points}} if points else {}
     bootstrap, kept_scores, same = bootstrap_of(pairs), scores[counted], pairs.same[counted]

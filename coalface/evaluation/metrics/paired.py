@@ -106,23 +106,14 @@ def resample(evidence: dict[str, Any], bootstrap: Bootstrap, seed: int = 0) -> d
     points, drawn = points | hits(evidence, everybody), drawn | hits(evidence, bootstrap)
     folds = tuple(evidence["folds"]) if "folds" in evidence else None
     empty = np.minimum(*bootstrap.weights_of(folds)) == 0
-    better = {EER.name: EER.better}
-    runs = {
-        figure: Resampled(
-            figure,
-            float(points[figure][0][0]),
-            np.where(empty, np.nan, values),
-            short,
-            bootstrap,
-            folds,
-            better.get(figure, "higher"),
-            seed=seed,
-        )
-        for figure, (values, short) in drawn.items()
-    }
+    runs: dict[str, Resampled] = {}
+    for figure, (values, short) in drawn.items():
+        better: str = EER.better if figure == EER.name else "higher"
+        point, values = float(points[figure][0][0]), np.where(empty, np.nan, values)
+        runs[figure] = Resampled(figure, point, values, short, bootstrap, folds, better, seed=seed)
     none_short = np.zeros(len(empty), dtype=bool)
-    for figure, (point, values, which) in drawn_figures(evidence, bootstrap).items():
-        runs[figure] = Resampled(figure, point, values, none_short, bootstrap, folds, which, scale=1.0, seed=seed)
+    for figure, (point, values, better) in drawn_figures(evidence, bootstrap).items():
+        runs[figure] = Resampled(figure, point, values, none_short, bootstrap, folds, better, scale=1.0, seed=seed)
     return runs
 
 

@@ -25,7 +25,6 @@ from coalface.evaluation.metrics.figure import Figure
 from coalface.evaluation.metrics.open_set import TpirAtFpir, tpirs_at
 from coalface.evaluation.metrics.verification import (
     TAR,
-    Ranked,
     TarAtFar,
     allowed,
     genuine_pairs,
@@ -148,7 +147,20 @@ def evaluate_client(
     tars: list[TarAtFar] = []
     if len(genuine):
         ranks = ranks_asked(fars, impostors)
-        ranked = _ranked_impostors(features, identities, own_images, other_images, one_to_one, ranks, block)
+        paper = one_to_one == "paper"
+        columns = other_images if paper else np.concatenate([other_images, own_images])
+        turn = np.append(np.full(len(other_images), len(own_images)), np.arange(len(own_images)))
+
+        def counted_not(rows: slice, at: slice) -> NDArray[np.bool_]:
+            one_person = identities[own_images[rows], None] == identities[columns[at]]
+            # A pair of the client's own images counts once.
+            twice = turn[at] <= np.arange(rows.start, rows.stop)[:, None]
+            return one_person | twice
+
+        excluded = None if paper else counted_not
+        ranked = scan(
+            features[own_images], features, ranks=ranks, places=columns, excluded=excluded, block=block
+        ).ranked
         tars = tars_of_ranked(ranked, impostors, genuine, fars)
     order = np.argsort(gallery_identities)
     own_templates = order[np.searchsorted(gallery_identities[order], identities[own_images])]
@@ -180,30 +192,6 @@ def evaluate_client(
         mated=len(own_images),
         non_mated=len(other_images),
     )
-
-
-def _ranked_impostors(
-    features: Floats,
-    identities: Places,
-    own_images: Places,
-    other_images: Places,
-    mode: OneToOne,
-    ranks: Sequence[int],
-    block: tuple[int, int],
-) -> list[Ranked]:
-    """The scores of impostor pairs at some ranks."""
-    if mode == "paper":
-        return scan(features[own_images], features, ranks=ranks, places=other_images, block=block).ranked
-    columns = np.concatenate([other_images, own_images])
-    turn = np.append(np.full(len(other_images), len(own_images)), np.arange(len(own_images)))
-
-    def excluded(rows: slice, at_columns: slice) -> NDArray[np.bool_]:
-        one_person = identities[own_images[rows], None] == identities[columns[at_columns]]
-        # A pair of the client's own images counts once.
-        twice = turn[at_columns] <= np.arange(rows.start, rows.stop)[:, None]
-        return one_person | twice
-
-    return scan(features[own_images], features, ranks=ranks, places=columns, excluded=excluded, block=block).ranked
 
 
 def _allowed_by_legacy(fpir: float, probes: int) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coalface.evaluation.metrics.exact import Floats, Places, Scores, check_unit, exactly, scan
+from coalface.evaluation.metrics.exact import Floats, Places, check_unit, exactly, scan, unit_rows
 from coalface.evaluation.metrics.verification import Ranked, TarAtFar, ranks_asked, tars_of_ranked
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -80,11 +80,20 @@ def template_features(
     while at < len(begins):
         stop = max(at + 1, int(np.searchsorted(ends, begins[at] + IMAGES, "right")))
         low, high = int(begins[at]), int(ends[stop - 1])
-        images = _prepared(features, order[low:high], norm, flip, detector)
+        places = order[low:high]
+        images = features[places].astype(np.float64)
+        if len(bad := np.flatnonzero(~np.isfinite(images).all(axis=1))):
+            raise ValueError(
+                f"the feature of image {places[bad[0]]:,} is not finite: the model has diverged, or its weights were "
+                "not loaded whole"
+            )
+        images = images[:, :width] + images[:, width:] if flip else images
+        images = images if norm else unit_rows(images)
+        images = images if detector is None else images * detector[places, None]
         cuts = starts[np.searchsorted(starts, low) : np.searchsorted(starts, high)]
         means = np.add.reduceat(images, cuts - low, axis=0) / np.diff(cuts, append=high)[:, None]
         sums = np.add.reduceat(means, np.searchsorted(cuts, begins[at:stop]), axis=0)
-        pooled[at:stop] = _unit(sums)
+        pooled[at:stop] = unit_rows(sums)
         at = stop
     return Templates(owners[begins], pooled)
 
@@ -115,31 +124,6 @@ def _shape(
             f"features of {features.shape[1]} dimensions have no halves: give image and mirror side by side"
         )
     return len(features), features.shape[1] // 2
-
-
-def _prepared(
-    features: NDArray[np.floating],
-    places: Places,
-    norm: bool,
-    flip: bool,
-    detector: NDArray[np.floating] | None,
-) -> Scores:
-    images = features[places].astype(np.float64)
-    if len(bad := np.flatnonzero(~np.isfinite(images).all(axis=1))):
-        raise ValueError(
-            f"the feature of image {places[bad[0]]:,} is not finite: the model has diverged, or its weights were not "
-            "loaded whole"
-        )
-    if flip:
-        half = images.shape[1] // 2
-        images = images[:, :half] + images[:, half:]
-    images = images if norm else _unit(images)
-    return images if detector is None else images * detector[places, None]
-
-
-def _unit(rows: Scores) -> Scores:
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
 
 
 # 1:1 over listed pairs

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,24 +52,6 @@ class TarAtFar:
     impostors: int
     carried: bool
     """False where floor(far × impostors) is 0: the list is too short for this FAR, and `tar` is that at no accepts."""
-
-
-@dataclass(frozen=True, eq=False)
-class Roc:
-    """The curve of TAR over FAR, at exact counts of accepted impostors."""
-
-    far: NDArray[np.float64]
-    tar: NDArray[np.float64]
-
-
-@dataclass(frozen=True, eq=False)
-class Histogram:
-    """How many genuine and impostor pairs fall into each interval of cosine."""
-
-    edges: NDArray[np.float64]
-    """(bins + 1,) from −1 to 1."""
-    genuine: NDArray[np.int64]
-    impostor: NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -338,8 +320,10 @@ def auc(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> float:
     return int(below.sum()) / 2 / (len(genuine) * len(impostor))
 
 
-def roc(scores: NDArray[np.float64], same: NDArray[np.bool_], points: int = 200) -> Roc:
-    """At most `points` points of the ROC for a drawing: FAR k / N log-spaced from 1 / N to 1, each TAR exact."""
+def roc(scores: NDArray[np.float64], same: NDArray[np.bool_], points: int = 200) -> dict[str, list[float]]:
+    """`far` and `tar` of at most so many points of the ROC, for a drawing: FAR k / N log-spaced from 1 / N to 1, each
+    TAR exact.
+    """
     check_scores(scores, same)
     impostor, genuine = np.sort(scores[~same]), np.sort(scores[same])
     total = len(impostor)
@@ -347,11 +331,13 @@ def roc(scores: NDArray[np.float64], same: NDArray[np.bool_], points: int = 200)
     counts = np.unique(np.append(counts, total))
     rejected = total - 1 - counts[:-1]  # the best impostor that must be rejected; at FAR 1 there is none
     missed = np.searchsorted(genuine, impostor[rejected], side="right")
-    return Roc(far=counts / total, tar=np.append(1 - missed / len(genuine), 1.0))
+    return {"far": (counts / total).tolist(), "tar": np.append(1 - missed / len(genuine), 1.0).tolist()}
 
 
-def histogram(scores: NDArray[np.float64], same: NDArray[np.bool_], bins: int = 100) -> Histogram:
-    """Counts of genuine and impostor scores in equal intervals over what was observed, its ends rounded outward.
+def histogram(scores: NDArray[np.float64], same: NDArray[np.bool_], bins: int = 100) -> dict[str, list[Any]]:
+    """How many `genuine` and `impostor` scores lie in equal intervals over what was observed, its ends rounded outward.
+
+    `edges` are one more than the intervals.
 
     The cosines of an untrained model may all lie within a hundredth of each other. The ends are multiples of a tenth
     of the power of ten at or below the width, within [−1, 1], which rounding may put a cosine past.
@@ -367,7 +353,7 @@ def histogram(scores: NDArray[np.float64], same: NDArray[np.bool_], bins: int = 
     ends = (min(low, float(inside.min())), max(high, float(inside.max())))
     genuine, edges = np.histogram(inside[same], bins=bins, range=ends)
     impostor, _ = np.histogram(inside[~same], bins=bins, range=ends)
-    return Histogram(edges=edges, genuine=genuine, impostor=impostor)
+    return {"edges": edges.tolist(), "genuine": genuine.tolist(), "impostor": impostor.tolist()}
 
 
 def check_scores(scores: NDArray[np.float64], same: NDArray[np.bool_]) -> None:

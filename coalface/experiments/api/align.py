@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, overload
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from coalface.core.errors import DataError
-from coalface.core.text import shown
 from coalface.data.align import SIDE
 from coalface.data.detection import Detector, YuNet
-from coalface.data.photographs import (
-    ANY,
-    LIMITS,
-    REASONS,
-    UNREADABLE,
-    Aligned,
-    Limits,
-    cut_faces,
-    decode_photograph,
-    find_faces,
-)
+from coalface.data.photographs import LIMITS, Aligned, Limits, cut_faces, decode_photograph, find_faces
 from coalface.data.readers.folders import SUFFIXES, read_file
 from coalface.data.readers.landmarks import landmark_lists, read_landmarks
-from coalface.data.tools.aligned_folder import AlignedFolder, Photograph, list_photographs, write_faces
+from coalface.data.tools.aligned_folder import AlignedFolder, list_photographs, write_faces
 from coalface.data.tools.decode_check import StderrCapture, decoded_whole
-from coalface.experiments.report.photographs import Group, Thumbnail, write_page
-
-REPORT = "report.html"
-_PICTURES = 24
-"""Pictures on the page for each reason."""
-_THUMBNAIL = 160
-"""Pixels of the longer side of each."""
+from coalface.experiments.api.alignment_page import write_page
 
 
 @overload
@@ -117,7 +99,7 @@ def align_folder(
     folder = write_faces(
         source, out, finder, lists=lists, size=size, limits=limits, all_faces=all_faces, progress=progress
     )
-    write_report(folder)
+    write_page(folder)
     return folder
 
 
@@ -158,52 +140,3 @@ def _pixels(photograph: Any, where: str) -> NDArray[np.uint8]:
         )
     pixels = pixels[:, :, :3] if pixels.shape[2] == 4 else pixels
     return np.ascontiguousarray(pixels >> 8 if pixels.dtype == np.uint16 else pixels, np.uint8)
-
-
-def write_report(folder: AlignedFolder) -> Path:
-    """Write the page of what was left out, with small pictures, into the folder of aligned faces."""
-    by_reason: dict[str, list[Photograph]] = {reason: [] for reason in REASONS}
-    for photograph in folder.photographs:
-        for reason in {left_out.reason: None for left_out in photograph.left_out}:
-            by_reason[reason].append(photograph)
-    groups = [
-        Group(
-            reason,
-            REASONS[reason],
-            len(photographs),
-            [_thumbnail(folder, one, reason) for one in photographs[:_PICTURES]],
-        )
-        for reason, photographs in by_reason.items()
-        if photographs
-    ]
-    limits = {} if folder.limits == ANY else asdict(folder.limits)
-    return write_page(
-        folder.out / REPORT,
-        name=shown(folder.source.resolve().name),
-        faces=folder.faces,
-        photographs=len(folder.photographs),
-        left_out=len(folder.left_out),
-        limits=limits,
-        groups=groups,
-    )
-
-
-def _thumbnail(folder: AlignedFolder, photograph: Photograph, reason: str) -> Thumbnail:
-    """The photograph, small, with a frame around the square that would have become the face."""
-    left_out = next(one for one in photograph.left_out if one.reason == reason)
-    jpeg = b""
-    if reason not in UNREADABLE:
-        path = folder.source / photograph.file
-        try:
-            image = decode_photograph(read_file(path), path)
-        except (OSError, DataError):  # it changed in this very moment
-            return Thumbnail(shown(photograph.file), left_out.detail, b"")
-        factor = min(1.0, _THUMBNAIL / max(image.shape[:2]))
-        width, height = (max(1, round(side * factor)) for side in image.shape[1::-1])
-        small: Any = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
-        small = cv2.cvtColor(small, cv2.COLOR_GRAY2BGR if small.ndim == 2 else cv2.COLOR_RGB2BGR)
-        if left_out.corners:
-            frame = np.rint((np.array(left_out.corners) + 0.5) * factor - 0.5).astype(np.int32)
-            cv2.polylines(small, [frame], True, (40, 90, 255), 1, cv2.LINE_AA)
-        jpeg = bytes(cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, 80])[1])
-    return Thumbnail(shown(photograph.file), left_out.detail, jpeg)

@@ -17,7 +17,7 @@ class Comparison:
     """Runs side by side with the first of them; it shows itself as text, and in a notebook."""
 
     def __init__(self, runs: Sequence[Path]) -> None:
-        self._compared = comparison_table.compare(runs, paired.intervals(runs), paired.left_out(runs))
+        self._compared = paired.compare_runs(runs)
 
     def to_frame(self) -> Table:
         """A row for each run and figure: value, difference to the first run, and its 95 % interval if it has one.

@@ -49,6 +49,14 @@ class Fused:
         none = next(iter(self.rows.values()))[:0]
         return torch.cat([none, *(self.rows[number] for number in rounds)]).double()
 
+    def drawn(
+        self, round_: int, parties: Sequence[str], fused: int, seed: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(R,) the places of parties that a round did not ask, and (n, fused) which of these its rows are of."""
+        others = np.array([place for place, name in enumerate(parties) if name not in self.asked[round_]])
+        rng = generator(seed, "server", "train", round_, "fuse")
+        return others, draw_subsets(len(others), len(self.rows[round_]), fused, rng)
+
 
 def parts_of(equivalents: Tensor, directions: Tensor, fused: int) -> Tensor:
     """(n, k) the directions that each row is most likely fused of, by orthogonal matching pursuit with equal weights.
@@ -66,11 +74,6 @@ def parts_of(equivalents: Tensor, directions: Tensor, fused: int) -> Tensor:
         parts[:, place] = fit.argmax(1)
         total = total + directions[parts[:, place]]
     return parts
-
-
-def parts_drawn(seed: int, round_: int, people: int, rows: int, fused: int) -> NDArray[np.int64]:
-    """(rows, fused) the people, of so many who were not asked, that a round's equivalent class embeddings are of."""
-    return draw_subsets(people, rows, fused, generator(seed, "server", "train", round_, "fuse"))
 
 
 def share_assigned(equivalents: Tensor, features: Tensor, fused: NDArray[np.int64]) -> float:

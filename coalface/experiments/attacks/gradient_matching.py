@@ -10,7 +10,7 @@ BatchNorm's running ones tell them: Yin et al., "See through gradients" (CVPR 20
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,11 +19,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from coalface.core.method import Tensors
+from coalface.experiments.attacks.updates import reading
 
 WINDOW = 7
 """Side of the windows of SSIM."""
 RANGE = 2.0
 """Of pixels in [−1, 1]."""
+COMPONENTS, LR, PRIOR, STATISTICS = 64, 0.1, 0.003, 0.01
+"""Eigenfaces; the learning rate of Adam, 0.4 times it after 3/8, 5/8 and 7/8 of the iterations; and the weights of the
+mean squared coefficient, and of the mean squared distance of batch statistics in units of the told variance. All were
+chosen on other synthetic people, with an untrained network."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +53,13 @@ class Eigenfaces:
         return self.mean + (coefficients @ self.scaled).unflatten(1, self.mean.shape[1:])
 
 
-@dataclass(frozen=True)
-class Matching:
-    """How gradients are matched. The settings were chosen on other synthetic people, with an untrained network."""
-
-    iterations: int = 300
-    components: int = 64
-    lr: float = 0.1
-    """Of Adam; 0.4 times it after 3/8, 5/8 and 7/8 of the iterations."""
-    prior: float = 0.003
-    """The weight of the mean squared coefficient."""
-    statistics: float = 0.01
-    """The weight of the mean squared distance of batch statistics, in units of the told variance."""
-
-
 def rebuild(
     module: nn.Module,
     gradient: Tensors,
     count: int,
     faces: Eigenfaces,
     rng: np.random.Generator,
-    matching: Matching,
+    iterations: int,
     statistics: Mapping[str, Tensor],
     loss_of: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
@@ -93,16 +84,22 @@ def rebuild(
     coefficients, slopes = (torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)) for shape in shapes)
     coefficients.mul_(0.1).requires_grad_(True)
     slopes.requires_grad_(True)
-    optimiser = torch.optim.Adam([coefficients, slopes], lr=matching.lr)
-    marks = [matching.iterations * eighths // 8 for eighths in (3, 5, 7)]
+    optimiser = torch.optim.Adam([coefficients, slopes], lr=LR)
+    marks = [iterations * eighths // 8 for eighths in (3, 5, 7)]
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, marks, gamma=0.4)
-    with Statistics(module, statistics) as observed:
-        for _ in range(matching.iterations):
-            observed.distances.clear()
+    norms = [name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm) and name in statistics]
+    distances: list[Tensor] = []
+
+    def measure(name: str, maps: Tensor) -> None:
+        distances.append(statistics_distance(maps, statistics[name].float()))
+
+    with reading(module, norms, measure):
+        for _ in range(iterations):
+            distances.clear()
             embeddings = module(faces.draw(coefficients))
-            loss = matching.prior * coefficients.square().mean()
-            if observed.distances:
-                loss = loss + matching.statistics * torch.stack(observed.distances).mean()
+            loss = PRIOR * coefficients.square().mean()
+            if distances:
+                loss = loss + STATISTICS * torch.stack(distances).mean()
             if loss_of is None:
                 u = spread * slopes if total is None else spread * (slopes - slopes.mean(0)) + total / count
                 of_images = (embeddings * u).sum()
@@ -122,38 +119,14 @@ def _norm(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([tensor.square().sum() for tensor in tensors]).sum().sqrt()
 
 
-@dataclass
-class Statistics:
-    """While it is open, how far each BatchNorm layer's input is from what was told of it: a mean and a variance."""
+def statistics_distance(maps: Tensor, told: Tensor) -> Tensor:
+    """How far the mean and unbiased variance of maps (n, channels, …) are from (2, channels) that BatchNorm told.
 
-    module: nn.Module
-    told: Mapping[str, Tensor]
-    distances: list[Tensor] = field(default_factory=list)
-
-    def __enter__(self) -> Statistics:
-        layers = {n: m for n, m in self.module.named_modules() if isinstance(m, _BatchNorm) and n in self.told}
-        self._hooks = [m.register_forward_pre_hook(self._hook(self.told[n].float())) for n, m in layers.items()]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _hook(self, told: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        variance = told[1].clamp_min(1e-5)
-
-        def measure(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            mean, of_batch = batch_statistics(inputs[0])
-            far = (mean - told[0]).square() / variance + (of_batch / variance - 1).square()
-            self.distances.append(far.mean())
-
-        return measure
-
-
-def batch_statistics(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """(channels,) mean and unbiased variance of (n, channels, …), as BatchNorm adds them to its running ones."""
-    axes = [axis for axis in range(maps.dim()) if axis != 1]
-    return maps.mean(axes), maps.var(axes)
+    The mean over channels of (μ − μ_told)² / σ²_told + (σ² / σ²_told − 1)².
+    """
+    axes, variance = [axis for axis in range(maps.dim()) if axis != 1], told[1].clamp_min(1e-5)
+    far = (maps.mean(axes) - told[0]).square() / variance + (maps.var(axes) / variance - 1).square()
+    return far.mean()
 
 
 def psnr(images: Tensor, true: Tensor) -> Tensor:

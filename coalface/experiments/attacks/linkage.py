@@ -18,7 +18,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from coalface.core.declarations import contents
@@ -35,14 +34,13 @@ from coalface.experiments.attacks.base import (
 )
 from coalface.experiments.attacks.fused_embeddings import (
     Fused,
-    parts_drawn,
     restore,
     restore_known,
     share_assigned,
     share_by_name,
     share_restored,
 )
-from coalface.experiments.attacks.updates import batch_statistics_told, ends_in_linear, to_images
+from coalface.experiments.attacks.updates import batch_statistics_told, ends_in_linear, reading, to_images
 from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedfv import FedFV
 from coalface.methods.feduv import FedUV
@@ -156,19 +154,12 @@ class Linkage(Attack):
         method, round_ = self.run.method, self._open
         if not isinstance(method, FedFV) or not round_:
             return
-        equivalents, (others, fused) = self._fused.rows[round_].double(), self._drawn(round_)
+        equivalents = self._fused.rows[round_].double()
+        others, fused = self._fused.drawn(round_, self._parties, method.fused, self.seed)
         features = torch.stack([self._features[1][self._parties[place]] for place in others])
         share = share_assigned(equivalents, features, fused)
         self._note("others", "client", f"parts assigned {self._which}", share, method.fused / len(others))
         self._open = 0
-
-    def _drawn(self, round_: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(R,) the places of parties that a round did not ask, and (n, k) which of these were fused, by the seed."""
-        assert isinstance(self.run.method, FedFV)
-        asked = self._fused.asked[round_]
-        others = np.array([place for place, name in enumerate(self._parties) if name not in asked])
-        rows = len(self._fused.rows[round_])
-        return others, parts_drawn(self.seed, round_, len(others), rows, self.run.method.fused)
 
     def _restore(self, true: Tensor) -> None:
         """Without a photograph, of what was sent: to each of some clients, to all of these, and to everybody.
@@ -187,7 +178,8 @@ class Linkage(Attack):
             self._note("others", "client", figure, restored, share_restored(rows, true))
             share = others_share = 0.0
             if last := rounds[-RECENT:]:
-                parts = np.concatenate([others[fused] for others, fused in map(self._drawn, last)])
+                drawn = [self._fused.drawn(number, self._parties, method.fused, self.seed) for number in last]
+                parts = np.concatenate([others[fused] for others, fused in drawn])
                 known = restore_known(self._fused.of_rounds(last), torch.from_numpy(parts), len(self._parties))
                 share, others_share = share_by_name(known, true), share_by_name(known.roll(1, 0), true)
             figure = f"knowing the seed, {figure.replace('all', f'the last {RECENT}')} under the right name"
@@ -235,16 +227,8 @@ def embedding_by_statistics(module: nn.Module, statistics: Mapping[str, Tensor],
         replaced.append(name)
         return statistics[name][0].to(read).reshape(read.shape)
 
-    hooks = [
-        module.get_submodule(name).register_forward_pre_hook(lambda _, read, name=name: (replace(name, read[0]),))
-        for name in statistics
-    ]
-    try:
-        with eval_mode(module), torch.no_grad():
-            embedding: Tensor = module(image)[0].double().cpu()
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with reading(module, statistics, replace), eval_mode(module), torch.no_grad():
+        embedding: Tensor = module(image)[0].double().cpu()
     return embedding if replaced else None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import json
 import shlex
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 
+from coalface.core import registry
 from coalface.core.checks import nearest, wrong_value
 from coalface.core.disk import write_text
 from coalface.core.errors import RecipeError
@@ -28,18 +28,17 @@ from coalface.experiments.attacks.cells import Cell, append_cell, read_cells, ta
 from coalface.experiments.attacks.judge import digest_of
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.callbacks.base import Callback
-from coalface.experiments.prepare import Make
 from coalface.experiments.recipe.scenarios import OfFaces
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Synthetic
 from coalface.models.folder import read_about, read_tensors
 
 KINDS = {
-    "linkage": "linkage.Linkage",
-    "membership": "membership.Membership",
-    "poisoning": "poisoning.Poisoning",
-    "template-inversion": "template_inversion.TemplateInversion",
-    "update-inversion": "update_inversion.UpdateInversion",
+    "linkage": "linkage:Linkage",
+    "membership": "membership:Membership",
+    "poisoning": "poisoning:Poisoning",
+    "template-inversion": "template_inversion:TemplateInversion",
+    "update-inversion": "update_inversion:UpdateInversion",
 }
 """Kind -> its class, in a module of this package."""
 NONE = "none"
@@ -49,8 +48,7 @@ CELLS, TABLE = "cells.jsonl", "table.md"
 
 def attack_of(kind: str) -> type[Attack]:
     """The class of a kind. Raises RecipeError for an unknown one."""
-    module, name = KINDS[nearest(kind, dict.fromkeys(KINDS), "--kind")].split(".")
-    attack: type[Attack] = getattr(importlib.import_module(f"{__package__}.{module}"), name)
+    attack: type[Attack] = registry.load(f"{__package__}.{KINDS[nearest(kind, dict.fromkeys(KINDS), '--kind')]}")
     return attack
 
 
@@ -71,7 +69,6 @@ def measure(
     kind: str,
     out: Path,
     callback: Callback,
-    make: Make,
     *,
     defences: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
@@ -103,7 +100,7 @@ def measure(
         if cell.key not in known:
             callback.note(f"{kind}, seed {seed}, defence {defence}")
             make_attack = functools.partial(attack, **options)
-            known[cell.key] = _computed(cell, recipe, make_attack, callback, make, run)
+            known[cell.key] = _computed(cell, recipe, make_attack, callback, run)
             append_cell(out / CELLS, known[cell.key])
         write_text(out / TABLE, "\n".join(table(list(known.values()))) + "\n")
     return list(known.values())
@@ -130,11 +127,11 @@ def _check_options(attack: type[Attack], options: dict[str, Any]) -> None:
 
 
 def _computed(
-    cell: Cell, recipe: Recipe, make_attack: Callable[..., Attack], callback: Callback, make: Make, run: Path | None
+    cell: Cell, recipe: Recipe, make_attack: Callable[..., Attack], callback: Callback, run: Path | None
 ) -> Cell:
     began, outcomes, refused = time.perf_counter(), tuple[Outcome, ...](), ""
     try:
-        attack, models = replay(recipe, make_attack, callback, make)
+        attack, models = replay(recipe, make_attack, callback)
         same_recipe = run is not None and recipe.digest() == provenance.recipe_of(run).digest()
         if run is not None and attack.only_watches and same_recipe and not _is_left_by(models, run):
             callback.warn(

@@ -41,6 +41,7 @@ from coalface.experiments.attacks.updates import (
     batch_statistics_told,
     ends_in_linear,
     people_of,
+    reading,
     to_images,
     unit_embeddings,
 )
@@ -69,9 +70,10 @@ class Membership(UpdateAttack):
     def study(self, change: Change) -> None:
         rng = generator(self.seed, "attack", change.target, *change.parties, "candidates")
         people = set(change.names)
+        of_people = [place for place, name in enumerate(self._others.names) if name in people]
         candidates = (
             change.photographs[rng.permutation(len(change.photographs))[: self._candidates]],
-            to_images(drawn(select_people(self._others, people), self._candidates, rng)),
+            to_images(drawn(self._others.only(of_people), self._candidates, rng)),
             to_images(drawn(self._strangers, self._candidates, rng)),
         )
         self.network.load(change.before)
@@ -155,11 +157,6 @@ def _row(scores: Mapping[str, float]) -> Tensor:
     return torch.tensor(list(scores.values()), dtype=torch.float64)
 
 
-def select_people(faces: FaceSet, names: set[str]) -> FaceSet:
-    """The images of some people."""
-    return faces.only([place for place, name in enumerate(faces.names) if name in names])
-
-
 def drawn(faces: FaceSet, count: int, rng: np.random.Generator) -> FaceSet:
     """At most `count` images of a set, at random."""
     return faces.select(np.sort(rng.permutation(len(faces))[:count]))
@@ -217,15 +214,8 @@ def layer_inputs(module: nn.Module, names: Sequence[str], images: Tensor) -> dic
     def keep(name: str, read: Tensor) -> None:
         parts[name].append((read.flatten(2).mean(2) if read.dim() > 2 else read).double())
 
-    hooks = [
-        module.get_submodule(name).register_forward_pre_hook(lambda _, read, name=name: keep(name, read[0]))
-        for name in names
-    ]
-    try:
+    with reading(module, names, keep):
         unit_embeddings(module, images)
-    finally:
-        for hook in hooks:
-            hook.remove()
     return {name: torch.cat(batches) for name, batches in parts.items()}
 
 

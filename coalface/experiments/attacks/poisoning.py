@@ -56,7 +56,6 @@ from coalface.experiments.attacks.replay import replay
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.prepare import PreparedRun
 from coalface.experiments.recipe import loader
-from coalface.experiments.run import begin_or_resume
 
 K = TypeVar("K")
 Lie = Callable[[Tensor, Tensor, float], Tensor]
@@ -220,7 +219,7 @@ def honest_model(recipe: str) -> Tensors | None:
 
     Kept, since all attacks of a process on one recipe are compared with it.
     """
-    return replay(loader.parse(json.loads(recipe)), _Nobody, Callback(), begin_or_resume)[1].shared
+    return replay(loader.parse(json.loads(recipe)), _Nobody, Callback())[1].shared
 
 
 def furthest(rows: Tensor) -> int:

@@ -14,8 +14,9 @@ from coalface.engine.transport import Reply, Transport
 from coalface.experiments.attacks.base import Attack, Exchange, NotAttackable
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.execution import make_server, open_transport
-from coalface.experiments.prepare import Make, PreparedRun, prepare
+from coalface.experiments.prepare import PreparedRun, prepare
 from coalface.experiments.recipe.schema import Recipe
+from coalface.experiments.run import begin_or_resume
 
 
 class Watched:
@@ -59,12 +60,12 @@ def _poisoned(run: PreparedRun, attack: Attack) -> PreparedRun:
     return dataclasses.replace(run, recipe=recipe, data=attack.poison(run.data))
 
 
-def replay(recipe: Recipe, make_attack: Any, callback: Callback, make: Make) -> tuple[Attack, Models]:
+def replay(recipe: Recipe, make_attack: Any, callback: Callback) -> tuple[Attack, Models]:
     """Run a recipe's rounds in a folder that is thrown away, with the attack that `make_attack(run, seed)` gives.
 
-    `make` runs a pre-training that is not in the cache. Nothing is evaluated beside it. Raises what a run raises.
+    A pre-training that is not in the cache is run first. Nothing is evaluated beside it. Raises what a run raises.
     """
-    run = prepare(recipe, callback, make, elsewhere=False)
+    run = prepare(recipe, callback, begin_or_resume, elsewhere=False)
     attack: Attack = make_attack(run, recipe.seed)
     if type(attack).poison is not Attack.poison:
         run = _poisoned(run, attack)

@@ -33,7 +33,7 @@ from coalface.data.held_back import by_party
 from coalface.evaluation.verification import Verification
 from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, Outcome
 from coalface.experiments.attacks.decoder import Decoder
-from coalface.experiments.attacks.fused_embeddings import SAME, Fused, parts_drawn, restore
+from coalface.experiments.attacks.fused_embeddings import SAME, Fused, restore
 from coalface.experiments.attacks.judge import open_judge, threshold_at
 from coalface.experiments.attacks.linkage import feature_by_update
 from coalface.experiments.prepare import PreparedRun
@@ -165,12 +165,10 @@ class TemplateInversion(Attack):
         if not isinstance(method, FedFV) or not self._fused.rows or models.class_embeddings is None:
             return
         rounds = sorted(self._fused.rows)
-        rows = self._fused.rows[rounds[-1]]
-        others = [name for name in parties if name not in self._fused.asked[rounds[-1]]]
-        fused = parts_drawn(self.seed, rounds[-1], len(others), len(rows), method.fused)
-        for row, (first, *_) in zip(rows, fused, strict=True):
-            if (others[first], 0) not in self._told.get(("others", "client"), {}):
-                self._tell("others", others[first], 0, row, "client")
+        others, fused = self._fused.drawn(rounds[-1], parties, method.fused, self.seed)
+        for row, first in zip(self._fused.rows[rounds[-1]], others[fused[:, 0]], strict=True):
+            if (parties[first], 0) not in self._told.get(("others", "client"), {}):
+                self._tell("others", parties[first], 0, row, "client")
         seen = self._fused.of_rounds(rounds)
         directions = restore(seen, len(parties), method.fused, generator(self.seed, "attack", "restore"))
         for name in parties:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from coalface.core.method import Models, Tensors, generator
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.attacks.base import Attacker, NotAttackable, Outcome
-from coalface.experiments.attacks.gradient_matching import Eigenfaces, Matching, assign, psnr, rebuild, ssim
+from coalface.experiments.attacks.gradient_matching import COMPONENTS, Eigenfaces, assign, psnr, rebuild, ssim
 from coalface.experiments.attacks.judge import opening
 from coalface.experiments.attacks.updates import (
     Change,
@@ -71,8 +71,7 @@ class UpdateInversion(UpdateAttack):
         if run.held_out is None or len(run.held_out) < 2:
             raise NotAttackable("nobody is held out (data.hold_out), of whom the attacker knows what faces are like")
         self._others = to_images(run.held_out)
-        self._matching = Matching(iterations=iterations)
-        self._faces = Eigenfaces.of(self._others, self._matching.components)
+        self._iterations, self._faces = iterations, Eigenfaces.of(self._others, COMPONENTS)
         with opening():
             self._judge = Resized(FaceModel(judge, input=input)) if judge else None
         if self._judge is None:
@@ -96,7 +95,7 @@ class UpdateInversion(UpdateAttack):
         for source, embeddings in told.items():
             named = share_named(embeddings, templates, people)
             self._note(change, f"people named by the {source}, %", 100 * named, chance)
-        if self._matching.iterations:
+        if self._iterations:
             self._rebuild(change, gradient, people, chance)
 
     def outcomes(self, models: Models) -> list[Outcome]:
@@ -122,12 +121,12 @@ class UpdateInversion(UpdateAttack):
         count = min(change.images, MOST_REBUILT)
         statistics = batch_statistics_told(change.before, change.after, change.steps)
         module = self.network.module.train()
-        rebuilt = rebuild(module, gradient, count, self._faces, rng, self._matching, statistics)
+        rebuilt = rebuild(module, gradient, count, self._faces, rng, self._iterations, statistics)
         others = self._others[torch.from_numpy(rng.choice(len(self._others), size=count))]
         mean_faces = self._faces.mean.expand_as(rebuilt)
         shown = {"rebuilt": rebuilt, "mean face": mean_faces, "another's face": others}
         if (loss_of := self._first_loss(change)) is not None and len(change.names) == count:
-            with_loss = rebuild(module, gradient, count, self._faces, rng, self._matching, statistics, loss_of)
+            with_loss = rebuild(module, gradient, count, self._faces, rng, self._iterations, statistics, loss_of)
             shown["rebuilt, class embeddings known by the seed"] = with_loss
         self.network.load(self._first)
         expected = nearness(mean_faces, change.trained_on)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -146,6 +147,20 @@ def batch_statistics_told(before: Tensors, after: Tensors, steps: int, momentum:
             [(after[n].double() - kept * before[n].double()) / (1 - kept) for n in of_layer]
         )
     return statistics
+
+
+@contextlib.contextmanager
+def reading(module: nn.Module, layers: Iterable[str], look: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
+    """Within, `look` is given the name of each of some layers and what it reads, and may give it another tensor."""
+    hooks = [
+        module.get_submodule(name).register_forward_pre_hook(lambda _, read, name=name: look(name, read[0]))
+        for name in layers
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ def latex(comparison: Comparison) -> str:
     lines = [*(f"% {clean(note)}" for note in notes(comparison)), "% Bold: the difference is decided."]
     lines += [f"\\begin{{tabular}}{{l{'r' * len(titles)}}}", "\\toprule", _line("", spans), "".join(rules)]
     lines += [_line("", titles), "\\midrule"]
-    first = comparison.rows[0].run
+    first = comparison.rows[0].run.label
     for row, following in itertools.zip_longest(comparison.rows, comparison.rows[1:]):
-        lines.append(_line(escape(row.run), [_value(row, key) for key in comparison.figures]))
+        lines.append(_line(escape(row.run.label), [_value(row, key) for key in comparison.figures]))
         alike = following is not None and _numbers(following) == _numbers(row)  # runs of other seeds
         if row.differences and not alike:
             cells = [_difference(row.differences.get(key)) for key in comparison.figures]
@@ -53,9 +53,8 @@ def _line(head: str, cells: list[str]) -> str:
 
 
 def _value(row: Row, key: str) -> str:
-    if key not in row.figures:
-        return ""
-    return _maths(figure_of(key).text(row.figures[key], row.figures.get(f"{key}_se")))
+    figures = row.run.figures
+    return _maths(figure_of(key).text(figures[key], figures.get(f"{key}_se"))) if key in figures else ""
 
 
 def _difference(record: Record | None) -> str:

@@ -10,10 +10,10 @@ from coalface.evaluation.figures import figure_name, figure_of, figure_text
 from coalface.evaluation.metrics.figure import PERCENT
 from coalface.evaluation.metrics.verification import TAR
 from coalface.experiments.comparison import table
-from coalface.experiments.comparison.table import Comparison, Intervals, compare_runs, difference_sentence
+from coalface.experiments.comparison.table import Comparison, difference_sentence
 from coalface.experiments.report import charts, faults, grids, groups, specs
 from coalface.experiments.report.long_table import Grid, Record
-from coalface.experiments.report.runs import Run, as_dicts, mapping, number, read_all
+from coalface.experiments.report.runs import Run, as_dicts, mapping, number
 from coalface.experiments.report.specs import Interval
 from coalface.experiments.report.templates import template, write_page
 from coalface.experiments.report.vega import Chart, scripts
@@ -22,17 +22,14 @@ MOST_DRAWN = 3
 """Figures that are drawn run by run; the table has all."""
 
 
-def build(paths: Sequence[Path], to: Path, intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Path:
-    """Write the page that compares runs with the first of them; `intervals` and `left_out` as of `table.compare`.
-
-    The same run folders give the same bytes. Raises FileNotFoundError or ValueError where one cannot be read.
-    """
-    return write_page(to, render(read_all(paths), intervals, left_out))
+def build(comparison: Comparison, to: Path) -> Path:
+    """Write the page of a comparison and return its path; the same run folders give the same bytes."""
+    return write_page(to, render(comparison))
 
 
-def render(runs: Sequence[Run], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> str:
+def render(comparison: Comparison) -> str:
     """The page as HTML."""
-    comparison = compare_runs(runs, intervals, left_out)
+    runs = [row.run for row in comparison.rows]
     drawn = comparison.figures[:MOST_DRAWN]
     overview = [charts.overview(runs, key) for key in drawn]
     overview += [chart for key in drawn if (chart := _against_first(comparison, key))]
@@ -41,7 +38,7 @@ def render(runs: Sequence[Run], intervals: Intervals | None = None, left_out: Se
         labels=[run.label for run in runs],
         verdicts=_verdicts(comparison),
         troubles=[f"{run.label}: {' '.join(sentences)}" for run in runs if (sentences := faults.at_the_head(run))],
-        figures=_figures(runs, comparison),
+        figures=_figures(comparison),
         notes=[f"{sentence}." for sentence in comparison.left_out],
         overview=overview,
         similarity=charts.similarity(runs),
@@ -73,8 +70,8 @@ def differences_chart(records: Sequence[Record], labels: Mapping[str, str], base
 
 def _against_first(comparison: Comparison, key: str) -> Chart | None:
     records = [row.differences[key] for row in comparison.rows if key in row.differences]
-    labels = {row.run: row.run for row in comparison.rows}
-    return differences_chart(records, labels, comparison.rows[0].run) if records else None
+    labels = {row.run.label: row.run.label for row in comparison.rows}
+    return differences_chart(records, labels, comparison.rows[0].run.label) if records else None
 
 
 def _verdicts(comparison: Comparison) -> list[str]:
@@ -83,20 +80,20 @@ def _verdicts(comparison: Comparison) -> list[str]:
         return ["None of these runs has been evaluated yet."]
     key, sentences = comparison.figures[0], []
     for row in comparison.rows:
-        if key in row.figures:
+        if key in row.run.figures:
             against = f", {difference_sentence(row.differences[key])}" if key in row.differences else ""
-            sentences.append(f"{row.run} {figure_text(row.figures, key, sign=True)}{against}.")
+            sentences.append(f"{row.run.label} {figure_text(row.run.figures, key, sign=True)}{against}.")
     return [f"{figure_name(key)}: {sentences[0]}", *sentences[1:]]
 
 
-def _figures(runs: Sequence[Run], comparison: Comparison) -> Grid:
+def _figures(comparison: Comparison) -> Grid:
     """A row for each figure: its value, the threshold of a TAR, and the difference with its interval."""
     rows = []
     for key in comparison.figures:
         cells = []
-        for run, row in zip(runs, comparison.rows, strict=True):
-            lines = [figure_text(row.figures, key)]
-            if (threshold := _threshold(run, key)) is not None:
+        for row in comparison.rows:
+            lines = [figure_text(row.run.figures, key)]
+            if (threshold := _threshold(row.run, key)) is not None:
                 lines.append(f"threshold {threshold:.4f}")
             if key in row.differences:
                 lines += (
@@ -104,7 +101,7 @@ def _figures(runs: Sequence[Run], comparison: Comparison) -> Grid:
                 )
             cells.append("\n".join(lines))
         rows.append([figure_name(key), *cells])
-    return Grid.of(["figure", *(run.label for run in runs)], rows, left=1)
+    return Grid.of(["figure", *(row.run.label for row in comparison.rows)], rows, left=1)
 
 
 def _threshold(run: Run, key: str) -> float | None:
@@ -135,7 +132,7 @@ def _groups(runs: Sequence[Run]) -> list[tuple[str, str, Grid]]:
 
 
 def _apart(comparison: Comparison) -> Grid:
-    labels = [row.run for row in comparison.rows]
+    labels = [row.run.label for row in comparison.rows]
     rows = [[a.where, a.key, *(a.values.get(label, "") for label in labels)] for a in comparison.apart]
     header = ("where", "key", *labels)
     return Grid.of(header, rows, left=len(header), most=grids.MOST_ROWS)
@@ -156,7 +153,7 @@ def _seen(runs: Sequence[Run]) -> Grid:
 def _learnt(run: Run) -> str:
     if mapping(run.config.get("privacy")).get("secure"):
         return "a sum of each round's replies"
-    return "all images: they are pooled" if run.summary.get("pooled") else "each party's replies" if run.bytes else ""
+    return "all images: they are pooled" if run.is_pooled else "each party's replies" if run.bytes else ""
 
 
 def _contents(run: Run) -> list[str]:

@@ -18,20 +18,25 @@ from coalface.evaluation.metrics.paired import (
     same_pairs,
 )
 from coalface.evaluation.verification import read_lists
-from coalface.experiments.comparison.table import Interval
+from coalface.experiments.comparison import table
 from coalface.experiments.report.runs import read, whole_number
 
 TAIL = "EER has no interval, since of so many impostors only the best are kept, and it lies below them"
 
 
-def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], Interval]:
+def compare_runs(runs: Sequence[Path]) -> table.Comparison:
+    """Runs beside the first of them, with the intervals of their differences. Raises as `table.compare` does."""
+    return table.compare(runs, intervals(runs), left_out(runs))
+
+
+def intervals(runs: Sequence[Path]) -> table.Intervals:
     """Difference to the first run and its 95 % interval, in the figure's unit, by (run, `list/figure`).
 
     Runs that differ in their seed alone are one method: its difference is that of means over the seeds that it has in
     common with the first run's, and each of its runs has it. Runs that were evaluated on other lists or on other folds
     of them, or that kept no evidence, have no entry, and no run that differs from the first in its seed alone.
     """
-    first, points = runs[0], {}
+    first, points = runs[0], dict[tuple[Path, str], tuple[float, float, float, int]]()
     configs = {run: {k: v for k, v in read(run).config.items() if k != "name"} for run in runs}
     seeds = {run: whole_number(config.pop("seed", None)) or 0 for run, config in configs.items()}
     evidence = {run: _evidence(run) for run in runs}
@@ -59,7 +64,7 @@ def intervals(runs: Sequence[Path]) -> dict[tuple[Path, str], Interval]:
             else:
                 continue
             for figure, paired in differences(*(merged(drawn[run] for run in side) for side in sides)).items():
-                points[run, f"{name}/{figure}"] = Interval(*paired.in_unit, paired.seeds)
+                points[run, f"{name}/{figure}"] = *paired.in_unit, paired.seeds
     return points
 
 

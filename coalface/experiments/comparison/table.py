@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from csv import DictWriter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -44,17 +44,9 @@ TIDY = ("run", "method", "seed", "pairs", "figure", "unit", "value", "se", *DIFF
 """The columns of tidy rows."""
 
 
-class Interval(NamedTuple):
-    """A difference to the first run with the ends of its interval, and how many seeds it is the mean over."""
-
-    difference: float
-    low: float
-    high: float
-    seeds: int = 1
-
-
-Intervals = Mapping[tuple[Path, str], Interval]
-"""By (run folder as given to `compare`, figure as `list/figure`)."""
+Intervals = Mapping[tuple[Path, str], tuple[float, float, float, int]]
+"""(run folder as given, figure as `list/figure`) -> its difference to the first run, the ends of the interval of that,
+and how many seeds it is the mean over."""
 
 INTERVAL = (
     "In brackets is the 95 % interval of the difference: over the people of the pairs, drawn anew with replacement, "
@@ -69,21 +61,28 @@ SEVERAL_SEEDS = "Runs that differ in their seed alone are compared together: a d
 
 @dataclass(frozen=True)
 class Row:
-    """One run of a comparison. Steps, images and bytes are whole runs, over all parties; figures are `list/figure`."""
+    """One run of a comparison."""
 
-    run: str
-    method: str
-    pooled: bool
-    seed: int | None
-    rounds: int | None
-    steps: int | None
-    images: int | None
-    bytes_down: int | None
-    bytes_up: int | None
-    seconds: float | None
-    figures: dict[str, float]
-    differences: dict[str, Record] = field(default_factory=dict)
-    """Figure -> how far it lies from the first run's."""
+    run: Run
+    differences: dict[str, Record]
+    """Figure as `list/figure` -> how far it lies from the first run's."""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the whole run did, over all parties; None for what is not known."""
+        run, trained = self.run, mapping(self.run.summary.get("trained"))
+        return {
+            "run": run.label,
+            "method": run.method,
+            "pooled": run.is_pooled,
+            "seed": whole_number(run.summary.get("seed", run.config.get("seed"))),
+            "rounds": whole_number(run.summary.get("rounds")),
+            "steps": whole_number(trained.get("steps")),
+            "images": whole_number(trained.get("images")),
+            "bytes_down": whole_number(run.bytes.get("down")),
+            "bytes_up": whole_number(run.bytes.get("up")),
+            "seconds": number(mapping(run.summary.get("seconds")).get("total")),
+        }
 
 
 @dataclass(frozen=True)
@@ -106,18 +105,14 @@ class Comparison:
     """Why figures are absent, or have no difference or no interval, in sentences."""
 
 
-def compare(runs: Sequence[Path], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Comparison:
+def compare(paths: Sequence[Path], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Comparison:
     """Compare runs with the first of them.
 
     The difference of a figure is the plain one, without an interval, unless `intervals` has one for (the path as given
-    in `runs`, the figure). `left_out` says why some have none. Figures on other pairs have no difference, since it
-    would be one of people as well as of runs.
+    in `paths`, the figure). `left_out` says why some have none. Figures on other pairs have no difference, since it
+    would be one of people as well as of runs. Raises FileNotFoundError or ValueError where a run cannot be read.
     """
-    return compare_runs(read_all(runs), intervals, left_out)
-
-
-def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_out: Sequence[str] = ()) -> Comparison:
-    """`compare` for runs already read."""
+    runs = read_all(paths)
     first, digests = runs[0], {run.path: run.pairs_digests() for run in runs}
     other_pairs: dict[str, list[str]] = {}
     """List -> the runs that were evaluated on other pairs of this name than the first."""
@@ -142,22 +137,7 @@ def compare_runs(runs: Sequence[Run], intervals: Intervals | None = None, left_o
                 continue
             elif key in run.figures and key in first.figures:
                 differences[key] = Record(run.label, key, run.figures[key] - first.figures[key], by=first.label)
-        rows.append(
-            Row(
-                run=run.label,
-                method=run.method,
-                pooled=bool(run.summary.get("pooled")),
-                seed=whole_number(run.summary.get("seed", run.config.get("seed"))),
-                rounds=whole_number(run.summary.get("rounds")),
-                steps=whole_number(mapping(run.summary.get("trained")).get("steps")),
-                images=whole_number(mapping(run.summary.get("trained")).get("images")),
-                bytes_down=whole_number(run.bytes.get("down")),
-                bytes_up=whole_number(run.bytes.get("up")),
-                seconds=number(mapping(run.summary.get("seconds")).get("total")),
-                figures=run.figures,
-                differences=differences,
-            )
-        )
+        rows.append(Row(run, differences))
     return Comparison(tuple(rows), tuple(figures), tuple(_apart(runs)), tuple(left_out))
 
 
@@ -179,16 +159,17 @@ def _on_other_pairs(name: str, labels: Sequence[str], first: Run) -> str:
 def grid(comparison: Comparison, *, time: bool = False) -> Grid:
     """The rows as text, with a column for the `time`; a difference stands on a line of its own beneath its figure."""
     rows = []
+    forms: dict[str, Callable[[Any], str]] = {"seed": str, "rounds": str}
+    forms |= {"steps": "{:,}".format, "images": "{:,}".format, "bytes_down": size, "bytes_up": size}
+    forms |= {"seconds": duration} if time else {}
     for row in comparison.rows:
-        cells = [clean(row.run), clean(row.method) + (" (pooled)" if row.pooled else "")]
-        cells += ["" if value is None else str(value) for value in (row.seed, row.rounds)]
-        cells += ["" if value is None else f"{value:,}" for value in (row.steps, row.images)]
-        cells += ["" if value is None else size(value) for value in (row.bytes_down, row.bytes_up)]
-        cells += ["" if row.seconds is None else duration(row.seconds)] if time else []
+        about = row.about
+        cells = [clean(about["run"]), clean(about["method"]) + (" (pooled)" if about["pooled"] else "")]
+        cells += ["" if about[key] is None else form(about[key]) for key, form in forms.items()]
         for key in comparison.figures:
             difference = row.differences.get(key)
             beneath = "" if difference is None else f"\n{difference_text(difference)}"
-            cells.append(figure_text(row.figures, key) + beneath)
+            cells.append(figure_text(row.run.figures, key) + beneath)
         rows.append(cells)
     header = ["run", "method", "seed", "rounds", "steps", "images", "down", "up", *(["time"] if time else [])]
     return Grid.of([*header, *(clean(figure_name(key)) for key in comparison.figures)], rows, left=2)
@@ -227,9 +208,9 @@ def rendered(comparison: Comparison) -> RenderableType:
     for title, key in zip(runs.header[columns:], comparison.figures, strict=True):
         lines.append([title, "", ""])
         for row in comparison.rows:
-            if key in row.figures:
+            if key in row.run.figures:
                 beside = difference_text(row.differences[key]) if key in row.differences else ""
-                lines.append([f"  {clean(row.run)}", figure_text(row.figures, key), beside])
+                lines.append([f"  {clean(row.run.label)}", figure_text(row.run.figures, key), beside])
     about = Grid.of(runs.header[:columns], [row[:columns] for row in runs.rows], left=2)
     figures = Grid.of(["figure", "value", "difference to the first"], lines, left=1).without_empty_columns()
     tables: list[RenderableType] = [_drawn(about), ""]
@@ -265,15 +246,14 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
     verdicts = {None: None, True: "decided", False: "undecided"}
     runs = []
     for row in comparison.rows:
-        entry = {key: value for key, value in vars(row).items() if key != "differences"}
-        entry["against_first"] = {
+        against_first = {
             key: {
                 **{"difference": d.value, "low": d.low, "high": d.high, "seeds": d.seeds},
                 "verdict": verdicts[d.is_decided],
             }
             for key, d in row.differences.items()
         }
-        runs.append(entry)
+        runs.append({**row.about, "figures": row.run.figures, "against_first": against_first})
     apart = [vars(key) for key in comparison.apart]
     return {"figures": list(comparison.figures), "runs": runs, "apart": apart, "left_out": list(comparison.left_out)}
 
@@ -284,13 +264,14 @@ def tidy(comparison: Comparison) -> list[dict[str, Any]]:
     `seeds` are those behind the difference, and `decided` is whether they are several and the interval has no zero.
     """
     return [
-        {"run": row.run, "method": row.method, "seed": row.seed, "pairs": key.rpartition("/")[0]}
-        | {"figure": key.rpartition("/")[2], "unit": figure_of(key).unit.name}
-        | {"value": row.figures[key], "se": row.figures.get(f"{key}_se")}
+        {name: about[name] for name in ("run", "method", "seed")}
+        | {"pairs": key.rpartition("/")[0], "figure": key.rpartition("/")[2], "unit": figure_of(key).unit.name}
+        | {"value": figures[key], "se": figures.get(f"{key}_se")}
         | {name: getattr(row.differences.get(key), field, None) for name, field in DIFFERENCE.items()}
         for row in comparison.rows
+        for about, figures in [(row.about, row.run.figures)]
         for key in comparison.figures
-        if key in row.figures
+        if key in figures
     ]
 
 
@@ -312,7 +293,7 @@ def notes(comparison: Comparison) -> list[str]:
         sentences.append(INTERVAL)
         sentences += [ONE_SEED] if any(d.seeds < 2 for d in with_interval) else []
         sentences += [SEVERAL_SEEDS] if any(d.seeds > 1 for d in with_interval) else []
-    if pooled := [row.run for row in comparison.rows if row.pooled]:
+    if pooled := [row.run.label for row in comparison.rows if row.run.is_pooled]:
         sentences.append(f"Pooled (all the images in one place, not federated): {', '.join(map(clean, pooled))}.")
     sentences += [f"{clean(sentence)}." for sentence in comparison.left_out]
     for where, title in WHERE.items():

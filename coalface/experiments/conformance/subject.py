@@ -17,7 +17,7 @@ import torch
 from coalface.core.method import Method
 from coalface.experiments.conformance.differences import ANOTHER_ORDER, first_difference
 from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run, tiny
-from coalface.experiments.conformance.traffic import Heard, listened
+from coalface.experiments.conformance.traffic import Heard, listening
 from coalface.privacy.sanitised import sanitised
 
 UNTRACKED = (
@@ -86,8 +86,8 @@ class Subject:
     @functools.cached_property
     def unbroken(self) -> Unbroken:
         """The run of the variant that nobody disturbs."""
-        fields, positions = _fields(self.variant[0]), _positions()
-        ran, heard = listened(self.variant[0], self.folder / "unbroken", self.variant[1])
+        fields, positions, heard = _fields(self.variant[0]), _positions(), Heard()
+        ran = self.run("unbroken", transport=listening(heard))
         return Unbroken(ran, heard, (fields, _fields(self.variant[0])), (positions, _positions()))
 
     def run(self, name: str, **how: Any) -> Ran:

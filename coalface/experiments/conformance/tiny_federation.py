@@ -146,10 +146,6 @@ class Tiny:
         """The images, of as many as there are, of the first identity of every party."""
         return faces(2 * self.parties, self.each).only(list(range(0, 2 * self.parties, 2)))
 
-    def others(self) -> FaceSet:
-        """The images of as many identities that no party holds where each has one."""
-        return faces(2 * self.parties, self.each).only(list(range(1, 2 * self.parties, 2)))
-
     def public_faces(self) -> FaceSet | None:
         """The public images, of identities that no party holds."""
         first = 2 * self.parties + 4 * self.validators

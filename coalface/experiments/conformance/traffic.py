@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from coalface.core.method import Method
 from coalface.engine.local import InProcess
 from coalface.engine.party.request import Request
 from coalface.engine.transport import Reply
-from coalface.experiments.conformance.tiny_federation import Ran, Tiny, run
 
 
 @dataclass
@@ -51,11 +48,6 @@ def listening(heard: Heard) -> type[InProcess]:
                 yield request, reply
 
     return Listening
-
-
-def listened(method: Method, folder: Path, build: Tiny) -> tuple[Ran, Heard]:
-    heard = Heard()
-    return run(method, folder, build, transport=listening(heard)), heard
 
 
 def all_tensors(value: Any) -> Iterator[Tensor]:

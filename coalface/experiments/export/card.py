@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from coalface.evaluation.figures import figure_name, figure_of
 from coalface.evaluation.metrics.bootstrap import bootstrap_of
@@ -17,35 +18,14 @@ from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.comparison import paired
 from coalface.models.pretrained.input import convention_of
 
-_LOADED = {
-    "onnx": """import onnxruntime
-
-session = onnxruntime.InferenceSession("{file}")
-embeddings = session.run(["embeddings"], {{"images": images}})[0]  # (n, {d}), of length one
-cosine = embeddings[0] @ embeddings[1]""",
-    "torch": """import torch
-
-tensors = torch.load("{file}", weights_only=True)  # of {backbone}, by Coalface's names""",
-    "safetensors": """import coalface as cf
-
-model = cf.FaceModel.from_pretrained(".")
-cosine = model.similarity("a.png", "b.png")""",
-    "insightface": """import torch
-from backbones import get_model  # insightface's arcface_torch
-
-model = get_model("{insightface}")
-model.load_state_dict(torch.load("{file}", weights_only=True))""",
-}
 _SAID_OF_RUN = ("- method:", "- backbone:", "- data:", "- weights:", "- teacher:", "- privacy:")
-_INTENDED = """\
-## Use
-
-Intended: research on face recognition and on federated training; verification and identification of people who have
-agreed to it, with thresholds that were chosen on images like those of the use, and with a person who decides.
-
-Forbidden: to identify or track people without their knowledge and a legal ground; to infer feelings, health, origin,
-orientation or beliefs; to decide about a person where no other person checks. Error rates differ between groups of
-people, and were not measured by group unless the figures say so."""
+_TEMPLATES = Environment(
+    loader=PackageLoader("coalface.experiments.export"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
 
 
 def write_card(
@@ -63,71 +43,35 @@ def write_card(
         if on not in evaluated and not key.startswith(THRESHOLD.name)
     ]
     name = summary.get("name", place.resolve().name) + (f", {party}" if party else "")
-    channels = "grey" if model.grey else "RGB"
     side = f"{model.size}×{model.size}"
     convention = None if to == "onnx" else convention_of(model.about)  # an ONNX graph has it within
     takes = "(x − 127.5) / 127.5" if convention is None else str(convention)
-    form = (
-        f"bytes (n, {model.size}, {model.size}, {model.about['channels']})"
-        if uint8
-        else (f"float32 (n, {model.about['channels']}, {model.size}, {model.size}), {takes}")
-    )
-    lines = [
-        "---",
-        yaml.safe_dump(_front_matter(name, model, summary, figures, to, licence), sort_keys=False).strip(),
-        "---",
-    ]
-    lines += [f"# {name}", "", f"{model.about['backbone']}: {side} {channels} → {model.embedding_size} numbers.", ""]
-    lines += _of_run(run, party)
-    if weights := model.about.get("weights"):
-        lines += [
-            f"- weights: of others, from `{weights['file']}`, SHA-256 {weights['sha256']}",
-            "- training data not known",
-        ]
-    lines += [f"- input: aligned faces, {side}, {channels}; {form}", "- compare embeddings by cosine"]
-    lines += [f"- fingerprint: {model.fingerprint}", ""]
-    if licence is None:
-        lines += ["The licence is not stated. Choose one that the terms of the images allow (`--licence`).", ""]
-    insightface = model.about["backbone"].replace("ir", "r")
-    code = _LOADED[to].format(
-        file=file, d=model.embedding_size, backbone=model.about["backbone"], insightface=insightface
-    )
-    lines += ["```python", code, "```", "", "## Figures", ""]
-    if figures:
-        has_intervals = any(interval for *_, interval in figures)
-        lines += ["| evaluated on | figure | value |" + " 95 % interval |" * has_intervals]
-        lines += ["|---|---|---:|" + "---:|" * has_intervals]
-        for on, key, value, interval in figures:
-            unit = figure_of(key).unit
-            texts = [f"{number:.{unit.digits}f}{unit.sign}" for number in (value, *(interval or ()))]
-            cells = [on, figure_name(key), texts[0], *[" to ".join(texts[1:]) or "not known"] * has_intervals]
-            lines.append(f"| {' | '.join(cells)} |")
-        if has_intervals:
-            lines += ["", "Intervals: bootstrap over identities."]
-    elif model.thresholds:
-        lines += ["No figures are kept beside these thresholds: `coalface evaluate --calibrate` keeps them."]
+    if uint8:
+        form = f"bytes (n, {model.size}, {model.size}, {model.about['channels']})"
     else:
-        lines += ["No figure is known of this model by itself; `coalface evaluate --calibrate` measures some."]
-    lines += ["", "## Thresholds", ""]
-    if thresholds := model.thresholds:
-        lines += ["| cosine | FAR | chosen on | by |", "|---:|---:|---|---:|"]
-        lines += [f"| {one.cosine:.6f} | {one.rate:g} | {one.on} | {one.basis} |" for one in thresholds if one.rate]
-        least = min(one.rate for one in thresholds if one.rate)
-        lines += [
-            "",
-            "They hold for images like those that they were chosen on. The smaller the FAR, the fewer impostor",
-        ]
-        lines += [f"pairs a threshold rests on; these pairs carry none below {least:g}."]
-    else:
-        lines += [
-            "No threshold is known, since nobody has measured how this model scores pairs of two people's images."
-        ]
-        lines += [
-            "Choose one on images like those of the use; beside the model, in `calibration.json`, it is kept:",
-            "",
-        ]
-        lines += ["```sh", f"coalface evaluate {file if to == 'onnx' else '.'} --on PAIRS --calibrate", "```"]
-    return "\n".join([*lines, "", _INTENDED, ""])
+        form = f"float32 (n, {model.about['channels']}, {model.size}, {model.size}), {takes}"
+    has_intervals = any(interval for *_, interval in figures)
+    rows = []
+    for on, key, value, interval in figures:
+        unit = figure_of(key).unit
+        texts = [f"{number:.{unit.digits}f}{unit.sign}" for number in (value, *(interval or ()))]
+        rows.append([on, figure_name(key), texts[0], *[" to ".join(texts[1:]) or "not known"] * has_intervals])
+    return _TEMPLATES.get_template("card.md.j2").render(
+        front_matter=yaml.safe_dump(_front_matter(name, model, summary, figures, to, licence), sort_keys=False).strip(),
+        name=name,
+        model=model,
+        side=side,
+        colour="grey" if model.grey else "RGB",
+        of_run=_of_run(run, party),
+        weights=model.about.get("weights"),
+        form=form,
+        licence=licence,
+        to=to,
+        file=file,
+        figures=rows,
+        has_intervals=has_intervals,
+        thresholds=model.thresholds,
+    )
 
 
 def _front_matter(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -78,26 +77,18 @@ def find_label_noise(model: FaceModel, store: Store, show: Show = QUIET) -> Labe
     )
 
 
-def suspects(
-    embeddings: NDArray[np.float32], labels: NDArray[np.int64], margin: float = MARGIN
-) -> list[tuple[int, float, int, float]]:
+def suspects(embeddings: NDArray[np.float32], labels: NDArray[np.int64]) -> list[tuple[int, float, int, float]]:
     """Images that another identity's centre is nearer to than their own, the worst first.
 
     (image, cosine with its own centre, the other identity, cosine with its centre). A centre is the direction of the
     sum of an identity's unit `embeddings` (n, d); an image's own leaves the image itself out. The other cosine is
-    greater by `margin` at least, and as great as those of a tenth of the other's own images: one that is far from all
+    greater by `MARGIN` at least, and as great as those of a tenth of the other's own images: one that is far from all
     is a bad photograph. Identities with fewer than `LEAST` images are passed over, also as others.
     """
-    return sorted(_suspects(embeddings, labels, margin), key=lambda row: row[1] - row[3])
-
-
-def _suspects(
-    embeddings: NDArray[np.float32], labels: NDArray[np.int64], margin: float
-) -> Iterator[tuple[int, float, int, float]]:
     counts = np.bincount(labels)
     identities = np.flatnonzero(counts >= LEAST)
     if len(identities) < 2:
-        return
+        return []
     place = np.full(len(counts), -1)
     place[identities] = np.arange(len(identities))
     images = np.flatnonzero(place[labels] >= 0)
@@ -108,7 +99,7 @@ def _suspects(
     by_identity = to_own[np.lexsort((to_own, of))]
     sizes = counts[identities]
     usual = by_identity[np.cumsum(sizes) - sizes + (sizes - 1) // 10]  # what nine of ten of its images reach
-    centres = _unit(sums)
+    centres, rows_of_suspects = _unit(sums), list[tuple[int, float, int, float]]()
     for start in range(0, len(images), _ROWS):
         rows = slice(start, start + _ROWS)
         cosines = vectors[rows] @ centres.T
@@ -116,10 +107,11 @@ def _suspects(
         cosines[every, of[rows]] = -np.inf
         nearest = cosines.argmax(axis=1)
         nearest_cosines = cosines[every, nearest]
-        is_suspect = (nearest_cosines >= to_own[rows] + margin) & (nearest_cosines >= usual[nearest])
+        is_suspect = (nearest_cosines >= to_own[rows] + MARGIN) & (nearest_cosines >= usual[nearest])
         for i in np.flatnonzero(is_suspect).tolist():
-            other = int(identities[nearest[i]])
-            yield int(images[start + i]), float(to_own[start + i]), other, float(nearest_cosines[i])
+            own, other = float(to_own[start + i]), int(identities[nearest[i]])
+            rows_of_suspects.append((int(images[start + i]), own, other, float(nearest_cosines[i])))
+    return sorted(rows_of_suspects, key=lambda row: row[1] - row[3])
 
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

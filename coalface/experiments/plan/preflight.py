@@ -19,7 +19,7 @@ from coalface.experiments.plan.messages import Plan
 from coalface.experiments.plan.text import footprint_lines, images_text, messages_text, together_text, traffic_lines
 from coalface.experiments.recipe import loader, validate
 from coalface.experiments.recipe.schema import Recipe
-from coalface.experiments.setup import domains, machine, party_data, sources
+from coalface.experiments.setup import device, domains, party_data, shards, sources
 from coalface.experiments.setup.parts import VALIDATOR, Parts, imported_weights
 from coalface.methods import METHODS
 from coalface.methods.fednova import FedNova
@@ -43,7 +43,7 @@ def check(recipe: Recipe) -> dict[str, FaceSet]:
 
 def _checked(recipe: Recipe) -> tuple[dict[str, FaceSet], Plan, Parts]:
     """(a run's trainers, a round's messages among all parties, the recipe's parts), checked as a run is."""
-    machine.check_device(recipe)
+    device.check_device(recipe)
     trackers_of(recipe)  # their packages are installed
     if recipe.pretrain is not None:
         inner = recipe.pretrain.recipe
@@ -70,7 +70,7 @@ def planned(parts: Parts) -> Plan:
     recipe, faults = parts.recipe, parts.recipe.faults
     for party in [] if parts.method.pools else [*faults.corrupt, *(name for name in faults.slow if name != "*")]:
         nearest(party, parts.data.data, "faults: the party")
-    machine.check_shards(parts)
+    shards.check_shards(parts)
     if recipe.privacy.countersign:
         countersign.check_installed()
     messages = _on_paper(parts, parts.data.by_role())

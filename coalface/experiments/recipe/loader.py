@@ -126,12 +126,6 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
     return recipe if pretrain is None else recipe.model_copy(update={"pretrain": _pretraining(recipe, pretrain)})
 
 
-def pretraining(recipe: Recipe) -> Recipe:
-    """The recipe of the model that a run starts from."""
-    assert recipe.pretrain is not None
-    return recipe.pretrain.recipe
-
-
 def _pretraining(recipe: Recipe, changes: Any) -> Pretraining:
     """The pre-training of a recipe: its own keys over what it takes from the recipe."""
     if isinstance(changes, Pretraining):

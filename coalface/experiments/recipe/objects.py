@@ -98,13 +98,12 @@ class Named(Settings):
 
 
 @dataclass(frozen=True)
-class ByName(Settings):
+class ByName(Named):
     """Marks a key that holds several dataclasses by their names, that which `method` names among them.
 
     `shared` are fields of theirs that the recipe has at its top.
     """
 
-    registry: Registry[Any] = dataclasses.field(kw_only=True)
     shared: tuple[str, ...] = ()
 
     def read_within(self, value: object, info: ValidationInfo) -> dict[str, Any]:
@@ -131,10 +130,6 @@ class ByName(Settings):
                 "set it at the top of the recipe, where all methods share it", where=f"{self.key}.{name}.{min(clash)}"
             )
         return build(cls, settings, f"{self.key}.{name}", given)
-
-    def name_of(self, value: Any) -> str:
-        """What the registry calls the type of an object."""
-        return self.registry.name_of(type(value))
 
     def settings(self, value: Any) -> dict[str, Any]:
         """The settings of an object that are its own."""

@@ -146,7 +146,7 @@ def _figure_over_bytes(runs: Sequence[Run], key: str) -> list[Chart]:
             sent += sum(number(record.get(way)) or 0 for way in ("bytes_down", "bytes_up")) / 1e6
             value = flat_figures(record.get("judged")).get(key)
             points += [] if value is None else [(sent, value)]
-        if points and not run.summary.get("pooled"):
+        if points and not run.is_pooled:
             curves.append(Curve(run.label, [x for x, _ in points], [y for _, y in points], series))
     widest = max((curve.x[-1] for curve in curves), default=0.0)
     curves = [curve for curve in curves if curve.x[-1] > NEXT_TO_NOTHING * widest]

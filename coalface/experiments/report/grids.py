@@ -173,7 +173,7 @@ def traffic(run: Run) -> Grid:
         if any(cells):
             rows.append([name, *cells])
     rows += [[f"{field}, of a party in each {step}", *cells] for (step, field), cells in _by_field(run).items()]
-    return Grid(("of what", "to the parties", "from the parties"), rows, frozenset({1, 2}))
+    return Grid.of(("of what", "to the parties", "from the parties"), rows, left=1)
 
 
 def _by_field(run: Run) -> dict[tuple[str, str], list[str]]:
@@ -215,7 +215,7 @@ def contents(run: Run) -> Grid:
         [kind, _meaning(kind), f"{count:,.0f}", size(count_bytes)]
         for kind, (count, count_bytes) in sorted(sums.items(), key=lambda item: TEMPLATE not in item[0])
     ]
-    return Grid(("content", "what that is", "tensors", "bytes, once each"), rows, frozenset({2, 3}))
+    return Grid.of(("content", "what that is", "tensors", "bytes, once each"), rows, left=2)
 
 
 def _meaning(kind: str) -> str:
@@ -249,14 +249,13 @@ def _left(run: Run) -> list[dict[str, Any]]:
 
 def tensors(run: Run) -> Grid:
     """Every distinct tensor that left a party."""
-    entries = _left(run)
     rows = []
-    for tensor in entries[:MOST_TENSORS]:
+    for tensor in _left(run):
         shape = " × ".join(map(str, as_list(tensor.get("shape")))) or "scalar"
         cells = [str(tensor.get("name", "")), str(tensor["content"]), shape, str(tensor.get("dtype") or "")]
         rows.append([*cells, size_text(tensor.get("bytes")), integer_text(tensor.get("count"))])
     header = ("tensor", "content", "shape", "dtype", "bytes, once", "times sent")
-    return Grid(header, rows, frozenset({4, 5}), (), len(entries) - len(rows))
+    return Grid.of(header, rows, left=4, most=MOST_TENSORS)
 
 
 def heads(ledger: dict[str, Any]) -> Grid:

@@ -150,7 +150,7 @@ def _sentence(run: Run) -> str:
     if summary.get("setting") not in (None, "any"):
         count += f" ({summary['setting']})"
     model = str(mapping(run.config.get("model")).get("name") or "a model")
-    if summary.get("pooled"):
+    if run.is_pooled:
         how = f"{model} on the images of all parties, pooled in one place"
     elif run.method == "solo":
         how = f"{model} at each of {count}, each on its own images"

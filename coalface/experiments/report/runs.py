@@ -31,8 +31,6 @@ class Run:
     metrics: tuple[dict[str, Any], ...]
     events: tuple[dict[str, Any], ...]
     summary: dict[str, Any]
-    skipped: tuple[str, ...] = ()
-    """Lines of the events that are damaged, and left out."""
     is_shared: bool = False
     """Whether it is as its page may be passed on; then no page shows a face, or reads what else lies in the folder."""
 
@@ -43,6 +41,11 @@ class Run:
     @property
     def method(self) -> str:
         return str(self.summary.get("method") or self.config.get("method") or "unknown method")
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether all images were in one place."""
+        return bool(self.summary.get("pooled"))
 
     @property
     def figures(self) -> dict[str, float]:
@@ -164,16 +167,14 @@ def read(path: Path, label: str | None = None) -> Run:
         if not isinstance(content, dict):
             raise DataError(f"a {type(content).__name__}, not keys and values; is it a run's file?", where=path / name)
     declare_all(summary.get("own_figures"))
-    events, skipped = read_events(path)
     return Run(
         path=path,
         label=label or path.resolve().name,
         config=config,
         config_text=config_text,
         metrics=read_metrics(path),
-        events=events,
+        events=read_events(path)[0],
         summary=summary,
-        skipped=skipped,
     )
 
 

@@ -163,29 +163,21 @@ def as_data(value: object) -> Markup:
     return Markup(json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"))
 
 
-@dataclass(frozen=True)
-class Scripts:
-    """What makes the charts of a page live, and the Content Security Policy that lets it and nothing else run."""
-
-    library: Markup
-    """Vega, Vega-Lite and Vega-Embed: deflated, in base64."""
-    own: Markup
-    config: Markup
-    sources: str
-    """Which scripts may run: their hashes."""
-
-
 @functools.cache
-def scripts() -> Scripts:
-    """The scripts of a page with charts."""
+def scripts() -> dict[str, str]:
+    """What makes the charts of a page live, and the Content Security Policy that lets it and nothing else run.
+
+    `library` is Vega, Vega-Lite and Vega-Embed, deflated, in base64; `own` what uses them, with `config`; `sources`
+    says by their hashes which scripts may run.
+    """
     library, own = _library(), (files("coalface.experiments.report") / "page.js").read_text("utf-8")
     hashes = (base64.b64encode(sha256(script.encode()).digest()).decode() for script in (library, own))
-    return Scripts(
-        library=Markup(base64.b64encode(zlib.compress(library.encode(), 9)).decode()),
-        own=Markup(own),
-        config=as_data(CONFIG),
-        sources=" ".join(f"'sha256-{digest}'" for digest in hashes),
-    )
+    return {
+        "library": Markup(base64.b64encode(zlib.compress(library.encode(), 9)).decode()),
+        "own": Markup(own),
+        "config": as_data(CONFIG),
+        "sources": " ".join(f"'sha256-{digest}'" for digest in hashes),
+    }
 
 
 def _library() -> str:

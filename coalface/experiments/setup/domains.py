@@ -36,21 +36,17 @@ def split_domains(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSe
     fixed seed, so that the evaluated people of different splits differ as long as there are enough. Raises RecipeError.
     """
     source, target = identities_of(faces, data.source_domain), identities_of(faces, data.target_domain)
+    asked = {"hold_out": (data.hold_out, target, data.target_domain)}
+    asked |= {"calibrate": (data.calibrate, source, data.source_domain)}
+    for key, (count, identities, domain) in asked.items():
+        if count >= len(identities):
+            raise RecipeError(
+                f"{count:,} of the {len(identities):,} identities of {domain} leave nobody to train on; lower it",
+                where=f"data.{key}",
+            )
     order = generator(SPLIT_SEED, "domains", "target").permutation(target)
-    if data.hold_out >= len(target):
-        raise RecipeError(
-            f"{data.hold_out:,} of the {len(target):,} identities of {data.target_domain} leave nobody to train on; "
-            "lower it",
-            where="data.hold_out",
-        )
     split = recipe.seed if data.split is None else data.split
     evaluated = order[(split * data.hold_out + np.arange(data.hold_out)) % len(order)]
-    if data.calibrate >= len(source):
-        raise RecipeError(
-            f"{data.calibrate:,} of the {len(source):,} identities of {data.source_domain} leave nobody to train on; "
-            "lower it",
-            where="data.calibrate",
-        )
     calibrating = generator(SPLIT_SEED, "domains", "source").permutation(source)[: data.calibrate]
     trained = np.setdiff1d(np.concatenate([source, target]), np.concatenate([evaluated, calibrating]))
     if data.side == "source":

@@ -16,7 +16,6 @@ from coalface.experiments.recipe.partitions import Equal
 from coalface.experiments.recipe.scenarios import OfFaces, Own
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Synthetic
-from coalface.experiments.setup import domains
 from coalface.experiments.setup.pair_lists import SPLIT_SEED
 from coalface.experiments.setup.splits import deal_seed, partition_file
 from coalface.methods import METHODS
@@ -41,19 +40,6 @@ def silos(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
         raise
     except ValueError as error:
         raise RecipeError(str(error), where="data.partition") from None
-
-
-def domain_parties(recipe: Recipe, faces: FaceSet) -> dict[str, FaceSet]:
-    """The parties of two domains with the identities of all their images, which a method may not be told."""
-    parties = domains.deal(recipe, faces, generator(deal_seed(recipe), "deal"))
-    return {POOLED: domains.pooled(parties)} if METHODS[recipe.method].pools else parties
-
-
-def without_target_labels(recipe: Recipe, parties: dict[str, FaceSet]) -> dict[str, FaceSet]:
-    """The parties of two domains without the identities that the method is not told."""
-    if METHODS[recipe.method].pools == "images and labels" or recipe.domains is None:
-        return parties
-    return {name: domains.unlabelled(party, recipe.domains.source_domain) for name, party in parties.items()}
 
 
 def without_some_labels(

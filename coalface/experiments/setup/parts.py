@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from coalface.experiments.recipe.own_data import is_located
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup import domains, partition, splits
 from coalface.experiments.setup.client_batches import unbatchable_reason
+from coalface.experiments.setup.device import check_device
 from coalface.experiments.setup.pair_lists import evaluation_pairs, validator
 from coalface.experiments.setup.partition import POOLED
 from coalface.experiments.setup.sources import Packing, unseen
@@ -104,13 +105,18 @@ class Parts:
     @cached_property
     def truth(self) -> dict[str, FaceSet]:
         """The parties of two domains with the identities of all their images, in the order of `trainers`."""
-        return partition.domain_parties(self.recipe, self.split.train)
+        rng = generator(splits.deal_seed(self.recipe), "deal")
+        parties = domains.deal(self.recipe, self.split.train, rng)
+        return {POOLED: domains.pooled(parties)} if self.method.pools else parties
 
     @cached_property
     def trainers(self) -> dict[str, FaceSet]:
         """The parties that train and their images, as the method is to see them."""
         if self.method.scenario == "domains":
-            return partition.without_target_labels(self.recipe, self.truth)
+            two = self.recipe.domains
+            if two is None or self.method.pools == "images and labels":
+                return self.truth
+            return {name: domains.unlabelled(faces, two.source_domain) for name, faces in self.truth.items()}
         train = self.split.train
         if self.method.pools:
             if self.recipe.unlabelled:
@@ -238,14 +244,19 @@ class Parts:
         return {POOLED: teach(self.method, larger, teacher, how, self.teaching)}
 
     def _augments(self) -> tuple[Augment, dict[str, Augment], tuple[Augment, ...]]:
-        """(that of parties without their own, those of the others, those of the silos of a pooled party)."""
+        """(that of parties without their own, those of the others, those of the silos of a pooled party).
+
+        Raises RecipeError for a party that there is not.
+        """
         recipe = self.recipe
         usual = Augment(**recipe.data.augment.model_dump())
         if not recipe.party_augment:
             return usual, {}, ()
         pools = POOLED in self.trainers
         silos = list(self.silos) if pools else [*self.own_parties, *self.trainers]
-        own_augments = augments(recipe, silos)
+        for name in recipe.party_augment:
+            nearest(name, dict.fromkeys(silos), "data.party_augment")
+        own_augments = {name: Augment(**augment.model_dump()) for name, augment in recipe.party_augment.items()}
         return usual, own_augments, tuple(own_augments.get(name, usual) for name in silos) if pools else ()
 
     @cached_property
@@ -339,15 +350,12 @@ def make_data(
     return Parts(recipe, played=played, start=start, source_classifier=source_classifier).data
 
 
-def augments(recipe: Recipe, parties: Iterable[str]) -> dict[str, Augment]:
-    """Each party's own augmentation, where it has one. Raises RecipeError for a party that there is not."""
-    for name in recipe.party_augment:
-        nearest(name, dict.fromkeys(parties), "data.party_augment")
-    return {name: Augment(**augmentation.model_dump()) for name, augmentation in recipe.party_augment.items()}
-
-
 def first_backbone(recipe: Recipe, start: Tensors | None = None) -> Backbone:
-    """The network with its first weights, which follow from the seed, or are those of `start`."""
+    """The network with its first weights, which follow from the seed, or are those of `start`.
+
+    Raises RecipeError where this machine has not got the recipe's device.
+    """
+    check_device(recipe)
     module = build(recipe.model.name, **network_options(recipe), generator=generator(recipe.seed, "backbone"))
     if start is not None:
         module.load_state_dict(start, strict=False)

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,7 @@ class Stacked(Arithmetic):
         return f"{self.parties} parties at once" if self.parties > 1 else "party by party"
 
 
+A = TypeVar("A", bound=Arithmetic)
 Measure = Callable[[Recipe, Sequence[Arithmetic]], Sequence[float]]
 """Images a second that the recipe's backbone trains at, by each arithmetic."""
 
@@ -59,22 +60,28 @@ def tuned(recipe: Recipe, note: Callable[[str], None], measure: Measure | None =
     engine, parts = recipe.engine, Parts(recipe, sources.unseen)
     if not (keys := parts.left_open):
         return recipe
-    measure, chosen = measure or images_per_second, engine.arithmetic
+    race, chosen = measure or images_per_second, engine.arithmetic
+
+    def fastest(candidates: Sequence[A]) -> A:
+        """The one that trains most images a second, or the first, which is the default, where the gain is small."""
+        speeds = dict(zip(candidates, race(recipe, candidates), strict=True))
+        best = max(candidates, key=speeds.__getitem__)
+        best = best if speeds[best] >= GAIN * speeds[candidates[0]] else candidates[0]
+        note(_told(speeds, best))
+        return best
+
     layouts = [
         replace(chosen, autocast=autocast, channels_last=last)
         for autocast in ([None, "bfloat16"] if "autocast" in keys else [chosen.autocast])
         for last in ([False, True] if "channels_last" in keys else [chosen.channels_last])
     ]
     if len(layouts) > 1:
-        speeds = dict(zip(layouts, measure(recipe, layouts), strict=True))
-        fastest = max(speeds, key=speeds.__getitem__)
-        chosen = fastest if speeds[fastest] >= GAIN * speeds[layouts[0]] else layouts[0]
-        note(_told(speeds, chosen))
+        chosen = fastest(layouts)
     if "threads" in keys:
         most = max(1, len(os.sched_getaffinity(0)) // engine.workers) if engine.device == "cpu" else 1
         counts = [replace(chosen, threads=1 << power) for power in range(most.bit_length())]
         if len(counts) > 1:
-            speeds = dict(zip(counts, measure(recipe, counts), strict=True))
+            speeds = dict(zip(counts, race(recipe, counts), strict=True))
             for more in counts[1:]:  # as long as twice the threads pay
                 if speeds[more] < GAIN * speeds[chosen]:
                     break
@@ -84,15 +91,11 @@ def tuned(recipe: Recipe, note: Callable[[str], None], measure: Measure | None =
     if "client_batch" in keys:
         stacks = [Stacked(**vars(chosen), parties=count) for count in _counts(parts)]
         try:
-            speeds = dict(zip(stacks, measure(recipe, stacks), strict=True))
-            fastest = max(stacks, key=speeds.__getitem__)
-            if speeds[fastest] < GAIN * speeds[stacks[0]]:
-                fastest = stacks[0]
-            note(_told(speeds, fastest))
+            stack = fastest(stacks)
         except RuntimeError as error:  # a backbone of somebody's may do what cannot be done for many
-            fastest = stacks[0]
+            stack = stacks[0]
             note(f"trains party by party, since its backbone cannot be stacked: {str(error).splitlines()[0]}")
-        values["client_batch"] = fastest.parties * parts.most_images if fastest.parties > 1 else 0
+        values["client_batch"] = stack.parties * parts.most_images if stack.parties > 1 else 0
     tree = recipe.resolved()
     return loader.parse(tree | {"engine": tree["engine"] | values})
 

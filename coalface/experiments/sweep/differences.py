@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from coalface.core.checks import unknown_name
 from coalface.core.errors import RecipeError
 from coalface.core.method import generator
 from coalface.evaluation import personalised
@@ -13,9 +14,11 @@ from coalface.evaluation.figures import figure_name, figure_of
 from coalface.evaluation.metrics.bootstrap import PairIdentities, bootstrap_of
 from coalface.evaluation.metrics.figure import PERCENT
 from coalface.evaluation.metrics.paired import interval
+from coalface.experiments.comparison.page import differences_chart
 from coalface.experiments.comparison.paired import differences, merged, resampled
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.report.long_table import Grid, Record
+from coalface.experiments.report.vega import Chart
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep.grid import Cell
 from coalface.experiments.sweep.records import Groups, Line, means_of, work_of
@@ -216,6 +219,28 @@ def verdict_of(record: Record) -> str:
     if record.seeds < 2:
         return "one seed"
     return "undecided" if not record.is_decided else "higher" if (record.low or 0) > 0 else "lower"
+
+
+def check_figure(cells: Sequence[Cell], metric: str) -> None:
+    """Raise RecipeError where no cell is evaluated on the list of `LIST/METRIC`."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell.recipe.evaluation.pairs))
+    if metric.partition("/")[0] not in names:
+        raise unknown_name(metric.partition("/")[0], names, "--figure")
+
+
+def figure(cells: Sequence[Cell], differences: Sequence[Record], base_of: Mapping[str, str], metric: str) -> Chart:
+    """Each setting less what it is compared with: a dot, and the 95 % interval over people and seeds.
+
+    A dot is a ring where nothing is decided. Raises RecipeError for a figure that the list does not have.
+    """
+    labels = {cell.setting: cell.label for cell in cells}
+    records = [record for record in differences if record.by == base_of.get(record.setting)]
+    of_metric = [record for record in records if record.metric == metric]
+    if not of_metric:
+        have = list(dict.fromkeys(record.metric for record in records if not np.isnan(record.value)))
+        raise unknown_name(metric, have, "--figure")
+    bases = {base_of[record.setting] for record in records}
+    return differences_chart(of_metric, labels, labels[bases.pop()] if len(bases) == 1 else "the baseline most like it")
 
 
 # --- in what is of no list --------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Block:
 
 
 def points(cells: Sequence[Cell], finished: Mapping[str, Mapping[str, Any]]) -> list[Point]:
-    """The cells of a sweep as points of its drawings; those that are not in `done` have no figures."""
+    """The cells of a sweep as points of its drawings; those that are not `finished` have no figures."""
     cell_points, alike = [], len({clients_of(cell.recipe) for cell in cells}) == 1
     for cell in cells:
         line = finished.get(cell.digest, {})

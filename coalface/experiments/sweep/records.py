@@ -17,6 +17,11 @@ Line = Mapping[str, Any]
 """A finished cell, as a line of `cells.jsonl` has it."""
 Groups = Mapping[str, Sequence[Line]]
 """Setting -> its finished cells, one for each seed and half of the folds."""
+PEOPLE = (
+    "faces min_images max_images exclude exclude_people max_identities private hold_out rehearsal scenario "
+    "partition test"
+).split()
+"""Keys of `data` that decide who a run's clients are."""
 
 
 def records(groups: Groups, domains: Mapping[str, str]) -> dict[str, list[Record]]:
@@ -75,19 +80,5 @@ def shares(public: Mapping[str, Any] | None) -> dict[str, float]:
 def clients_of(recipe: Recipe) -> str:
     """What decides who a run's clients are, and how well they are served is evaluated by."""
     data, evaluation = recipe.data.model_dump(mode="json"), recipe.evaluation.model_dump(mode="json")
-    keys = (
-        "faces",
-        "min_images",
-        "max_images",
-        "exclude",
-        "exclude_people",
-        "max_identities",
-        "private",
-        "hold_out",
-        "rehearsal",
-        "scenario",
-        "partition",
-        "test",
-    )
     public = recipe.side == "public"  # other people altogether; a method that pools both sides has the same clients
-    return json.dumps([{key: data.get(key) for key in keys}, evaluation["personalised"], public], sort_keys=True)
+    return json.dumps([{key: data.get(key) for key in PEOPLE}, evaluation["personalised"], public], sort_keys=True)

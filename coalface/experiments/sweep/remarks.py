@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from coalface.evaluation.figures import figure_name
-from coalface.experiments.recipe import loader
 from coalface.experiments.sweep.grid import Cell
 from coalface.experiments.sweep.records import Line
 from coalface.methods import METHODS
@@ -52,7 +51,7 @@ def unlike_starts(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[s
     for cell in cells:
         if cell.recipe.pretrain is None or (line := finished.get(cell.digest)) is None:
             continue
-        start = loader.pretraining(cell.recipe).digest()
+        start = cell.recipe.pretrain.recipe.digest()
         seeds[start] = line["seed"]
         for name, figures in line["untrained"].items():
             pairs = line.get("lists", {}).get(name)
@@ -76,7 +75,7 @@ def unlike_starts(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[s
 
 
 def unlike_code(cells: Sequence[Cell], finished: Mapping[str, Line]) -> list[str]:
-    """Which cells ran before code of their method was changed by which others ran; `done` is in the order they ran."""
+    """Which cells ran before code of their method was changed by which others ran; `finished` is as they ran."""
     names = {cell.digest: cell.name or cell.setting for cell in cells}
     ran = {names[digest]: line.get("code", {}) for digest, line in finished.items() if digest in names}
     last = {module: digest for code in ran.values() for module, digest in code.items()}

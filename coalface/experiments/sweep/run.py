@@ -34,8 +34,7 @@ from coalface.experiments.setup import sources
 from coalface.experiments.setup.parts import Parts
 from coalface.experiments.sweep import page
 from coalface.experiments.sweep.cells import append_cell, pack_cells, packed, read_cells
-from coalface.experiments.sweep.differences import baseline_of, bases_of
-from coalface.experiments.sweep.figure import check_figure, figure
+from coalface.experiments.sweep.differences import baseline_of, bases_of, check_figure, figure
 from coalface.experiments.sweep.grid import Cell, grid
 from coalface.experiments.sweep.jobs import Job, run_jobs
 from coalface.experiments.sweep.table import table
@@ -73,9 +72,10 @@ def sweep(
     finished, failed = read_cells(cells_file), _read_failed(out)
     if changed := {cell.name or cell.setting: modules for cell in cells if (modules := _changed_code(cell, finished))}:
         names = ", ".join(sorted({name for modules in changed.values() for name in modules}))
+        unpack = f"`gunzip {shlex.quote(str(packed(cells_file)))}`, and " if packed(cells_file).exists() else ""
         callback.note(
-            f"the code of methods ({names}) is another now than that which ran these cells: {'; '.join(changed)}. "
-            f"They are left as they are: {_to_delete(cells_file)}, and they are run again"
+            f"the code of methods ({names}) is another now than that which ran these cells: {'; '.join(changed)}. They "
+            f"are left as they are: {unpack}delete their lines in {cells_file}, and they are run again"
         )
     numbered = enumerate(cells, start=1)
     in_order = sorted(numbered, key=lambda item: item[1].digest in failed)  # a stable sort
@@ -208,12 +208,6 @@ def _changed_code(cell: Cell, finished: Mapping[str, Mapping[str, Any]]) -> list
     """The modules by which a finished cell ran that are not as they were; of a version that kept none, none."""
     ran = finished.get(cell.digest, {}).get("code")
     return provenance.changed_code(ran, provenance.code_behind(cell.recipe)) if ran else []
-
-
-def _to_delete(path: Path) -> str:
-    """What makes a sweep run finished cells again."""
-    unpack = f"`gunzip {shlex.quote(str(packed(path)))}`, and " if packed(path).exists() else ""
-    return f"{unpack}delete their lines in {path}"
 
 
 def _read_failed(out: Path) -> dict[str, str]:

@@ -58,14 +58,15 @@ def table(
     Of one baseline, or of none (then to the first setting), they have a row for every setting and figure; of several
     there is a table for each, with a row for every setting.
 
-    Cells that are not in `done` are listed with their reason from `failed`.
+    Cells that are not `finished` are listed with their reason from `failed`.
     """
     groups: dict[str, list[Line]] = {cell.setting: [] for cell in cells}
     for cell in cells:
         if cell.digest in finished:
             groups[cell.setting].append(finished[cell.digest])
     by_setting = {setting: group for setting, group in groups.items() if group}
-    domains = _domains(cells, by_setting)
+    lists = next((cell.recipe.evaluation.pairs for cell in cells if cell.setting in by_setting), {})
+    domains = {name: pairs.domain for name, pairs in lists.items() if pairs.domain is not None}
     numbers = records(by_setting, domains)
     halves = list(dict.fromkeys(cell.chosen["fold_split"] for cell in cells if "fold_split" in cell.chosen))
     lines = _main(cells, groups, halves).markdown()
@@ -169,9 +170,3 @@ def _means(
         empty,
     )
     return ["", *text.split("\n"), "", *grid.markdown()] if grid.rows else []
-
-
-def _domains(cells: Sequence[Cell], groups: Groups) -> dict[str, str]:
-    """List -> the domain that it is of, where the recipe says so."""
-    lists = next((cell.recipe.evaluation.pairs for cell in cells if cell.setting in groups), {})
-    return {name: pairs.domain for name, pairs in lists.items() if pairs.domain is not None}

@@ -13,7 +13,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, TypeVar
 
 from flwr.app import Context, Message, RecordDict
@@ -62,36 +62,33 @@ class Patience:
     """Between two looks for replies."""
 
 
+@dataclass(eq=False, repr=False)
 class FlowerTransport:
-    """A transport whose parties are nodes of a Flower grid."""
+    """A transport whose parties are nodes of a Flower grid: it is there once all of them are.
 
-    def __init__(
-        self,
-        grid: Grid,
-        expected: Mapping[str, str],
-        patience: Patience = Patience(),
-        *,
-        keys: Mapping[str, bytes] | None = None,
-        public: str | None = None,
-        code: str | None = None,
-        counts: Mapping[str, tuple[int, int]] | None = None,
-        untold: bool = False,
-        max_in_flight: int = 64,
-    ) -> None:
-        """Wait until all of `expected` (party -> role) are there.
+    Raises RunFailed where they are not there in time.
+    """
 
-        `keys` are the parties' public keys as the SuperLink knows them; without them a node may say any name. `public`
-        is `FaceSet.who` of the public images that every party must hold as the server does; None: there are none.
-        `code` is `provenance.code_digest` of the method at the server, which every node must have; None: any will do.
-        `counts` are the images and identities of those parties of which the recipe says them; where they are `untold`
-        nothing that a party says of them is kept.
+    grid: Grid
+    expected: Mapping[str, str]
+    """Party -> role."""
+    patience: Patience = Patience()
+    _: KW_ONLY
+    keys: Mapping[str, bytes] | None = None
+    """The parties' public keys as the SuperLink knows them; without them a node may say any name."""
+    public: str | None = None
+    """`FaceSet.who` of the public images that every party must hold as the server does; None: there are none."""
+    code: str | None = None
+    """`provenance.code_digest` of the method at the server, which every node must have; None: any will do."""
+    counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """The images and identities of those parties of which the recipe says them."""
+    untold: bool = False
+    """Whether nothing that a party says of its images and identities is kept."""
+    max_in_flight: int = 64
 
-        Raises RunFailed where they are not there in time.
-        """
-        self._grid, self._patience, self._keys, self._max_in_flight = grid, patience, keys, max_in_flight
-        self._roles, self._public, self._code, self._counts = expected, public, code, counts or {}
-        self._untold = untold
-        self.verify = verifier(keys) if untold and keys is not None else None
+    def __post_init__(self) -> None:
+        expected, patience = self.expected, self.patience
+        self.verify = verifier(self.keys) if self.untold and self.keys is not None else None
         self._nodes: dict[str, int] = {}
         self._party_of: dict[int, str] = {}
         """Nodes that have said which party they play."""
@@ -131,7 +128,7 @@ class FlowerTransport:
         ahead: list[tuple[Request, str | StepFailed, float]] = []
         for request in requests:
             ahead.append(self._send(request))
-            if len(ahead) >= self._max_in_flight:
+            if len(ahead) >= self.max_in_flight:
                 yield self._reply(*ahead.pop(0))
         while ahead:
             yield self._reply(*ahead.pop(0))
@@ -183,13 +180,13 @@ class FlowerTransport:
 
     def _look(self) -> None:
         """Ask nodes that are new which parties they play, and take in what those said that were asked before."""
-        keys = {node.node_id: node.public_key for node in self._retry(self._grid.get_nodes)}
+        keys = {node.node_id: node.public_key for node in self._retry(self.grid.get_nodes)}
         self._nodes = {party: node for party, node in self._nodes.items() if node in keys}
         self._joining = {message: node for message, node in self._joining.items() if node in keys}
         for node in sorted(keys.keys() & self._party_of.keys()):  # one that was away has come back
             self._nodes.setdefault(self._party_of[node], node)
         for node in sorted(keys.keys() - self._party_of.keys() - set(self._joining.values())):
-            if self._keys is not None and keys[node] not in self._keys.values():
+            if self.keys is not None and keys[node] not in self.keys.values():
                 if node not in self._strangers:
                     self._strangers.add(node)
                     self._refused[""] = f"node {node} has the key of no party of this run"
@@ -200,7 +197,7 @@ class FlowerTransport:
             node = self._joining.pop(message)
             if why := self._admit(node, values, keys[node]):
                 log.warning("%s: it is left alone", why)
-                if (name := values.get("name")) in list(self._roles):
+                if (name := values.get("name")) in list(self.expected):
                     self._refused[name] = why
                 self._ask_again_at[node] = time.monotonic() + AGAIN
 
@@ -214,18 +211,18 @@ class FlowerTransport:
         except (KeyError, ValueError) as error:
             return f"node {node} does not say what a party says when it joins ({type(error).__name__})"
         claim = f"node {node} says that it is {name}"
-        if self._keys is not None and self._keys.get(name) != key:
+        if self.keys is not None and self.keys.get(name) != key:
             return f"{claim} and has not its key"
-        if (role := self._roles.get(name)) != member.role:
+        if (role := self.expected.get(name)) != member.role:
             rule = f"is a {role} by the recipe" if role else "is not a party of this run"
             return f"{claim}, a {member.role}, who {rule}"
-        if self._untold:
+        if self.untold:
             member = member.untold
         elif why := self._doubt(name, member):
             return f"{claim}, with {member.images} images of {member.identities} identities{why}"
-        if values.get("public") != self._public:
+        if values.get("public") != self.public:
             return f"{claim} and has not the server's public images, of the same people"
-        if self._code not in (None, values.get("code")):
+        if self.code not in (None, values.get("code")):
             return f"{claim} and has other code of the method or a plug-in than the server: install the same at both"
         self._party_of[node] = name
         if self._nodes.setdefault(name, node) != node:
@@ -236,14 +233,14 @@ class FlowerTransport:
     def _doubt(self, name: str, member: Member) -> str:
         """What is wrong with the numbers that a party says it has, if anything."""
         counts = (member.images, member.identities)
-        if (expected := self._counts.get(name, counts)) != counts:
+        if (expected := self.counts.get(name, counts)) != counts:
             return f", and by the recipe these are {expected[0]} images of {expected[1]} identities"
         if not (1 <= member.images <= MOST_IMAGES and 0 <= member.identities <= member.images):
             return f"; a party has 1 to {MOST_IMAGES} images, and no more identities than images"
         return ""
 
     def _send(self, request: Request) -> tuple[Request, str | StepFailed, float]:
-        ends = time.monotonic() + self._patience.step
+        ends = time.monotonic() + self.patience.step
         node = self._nodes.get(request.party)
         if node is None:
             return request, Unanswered(f"{request.party} is not there"), ends
@@ -259,7 +256,7 @@ class FlowerTransport:
         answer = self._wait([sent], ends).get(sent)
         if answer is None:
             self._late[sent] = request.party
-            return request, Unanswered(f"{where}: {late(self._patience.step)}")
+            return request, Unanswered(f"{where}: {late(self.patience.step)}")
         values, data = answer
         if answer is _NO_ANSWER:
             return request, Unanswered(f"{where}: {values['failed']}")
@@ -286,12 +283,12 @@ class FlowerTransport:
             for party, values in words.items()
             if party in self._nodes
         }
-        answers = self._wait(list(sent), time.monotonic() + min(seconds, self._patience.step))
+        answers = self._wait(list(sent), time.monotonic() + min(seconds, self.patience.step))
         return {sent[message]: values for message, (values, _) in answers.items()}
 
     def _push(self, about: str, node: int, content: RecordDict) -> str:
-        message = Message(content, node, about, ttl=4 * self._patience.step)
-        return next(iter(self._retry(lambda: self._grid.push_messages([message]))))
+        message = Message(content, node, about, ttl=4 * self.patience.step)
+        return next(iter(self._retry(lambda: self.grid.push_messages([message]))))
 
     def _retry(self, call: Callable[[], T]) -> T:
         """What the SuperLink says; where it fails it is asked again, as one that is busy does better in a moment.
@@ -310,7 +307,7 @@ class FlowerTransport:
                         "run goes on from its last checkpoint when it is started again"
                     ) from error
                 log.warning("the SuperLink failed (%s: %s): it is asked again", type(error).__name__, error)
-                time.sleep(5 * self._patience.poll)
+                time.sleep(5 * self.patience.poll)
 
     def _wait(self, messages: Sequence[str], ends: float) -> dict[str, Answer]:
         """The replies that come before `ends`."""
@@ -319,7 +316,7 @@ class FlowerTransport:
             answers |= self._pull([message for message in messages if message not in answers])
             if len(answers) == len(messages) or time.monotonic() > ends:
                 return answers
-            time.sleep(self._patience.poll)
+            time.sleep(self.patience.poll)
 
     def _pull(self, messages: Sequence[str]) -> dict[str, Answer]:
         """The replies that are there; those to what was given up are counted and thrown away.
@@ -345,7 +342,7 @@ class FlowerTransport:
 
     def _pull_one(self, message: str) -> Sequence[Message | Exception]:
         try:
-            return list(self._grid.pull_messages([message]))
+            return list(self.grid.pull_messages([message]))
         except _UNREADABLE as error:
             return [error]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -17,7 +18,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any, NoReturn
@@ -115,40 +115,31 @@ def serve(
         with open(fresh, "w", opener=permissions.opener) as file:
             json.dump({"socket": listener.address, "process": os.getpid()}, file)
         fresh.replace(place)
-        work, socket = _Work(time.monotonic()), Path(str(listener.address))
-        threading.Thread(target=_watch, args=(place, socket, watched, idle, work), daemon=True).start()
+        worked, socket = [time.monotonic()], Path(str(listener.address))
+        threading.Thread(target=_watch, args=(place, socket, watched, idle, worked), daemon=True).start()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: _leave(place, socket))
         while True:
             with listener.accept() as connection:
                 try:
                     (about, values), data = _receive(connection)
-                    with work:
-                        replied, encoded = answer(about, values, data)
-                        _send(connection, dict(replied), encoded)
+                    worked[0] = math.inf
+                    replied, encoded = answer(about, values, data)
+                    _send(connection, dict(replied), encoded)
                 except Exception as error:  # who asked is gone, or what it sent is no message: others will come
                     log.warning("a message was broken off: %r", error)
+                finally:
+                    worked[0] = time.monotonic()
 
 
-@dataclass
-class _Work:
-    """When work on a message ended last; None during it."""
+def _watch(place: Path, socket: Path, watched: int, idle: float, worked: list[float]) -> None:
+    """End this process, in whatever it is, once nobody is left to serve: a commit is whole or is not there.
 
-    ended: float | None
-
-    def __enter__(self) -> None:
-        self.ended = None
-
-    def __exit__(self, *raised: object) -> None:
-        self.ended = time.monotonic()
-
-
-def _watch(place: Path, socket: Path, watched: int, idle: float, work: _Work) -> None:
-    """End this process, in whatever it is, once nobody is left to serve: a commit is whole or is not there."""
+    `worked` has the time when work on a message ended last, infinity during it.
+    """
     process = find_process(watched)
     while process is not None and is_alive(process):
-        ended = work.ended
-        if ended is not None and time.monotonic() - ended >= idle:
+        if time.monotonic() - worked[0] >= idle:
             break
         time.sleep(min(1.0, idle / 4))
     _leave(place, socket)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coalface.core.errors import RecipeError
@@ -96,24 +97,12 @@ def secret(data: bytes) -> bytes:
 
 def public_of_openssh(data: bytes) -> bytes:
     """A public key as OpenSSH writes it, as PEM."""
-    try:
-        key = serialization.load_ssh_public_key(data)
-    except UnsupportedAlgorithm as error:
-        raise ValueError(str(error)) from error
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("not an ECDSA key")
-    return _public_pem(key)
+    return _ecdsa_pem(lambda: serialization.load_ssh_public_key(data))
 
 
 def public_of_certificate(data: bytes) -> bytes:
     """The public key of a certificate, as PEM."""
-    try:
-        key = x509.load_pem_x509_certificate(data).public_key()
-    except UnsupportedAlgorithm as error:
-        raise ValueError(str(error)) from error
-    if not isinstance(key, ec.EllipticCurvePublicKey):
-        raise ValueError("its key is not an ECDSA key")
-    return _public_pem(key)
+    return _ecdsa_pem(lambda: x509.load_pem_x509_certificate(data).public_key())
 
 
 def validity(data: bytes) -> tuple[datetime.datetime, datetime.datetime]:
@@ -141,6 +130,16 @@ def is_issued(data: bytes, by: bytes) -> bool:
     except (InvalidSignature, ValueError, TypeError):
         return False
     return True
+
+
+def _ecdsa_pem(load: Callable[[], object]) -> bytes:
+    try:
+        key = load()
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ValueError("its key is not an ECDSA key")
+    return _public_pem(key)
 
 
 def _private(data: bytes) -> ec.EllipticCurvePrivateKey:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from coalface.core.errors import RecipeError
 from coalface.experiments.recipe.schema import Recipe
+from coalface.privacy.dp import PartyPrivacy
 from coalface.privacy.sanitised import sanitised
 from coalface.privacy.secure import SecureSettings
-from coalface.privacy.templates import WHERE, templates
+from coalface.privacy.templates import WHERE, TemplateNoise, templates
 
 NOISE = ("noise_multiplier", "delta", "target_epsilon")
 SUMS = ("secure", "dropouts", "corrupt")
@@ -23,15 +24,8 @@ RELEASES = {word: f"release_{word}" for word in NOISE}
 """By any of them it takes part in no run where templates, or what is made of them, leave singly with less noise."""
 
 
-class Noise(Protocol):
-    """How settings say what noise there is: z, δ, and the ε at which a party stops."""
-
-    @property
-    def noise_multiplier(self) -> float: ...
-    @property
-    def delta(self) -> float: ...
-    @property
-    def target_epsilon(self) -> float | None: ...
+Noise = PartyPrivacy | TemplateNoise
+"""Settings that say what noise there is: z, δ, and the ε at which a party stops. A method's own are alike."""
 
 
 class Unprotected(RecipeError):

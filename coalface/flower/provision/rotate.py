@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from coalface.core.checks import nearest
-from coalface.core.disk import writing
+from coalface.core.disk import write_private
 from coalface.core.errors import RecipeError
 from coalface.flower.provision import certificates, project
 
@@ -43,15 +43,5 @@ def rotate(kits: Path, party: str) -> list[Path]:
     for path, keys in [*((path, names[lists[0]]) for path in sorted(copies)), *names.items()]:
         files[path] = json.dumps({**keys, party: key.public_pem.hex()}, indent=1).encode() + b"\n"
     for path, data in files.items():
-        _replace(path, data)
+        write_private(path, data)
     return [path.relative_to(kits) for path in files]
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file of the owner's alone beside its place, and rename it there."""
-    fresh = path.with_name(path.name + ".new")
-    with writing(path), open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(path)

@@ -1,4 +1,4 @@
-"""Checks of this machine for a recipe: its device, and the processes that parties are split over."""
+"""Checks of the processes that the work of single parties is split over."""
 
 from __future__ import annotations
 
@@ -8,20 +8,8 @@ import torch
 
 from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
-from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.setup.partition import POOLED
 from coalface.experiments.setup.parts import Parts
-
-
-def check_device(recipe: Recipe) -> None:
-    """Raise RecipeError where this machine has not got the recipe's device."""
-    try:
-        torch.zeros(1, device=recipe.engine.device)
-    except (RuntimeError, AssertionError):
-        gpus = [f"cuda:{place}" for place in range(torch.cuda.device_count())]
-        raise RecipeError(
-            f"{recipe.engine.device!r} is not available here; use {' or '.join(['cpu', *gpus])}", where="engine.device"
-        ) from None
 
 
 def check_shards(parts: Parts) -> None:
