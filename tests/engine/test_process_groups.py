@@ -338,13 +338,15 @@ def killed(tmp_path: Path, kills: list[tuple[int, float]], whole: bool) -> None:
         script = tmp_path / f"{place}.py"
         script.write_text(code)
         started = subprocess.Popen([sys.executable, script], env={**os.environ, "PYTHONPATH": paths})
-        metrics_file, until = folder / "metrics.jsonl", time.monotonic() + 60
-        while not metrics_file.exists() or metrics_file.read_text().count("\n") < rounds:
-            assert started.poll() is None and time.monotonic() < until, "the run ended before it could be killed"
-            time.sleep(0.002)
-        time.sleep(delay)
-        (os.killpg if whole else os.kill)(started.pid, signal.SIGKILL)
-        started.wait()
+        metrics_file, until = folder / "metrics.jsonl", time.monotonic() + 240
+        try:
+            while not metrics_file.exists() or metrics_file.read_text().count("\n") < rounds:
+                assert started.poll() is None and time.monotonic() < until, "the run ended before it could be killed"
+                time.sleep(0.002)
+            time.sleep(delay)
+        finally:
+            (os.killpg if whole else os.kill)(started.pid, signal.SIGKILL)
+            started.wait()
         reached.append(metrics_file.read_text().count("\n"))
         assert run(grouped_runs.long(), folder, EXACT, numerics=SHARDS, checkpoint_every=2).bytes() == unbroken
         for path in (folder / "ledger").iterdir():
