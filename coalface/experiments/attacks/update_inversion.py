@@ -124,13 +124,13 @@ class UpdateInversion(UpdateAttack):
         rebuilt = rebuild(module, gradient, count, self._faces, rng, self._iterations, statistics)
         others = self._others[torch.from_numpy(rng.choice(len(self._others), size=count))]
         mean_faces = self._faces.mean.expand_as(rebuilt)
-        shown = {"rebuilt": rebuilt, "mean face": mean_faces, "another's face": others}
+        guesses = {"rebuilt": rebuilt, "mean face": mean_faces, "another's face": others}
         if (loss_of := self._first_loss(change)) is not None and len(change.names) == count:
             with_loss = rebuild(module, gradient, count, self._faces, rng, self._iterations, statistics, loss_of)
-            shown["rebuilt, class embeddings known by the seed"] = with_loss
+            guesses["rebuilt, class embeddings known by the seed"] = with_loss
         self.network.load(self._first)
         expected = nearness(mean_faces, change.trained_on)
-        for name, images in shown.items():
+        for name, images in guesses.items():
             self._judge_whom(change, name, images, people, chance)
             near = nearness(images, change.trained_on)
             for figure, value, of_mean in zip(("PSNR, dB", "SSIM, %"), near, expected, strict=True):

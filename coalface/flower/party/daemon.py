@@ -133,7 +133,7 @@ def serve(
 
 
 def _watch(place: Path, socket: Path, watched: int, idle: float, worked: list[float]) -> None:
-    """End this process, in whatever it is, once nobody is left to serve: a commit is whole or is not there.
+    """End this process, in whatever it is, once nobody needs it any more; a commit is then whole, or not there at all.
 
     `worked` has the time when work on a message ended last, infinity during it.
     """
