@@ -128,7 +128,7 @@ def test_fedfvs_learning_rate_falls_after_the_papers_rounds() -> None:
     ("name", "count", "baselines"),
     [
         ("one-identity/paper-fedfv", 17, ["method=fedfv", "method=centralized"]),
-        ("one-identity/paper-fedface", 13, ["fedface"]),
+        ("one-identity/paper-fedface", 14, ["fedface"]),
         ("uda/paper-s", 23, ["method=fedfr-uda", "source-only"]),
         ("uda/paper-l", 23, ["method=fedfr-uda", "source-only"]),
         ("joint/paper", 24, ["FedFR", "FedAvg"]),
