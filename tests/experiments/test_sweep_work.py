@@ -117,7 +117,7 @@ def test_a_row_says_what_it_trained_and_pairs_of_other_steps_are_named(tmp_path:
 @pytest.mark.parametrize(
     ("file", "steps"),
     [
-        ("uda/sweeps/equal-steps", {"1 target": 2000, "2 targets": 3000, "4 targets": 5000}),
+        ("uda/sweeps/equal-steps", {"start": 1, "1 target": 2000, "2 targets": 3000, "4 targets": 5000}),
         ("joint/sweeps/equal-steps", {"tuned": 4 * 40 * 152, "": 5 * 40 * 152}),
     ],
 )
