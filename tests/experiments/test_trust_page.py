@@ -174,6 +174,20 @@ def test_methods_that_protect_no_more_than_fedavg_are_what_the_cells_have() -> N
             assert_shows(gradient, *rates(title, "{}", GRADIENT))
 
 
+def test_clients_of_one_person_are_told_as_the_cells_have_it() -> None:
+    of_cells = cells("membership")
+    told = PAGE.read_text(encoding="utf-8").partition("- **Clients of one person** (seed 0)")[2].partition("\n")[0]
+    methods = re.findall(r"`([a-z-]+)`", told.partition(" tell ")[0])
+    shown = iter(re.findall(r"\d+", told.replace("25 of them", "").partition(" tell ")[2]))
+    for target in (UPDATE, MEAN):
+        for rate in ("AUC", "TPR at FPR 1 %"):
+            figure = f"a person {SPAN}: {rate}, %"
+            values = [of_cells[f"devices method={m}", '{"parties": 25}', "none", target, figure] for m in methods]
+            assert_shows(next(shown), min(values))
+            assert_shows(next(shown), max(values))
+    assert len(methods) == 5
+
+
 TRIMMED = "engine.aggregator.name=trimmed-mean engine.aggregator.byzantine=0.2"
 RULES = {
     "mean": "none",
