@@ -26,8 +26,9 @@ STILL = {"lr": 1e-30, "weight_decay": 0.0, "momentum": 0.0}
 PRETRAIN = {"pretrain": {"method": "centralized", "rounds": 1, "local": {"steps_per_round": 2, "lr": 0.1}}}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, to look into; the other tests share what is trained for one."""
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / PRETRAINED
 
