@@ -35,8 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def begun(out: Path, *changes: dict[str, Any], **settings: Any) -> tuple[torch.Tensor, list[str]]:
     """(k, d) class embeddings of the source in the first round of stage 3, and what a person was told."""
-    methods = {"methods": {"fedfr-uda": settings}} if settings else {}
-    view = Silent()
+    view, methods = Silent(), {"methods": {"fedfr-uda": {"labelling": {"threshold": 0.3}, **settings}}}
     experiment.run(two_domains({"local": STILL}, methods, *changes), out, view, report=False)
     return naive.kept(out, "source", Own).learner.head, [note for note in view.notes if "source client" in note]
 
