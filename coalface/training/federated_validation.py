@@ -215,7 +215,7 @@ class Validated(Federation):
             setattr(self, name, getattr(self.fed, name))
         self.candidates = (self.weighting.weights,)
         if self.weighting.open is None or self._due(self.weighting.open):
-            self.candidates = self.validation.draw(self.weighting.weights, self.fed.stream("validation"))
+            self.candidates = self.validation.draw(self.weighting.weights, self.fed.secret_stream("validation"))
         self._means: list[Tensors] = []
 
     @property
@@ -304,7 +304,7 @@ class Validated(Federation):
         answer = self.fed.collect(validation.ticket, optional=True)  # validators that failed or were late are left out
         scores: dict[str, Tensor] = answer.each["scores"]
         self.fed.log(**{f"score/{validator}": float(row[0]) for validator, row in scores.items()})
-        return self.validation.choose(weighting, validation, scores, self.fed.stream("validation", "choice"))
+        return self.validation.choose(weighting, validation, scores, self.fed.secret_stream("validation", "choice"))
 
 
 def weighted_mean(models: Mapping[str, Tensors], weights: Mapping[str, float]) -> Tensors:

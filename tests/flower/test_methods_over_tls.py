@@ -107,7 +107,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 STAYS = {"solo": "each party has a model of its own, which the laboratory sees here and no server elsewhere"}
 """Methods that leave no model at the server, and why; all else of them is compared."""
 
-SECRET = ("fedaws", "fedfv", "feduv", "positive-only", "random-init")
+SECRET = ("fedaws", "fedfv", "feduv", "positive-only", "random-init", "fedavg-fv", "pfm-fv")
 """Methods that draw from secrets of the server's, or of the nodes', in a federation."""
 
 

@@ -1,5 +1,5 @@
-"""What is drawn from a secret that the seed does not tell: noise and codewords at nodes, what FedFV's server fuses
-and where class embeddings begin."""
+"""What is drawn from a secret that the seed does not tell: noise and codewords at nodes; at the server what FedFV
+fuses, where class embeddings begin, and how Federated Validation weighs its candidates."""
 
 from __future__ import annotations
 
@@ -103,6 +103,31 @@ def test_a_federation_draws_from_secrets_what_nobody_else_may_tell(method: str, 
         here, there = naive.kept(local, party, Code), naive.kept(home, party, Code)
         assert here is not None and there is not None and not torch.equal(here.codeword, there.codeword)
         assert torch.equal(here.codeword[:, :2], there.codeword[:, :2])  # the client's number, of four
+
+
+VALIDATED = {
+    "method": "fedavg-fv",
+    "rounds": 1,
+    "methods": {"fedavg-fv": {"validation": {"score": "loss", "lag": 0}}},
+    "validators": {"clinic": {"identities": 4, "pairs": 10}},
+}
+"""By whose seed a validator could take the candidates apart into the silos' backbones."""
+
+
+def test_a_federations_validators_are_sent_means_of_secret_weights(tmp_path: Path) -> None:
+    recipe, run, local = tmp_path / "recipe.yaml", tmp_path / "run", tmp_path / "local"
+    recipe.write_text(yaml.safe_dump(loader.merged(TWO_SILOS, VALIDATED)))
+    experiment.run(loader.load(recipe), local, Silent(), report=False)
+    run_recipe(recipe, tmp_path / "homes", (*PARTIES, "clinic"), {}, out=str(run), **{"join-seconds": 0.5})
+    ledgers = (
+        local / "ledger" / "clinic.jsonl",
+        tmp_path / "homes" / "clinic" / TWO_SILOS["name"] / "ledger" / "clinic.jsonl",
+    )
+    here, there = (
+        {line["name"]: line["sha256"] for line in map(json.loads, path.read_text().splitlines())} for path in ledgers
+    )
+    assert {name for name in here if here[name] != there[name]} == {"scores"}  # of other candidates
+    assert (run / FILE).exists()
 
 
 def write_clustered(folder: Path, **changes: Any) -> Path:
