@@ -24,12 +24,16 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests for a GPU are skipped where there is none."""
-    if item.get_closest_marker("gpu") is not None:
-        import torch
+    """Each test begins with one thread and exact small numbers, as runs set these; without a GPU its tests are skipped.
 
-        if not torch.cuda.is_available():
-            pytest.skip("torch finds no CUDA device here")
+    A fixture for every test would take as long as most tests.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(False)
+    if item.get_closest_marker("gpu") is not None and not torch.cuda.is_available():
+        pytest.skip("torch finds no CUDA device here")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,8 +45,17 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_flushing() -> Iterator[None]:
+    """Flushing is for power cuts, which no test can make; `os.sync` waits for every other process of the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sync", lambda: None)
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def cheap_sums() -> Iterator[None]:
-    """Commands and sketches of networks are made once, what is installed is listed once; comparisons have 200 draws,
+    """Commands and sketches of networks are made once, what is installed is listed once; comparisons have 50 draws,
     not 2,000, and ε is rounded to 1e-3, not to 1e-4."""
     import typer.main
     import typer.testing
@@ -57,7 +70,7 @@ def cheap_sums() -> Iterator[None]:
         patch.setattr(typer.main, "get_command", build)
         patch.setattr(typer.testing, "_get_command", build)
         patch.setattr(environment, "packages_distributions", functools.cache(environment.packages_distributions))
-        patch.setattr(bootstrap, "DRAWS", 200)
+        patch.setattr(bootstrap, "DRAWS", 50)
         patch.setattr(weights, "sketch", functools.cache(weights.sketch))
         patch.setattr(accountant, "_STEP", 1e-3)
         yield
@@ -88,25 +101,6 @@ def solo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import tinyruns
 
     return tinyruns.run(tmp_path_factory.mktemp("runs") / "solo", report=True, name="tiny-solo", method="solo")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Runs set the process's arithmetic; a test leaves it as it found it."""
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-    torch.set_flush_denormal(False)
-
-
-@pytest.fixture(autouse=True)
-def no_flushing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flushing is for power cuts, which no test can make; `os.sync` waits for every other process of the machine."""
-    monkeypatch.setattr(os, "sync", lambda: None)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture

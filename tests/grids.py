@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,12 @@ def seated(party_service: service.PartyService) -> Any:
 
 def played_here(recipe: Path) -> Any:
     """The ClientApp, whose messages are answered in this process and not in one that stays beside it."""
-    return client_app(lambda context: process.answers(recipe, context.node_config, context.run_config))
+
+    @functools.cache
+    def answers(words: str) -> Any:
+        return process.answers(recipe, *json.loads(words))
+
+    return client_app(lambda context: answers(json.dumps([dict(context.node_config), dict(context.run_config)])))
 
 
 def roles(world: FederatedData) -> dict[str, str]:

@@ -54,6 +54,8 @@ def open_cache(cache: Path) -> Path:
     except OSError as error:  # perhaps of a folder above it
         error.filename = str(cache)
         raise
+    if not stat.S_IMODE(cache.stat().st_mode) & 0o077:  # nobody else comes to what it holds, however much that is
+        return cache
     names, forms = os.listdir(cache), (_FORMS["packs"], _FORMS["unfinished"])
     ours = [
         name

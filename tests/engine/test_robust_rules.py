@@ -20,7 +20,7 @@ from coalface.engine.robust import rules
 
 GOLDENS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "byzfl_goldens.json").read_text(encoding="utf-8"))
 """Inputs, and what ByzFL 0.0.11 makes of them: by `tools/byzfl_goldens.py`."""
-LIMITED = settings(max_examples=40, deadline=None)
+LIMITED = settings(max_examples=20, deadline=None)
 
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: f"{len(golden['rows'])} of {golden['f']}")

@@ -34,11 +34,12 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     return run(Moves(rounds=4), tmp_path_factory.mktemp("unbroken"), FIVE, secure=WIDE, checkpoint_every=2)
 
 
-@pytest.mark.parametrize("after", range(0, 41, 3))
+@pytest.mark.parametrize("after", range(0, 41, 7))
 def test_a_run_that_is_stopped_at_any_stage_and_resumed_ends_in_the_same_bytes(
     tmp_path: Path, unbroken: Ran, after: int
 ) -> None:
-    """A round of five parties is 20 answers; checkpoints are written after the second and the fourth."""
+    """A round of five parties is 20 answers; checkpoints are written after the second and the fourth. It is
+    stopped in every stage, and in rounds before and after a checkpoint."""
     rules: dict[str, Any] = {"secure": WIDE, "checkpoint_every": 2}
     resumed = stopped_and_resumed(Moves(rounds=4), tmp_path, after + 10, FIVE, **rules)
     assert resumed.bytes() == unbroken.bytes()

@@ -29,10 +29,18 @@ def test_a_score_is_the_same_in_arrays_and_tensors_and_a_product_lies_within_the
     assert np.abs(products - scores).max() <= exact.rounding(d)
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("kind", [coarse, crowded, spread, collapsed])
-@pytest.mark.parametrize(("many", "bins"), [(10**6, 2**16), (0, 2**16), (0, 3)], ids=["kept", "counted", "few bins"])
-def test_ranked_scores_and_nearest_columns_are_those_of_a_sort(kind, block, many, bins, monkeypatch):
+KINDS = [coarse, crowded, spread, collapsed]
+MEMORY = [(10**6, 2**16), (0, 2**16), (0, 3)]
+"""(scores that are kept, bins): all are kept, counted, and counted in few bins."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "memory", "block"),
+    [(k, m, BLOCKS[(i + j) % 3]) for i, k in enumerate(KINDS) for j, m in enumerate(MEMORY)],
+)
+def test_ranked_scores_and_nearest_columns_are_those_of_a_sort(kind, memory, block, monkeypatch):
+    """Every two of a kind of rows, a memory and a block are among the cases."""
+    many, bins = memory
     monkeypatch.setattr(exact, "MANY", many)
     monkeypatch.setattr(exact, "BINS", bins)
     rng = np.random.default_rng(5)

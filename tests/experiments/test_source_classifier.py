@@ -26,16 +26,16 @@ STILL = {"lr": 1e-30, "weight_decay": 0.0, "momentum": 0.0}
 PRETRAIN = {"pretrain": {"method": "centralized", "rounds": 1, "local": {"steps_per_round": 2, "lr": 0.1}}}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the test's own, to look into; the other tests share what is trained for one."""
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / PRETRAINED
 
 
 def begun(out: Path, *changes: dict[str, Any], **settings: Any) -> tuple[torch.Tensor, list[str]]:
     """(k, d) class embeddings of the source in the first round of stage 3, and what a person was told."""
-    methods = {"methods": {"fedfr-uda": settings}} if settings else {}
-    view = Silent()
+    view, methods = Silent(), {"methods": {"fedfr-uda": {"labelling": {"threshold": 0.3}, **settings}}}
     experiment.run(two_domains({"local": STILL}, methods, *changes), out, view, report=False)
     return naive.kept(out, "source", Own).learner.head, [note for note in view.notes if "source client" in note]
 

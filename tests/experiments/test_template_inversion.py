@@ -24,11 +24,17 @@ from coalface.core.method import Models, generator
 from coalface.data.faceset import FaceSet
 from coalface.experiments.attacks import measure
 from coalface.experiments.attacks.base import Attack, Exchange, NotAttackable, Outcome
-from coalface.experiments.attacks.decoder import RIDGE, WIDTH, Decoder
 from coalface.experiments.attacks.fused_embeddings import Fused
 from coalface.experiments.attacks.judge import Judge, open_judge, threshold_at
 from coalface.experiments.attacks.replay import replay
-from coalface.experiments.attacks.template_inversion import TemplateInversion, accepted, first_share
+from coalface.experiments.attacks.template_inversion import (
+    RIDGE,
+    WIDTH,
+    Decoder,
+    TemplateInversion,
+    accepted,
+    first_share,
+)
 from coalface.experiments.attacks.updates import people_of
 from coalface.experiments.setup import splits
 

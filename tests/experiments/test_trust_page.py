@@ -1,17 +1,23 @@
-"""`docs/trust.md`: its table is what the declarations of every method say.
+"""`docs/trust.md`: its first table is what the declarations of every method say, and figures are those of the cells.
 
-To write the table anew: `REWRITE_TEXTS=1 .venv/bin/python -m pytest tests/experiments/test_trust_page.py`
+To write the first table anew: `REWRITE_TEXTS=1 .venv/bin/python -m pytest tests/experiments/test_trust_page.py`
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
+import re
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
 import coalface
 from coalface.core.declarations import CONTENTS
+from coalface.experiments.attacks import measure
+from coalface.experiments.attacks.cells import read_cells
+from coalface.experiments.attacks.updates import GRADIENT, MEAN, UPDATE
 from coalface.experiments.plan import messages, preflight
 from coalface.experiments.plan.messages import Sent
 from coalface.experiments.recipe import loader
@@ -39,16 +45,25 @@ def planned(method: str) -> tuple[Sent, ...]:
     return preflight.plan(loader.load(None, [f"method={method}", *preflight.stand_in(method)])).sent
 
 
-def row(method: str) -> str:
+def declared(method: str) -> tuple[str, str]:
+    """(who holds all images, where one party does; the cells of the method's row)."""
     fields = [field for field in planned(method) if field.field != "header"]
     up, down = ([f for f in fields if f.direction == way] for way in ("up", "down"))
     cells = [cell(up), cell(f for f in down if f.to == "all alike"), cell(f for f in down if f.to == "each its own")]
     pooled = f", one party with all {METHODS[method].pools}" if METHODS[method].pools else ""
-    return f"| `{method}`{pooled} | {' | '.join(cells)} |\n"
+    return pooled, " | ".join(cells)
+
+
+def declared_table() -> str:
+    """The rows, of methods that send the same in one."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for method in METHODS.own:
+        alike.setdefault(declared(method), []).append(f"`{method}`")
+    return "".join(f"| {', '.join(methods)}{pooled} | {cells} |\n" for (pooled, cells), methods in alike.items())
 
 
 def test_the_table_is_what_the_declarations_say() -> None:
-    table = HEADER + "".join(row(method) for method in METHODS.own)
+    table = HEADER + declared_table()
     text = PAGE.read_text(encoding="utf-8")
     before, begins, rest = text.partition(HEADER)
     assert begins, "the table has another header, or is gone"
@@ -64,3 +79,153 @@ def test_what_leaves_by_declaration_is_what_a_plan_says() -> None:
         assert {
             (s.step, s.field): s.content for s in planned(method) if s.direction == "up"
         }.items() <= leaves.items(), method
+
+
+def cells(kind: str) -> dict[tuple[str, ...], float]:
+    """(recipe and changes, options, defence, target, figure) -> the mean over the committed seeds."""
+    values: dict[tuple[str, ...], list[float]] = {}
+    for cell in read_cells(PAGE.parent / "results" / "attacks" / kind / measure.CELLS):
+        for outcome in cell.outcomes:
+            key = cell.title.removeprefix("attacks/"), cell.options, cell.defence, outcome.target, outcome.figure
+            values.setdefault(key, []).append(outcome.value)
+    return {key: statistics.mean(of_seeds) for key, of_seeds in values.items()}
+
+
+def rows(header: str) -> dict[str, list[str]]:
+    """The table with a header that begins so: first cell of each row -> the others."""
+    lines = PAGE.read_text(encoding="utf-8").partition(f"\n{header}")[2].partition("\n\n")[0].splitlines()[2:]
+    parts = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
+    return {first: others for first, *others in parts}
+
+
+def assert_shows(text: str, *values: float) -> None:
+    """The numbers that a cell begins with, parted by slashes, are these as rounded there."""
+    shown = re.match(r"\**(−?[\d.]+)(?: / (−?[\d.]+))?", text)
+    assert shown, text
+    numbers = [number.replace("−", "-") for number in shown.groups() if number]
+    for number, value in zip(numbers, values, strict=True):
+        half = 0.5 * 10.0 ** -len(number.partition(".")[2])
+        assert abs(float(number) - value) < half + 0.02, f"{text}: the cells have {value:.2f}"
+
+
+def test_who_was_found_among_clients_of_one_person_is_what_the_cells_have() -> None:
+    found, figure = cells("linkage"), "people found by other photographs, %"
+    for method, (template, update, *_) in list(rows("| what is sent | found: template").items())[:-1]:
+        at = f"devices method={method.strip('`')}", "{}", "none"
+        if template != "–":
+            assert_shows(template, found[*at, "centre", figure])
+        assert_shows(update, found[*at, "backbone", figure])
+
+
+NOISE = "privacy.dp.clip=0.3 privacy.dp.noise_multiplier=6.31 privacy.dp.delta=1e-5"
+SMALL, SECURE = "local.steps_per_round=1 local.batch_size=8", "privacy.secure.dropouts=0"
+SPAN = "by the last layer's span"
+SCORED = [
+    (UPDATE, f"an image {SPAN}"),
+    (UPDATE, f"a person {SPAN}"),
+    (MEAN, f"an image {SPAN}"),
+    (MEAN, f"a person {SPAN}"),
+    ("the model", "a person by tightness"),
+    ("the model", "a person by tightness gained since the first model"),
+]
+
+
+def test_membership_is_what_the_cells_have() -> None:
+    of_cells, lines = cells("membership"), list(rows("| who, of what |").values())
+    for line, (target, figure) in zip(lines[:-1], SCORED, strict=True):
+        for text, defence in zip(line, ("none", SMALL, SECURE, f"{SECURE} {SMALL}", NOISE), strict=True):
+            key = "silos", "{}", defence, target
+            rates = [of_cells.get((*key, f"{figure}: {rate}, %")) for rate in ("AUC", "TPR at FPR 1 %")]
+            assert (text == "–") == (rates == [None, None])
+            if text != "–":
+                assert_shows(text, *(rate for rate in rates if rate is not None))
+
+
+def test_methods_that_protect_no_more_than_fedavg_are_what_the_cells_have() -> None:
+    of_cells = cells("membership")
+    person = [f"a person {SPAN}: {rate}, %" for rate in ("AUC", "TPR at FPR 1 %")]
+
+    def rates(title: str, options: str, target: str) -> list[float]:
+        return [of_cells[title, options, "none", target, figure] for figure in person]
+
+    told = PAGE.read_text(encoding="utf-8").partition("**No method that averages weights")[2].partition("\n")[0]
+    least_auc, most_auc, least_tpr, most_tpr = re.findall(r"\d+", told.partition("told in ")[2])[:4]
+    updates = [
+        rates(title, options, UPDATE)
+        for title, options, defence, target, figure in of_cells
+        if title.startswith("silos method=")
+        and "fedfr-joint" not in title
+        and (defence, target, figure) == ("none", UPDATE, person[0])
+    ]
+    assert len(updates) == 16
+    for of_updates, least, most in zip(
+        zip(*updates, strict=True), (least_auc, least_tpr), (most_auc, most_tpr), strict=True
+    ):
+        assert_shows(least, min(of_updates))
+        assert_shows(most, max(of_updates))
+    shown = re.findall(r"`([a-z-]+)`(?:, whose [a-z ]+,| has)? (\d+ / \d+)(?: \(by its gradient (\d+ / \d+)\))?", told)
+    assert [method for method, *_ in shown] == ["fedfr-joint", "scaffold", "pfm", "mimelite", "mime"]
+    for method, update, gradient in shown:
+        (title,) = {
+            title for title, *_ in of_cells if title.startswith("silos") and f"method={method}" in title.split()
+        }
+        assert_shows(update, *rates(title, "{}", UPDATE))
+        if gradient:
+            assert_shows(gradient, *rates(title, "{}", GRADIENT))
+
+
+def test_clients_of_one_person_are_told_as_the_cells_have_it() -> None:
+    of_cells = cells("membership")
+    told = PAGE.read_text(encoding="utf-8").partition("- **Clients of one person** (seed 0)")[2].partition("\n")[0]
+    methods = re.findall(r"`([a-z-]+)`", told.partition(" tell ")[0])
+    shown = iter(re.findall(r"\d+", told.replace("25 of them", "").partition(" tell ")[2]))
+    for target in (UPDATE, MEAN):
+        for rate in ("AUC", "TPR at FPR 1 %"):
+            figure = f"a person {SPAN}: {rate}, %"
+            values = [of_cells[f"devices method={m}", '{"parties": 25}', "none", target, figure] for m in methods]
+            assert_shows(next(shown), min(values))
+            assert_shows(next(shown), max(values))
+    assert len(methods) == 5
+
+
+TRIMMED = "engine.aggregator.name=trimmed-mean engine.aggregator.byzantine=0.2"
+RULES = {
+    "mean": "none",
+    "mean, with the default bound": "engine.max_update_norm=30",
+    "median": "engine.aggregator.name=median",
+    "trimmed mean": TRIMMED,
+    "geometric median": "engine.aggregator.name=geometric-median",
+    "clipping": "engine.aggregator.name=centred-clipping",
+    "norm bound": "engine.aggregator.name=norm-bound",
+    "median of buckets": "engine.aggregator.name=median engine.aggregator.bucket=2",
+    "Multi-Krum": "engine.aggregator.name=multi-krum engine.aggregator.byzantine=0.2",
+    "trimmed mean, mixing": f"{TRIMMED} engine.aggregator.mixing=true",
+    "Krum": "engine.aggregator.name=krum engine.aggregator.byzantine=0.2",
+}
+
+
+def test_what_liars_do_is_what_the_cells_have() -> None:
+    of_cells = cells("poisoning")
+    shown = rows("| mean | lost to scaling |")
+    assert shown.keys() == RULES.keys()
+    for rule, (scaled, worst, backdoor, near) in shown.items():
+        defence = RULES[rule]
+
+        def value(figure: str, *hows: str, defence: str = defence, **factor: int) -> float | None:
+            options = [json.dumps({**factor, "how": how, "share": 0.2}) for how in hows]
+            known = [of_cells.get(("poisoned", o, defence, "unseen", figure)) for o in options]
+            return max((v for v in known if v is not None), default=None)
+
+        lost, accepted = "accuracy lost, points", "impostors with glasses on both accepted, %"
+        others = value(lost, "flipped", "label-flip", "alie", "ipm", "mimic"), value(lost, "ipm", factor=5)
+        expected = [
+            (scaled, value(lost, "scaled"), True),
+            (worst, max((v for v in others if v is not None), default=None), True),
+            (backdoor, value(accepted, "backdoor", "replacement"), False),
+            (near, value(accepted, "hidden"), False),
+        ]
+        for text, of_rule, is_lost in expected:
+            assert (text == "?") == (of_rule is None)
+            if of_rule is not None:
+                assert_shows(text, of_rule)
+                assert text.startswith("**") == (is_lost and of_rule > 2)

@@ -81,7 +81,6 @@ def sharded_gradient(shards: Shards, backbone: Tensors, learner: Learner) -> Ten
 
 @pytest.mark.slow
 @pytest.mark.ci
-@pytest.mark.usefixtures("one_thread")
 def test_at_a_party_of_two_processes_it_is_that_of_one() -> None:
     backbone, learner = after_a_round(EXACT)
     whole = full_gradient(party(build=EXACT), backbone, learner, replace(WHOLE, batch_size=5), LOSS)

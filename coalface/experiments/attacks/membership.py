@@ -8,8 +8,9 @@ images, and people that nobody trains on (`data.hold_out`) for people. The attac
   the attacker has that model too, by how much they have come nearer (no shadow models are trained);
 - *the server*, a party's class embeddings or sanitised centres, and its backbone: how near an image is to any of them,
   as the losses of methods that send them fall with that cosine;
-- *the server*, one party's update, and whoever is sent the next backbone, the round's mean: how much of what the last
-  layer reads of a candidate image lies in the span of that layer's change;
+- *the server*, one party's update, without what the server knows that the method added to it, or the gradient that the
+  party sends, and whoever is sent the next backbone, the round's mean: how much of what the last layer reads of a
+  candidate image lies in the span of that layer's gradient;
 - *the server*, the change of BatchNorm's running statistics alone: how much likelier an image's activations are by the
   party's than by those that the party was sent.
 

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import functools
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -23,12 +24,14 @@ from coalface.data.augment import to_tensor
 from coalface.data.faceset import FaceSet
 from coalface.engine.party.setup import FederatedData
 from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, RoundCounter
+from coalface.experiments.attacks.drift import KnownDrift, sent_drift
 from coalface.experiments.prepare import PreparedRun
+from coalface.methods.mime import Point
 from coalface.models.embedding import eval_mode
 from coalface.models.groups import Backbone, BatchNormPolicy
 from coalface.training.compute import Compute
 
-UPDATE, MEAN = "a party's update", "the round's mean"
+UPDATE, GRADIENT, MEAN = "a party's update", "a party's gradient", "the round's mean"
 CLASSIFIER = "classifier"
 """The field of rows of class embeddings that methods with public identities send."""
 
@@ -65,6 +68,8 @@ class Change:
     lr: float
     """η of the round."""
     weight_decay: float
+    drift: Tensors
+    """What is known to have been added to the gradients of the local steps, the mean over them (`drift`)."""
     parties: tuple[str, ...]
     steps: int
     """Local steps of each of the parties, by the recipe and the count that it tells."""
@@ -78,10 +83,14 @@ class Change:
     """Truth: the same before augmentation."""
 
     def gradient(self, parameters: Sequence[str]) -> Tensors:
-        """The mean gradient of the loss over the local steps, −Δθ / (η K) − λ θ: that of one step without momentum."""
+        """The mean gradient of the loss over the local steps, −Δθ / (η K) − λ θ − drift: of one step without momentum.
+
+        A momentum of the party's own is not taken off.
+        """
         moved = {name: (self.after[name] - self.before[name]).double() for name in parameters if name in self.after}
         scale = self.lr * self.steps
-        return {n: -m / scale - self.weight_decay * self.before[n].double() for n, m in moved.items()}
+        gradient = {n: -m / scale - self.weight_decay * self.before[n].double() for n, m in moved.items()}
+        return {n: g - self.drift[n].double() if n in self.drift else g for n, g in gradient.items()}
 
     def row_gradient(self) -> Tensor | None:
         """(k, d) the same of the class embeddings of public identities."""
@@ -172,7 +181,8 @@ class Last:
 
 class UpdateAttack(Attack):
     """An attack on what changes a backbone: single parties' updates, by the server, and the round's mean, by whoever is
-    sent the next one. Two rounds are looked at, the first and the last, and in each `parties` updates.
+    sent the next one. Two rounds are looked at, the first and the last, and in each `parties` updates, and as many
+    gradients where a method sends them beside, or before, its backbones.
     """
 
     kind: ClassVar[str]
@@ -195,7 +205,9 @@ class UpdateAttack(Attack):
         self._rounds = RoundCounter()
         self._open: tuple[Any, list[Exchange], list[tuple[FaceSet, Tensor]]] | None = None
         """The last message to all, and what answered it: exchanges, and the batches behind them."""
-        self._studied = 0
+        self._studied: Counter[tuple[int, str]] = Counter()
+        """(round, target) -> how many were looked at."""
+        self._drift = KnownDrift()
 
     def poison(self, data: FederatedData) -> FederatedData:
         """The same images, with arithmetic that records what is trained on."""
@@ -207,25 +219,48 @@ class UpdateAttack(Attack):
 
     def watch(self, exchange: Exchange) -> None:
         common, before = exchange.sent[0], self._rounds.number
+        if isinstance(common, Point):  # of Mime, which asks for a gradient before it asks for local steps
+            common = Last(common.parameters | common.others)
         if getattr(common, "backbone", None) is None:
             return
         batches = self._take(exchange.request.party)
         if self._rounds.count(exchange.request) != before and self._open is not None:
             self._close(common)
+        drift = self._drift.of(exchange)
         if self._rounds.number not in self._looked_at or not batches:
             return
+        told = contents(exchange.declared.reply) if exchange.declared.reply is not None else {}
+        if "gradient" in told:  # it was taken before the local steps, if there are any
+            steps = self.run.recipe.local.count(len(self.run.data.data[exchange.request.party]))
+            cut = len(batches) - steps if "backbone" in told else len(batches)
+            if exchange.reply is not None and self._is_studied(GRADIENT):
+                self._study_gradient(exchange, common.backbone, batches[:cut])
+            batches = batches[cut:]
+        if not batches:
+            return
         if self._open is None:
-            self._open, self._studied = (common, [], []), 0
+            self._open = common, [], []
         self._open[1].append(exchange)
         self._open[2].extend(batches)
-        if exchange.update is not None and self._studied < self._most:
-            self._studied += 1
-            self.study(self._change(common, exchange.reply, [exchange], batches))
+        if exchange.update is not None and self._is_studied(UPDATE):
+            self.study(self._change(common, exchange.reply, [exchange], batches, drift))
 
     def conclude(self, models: Models) -> None:
         """Attack the last round's mean, which the final model is."""
         if self._open is not None:
             self._close(Last(models.shared) if models.shared is not None else models.common)
+
+    def _is_studied(self, target: str) -> bool:
+        """Whether one more of a kind is looked at in the round, which counts it."""
+        self._studied[self._rounds.number, target] += 1
+        return self._studied[self._rounds.number, target] <= self._most
+
+    def _study_gradient(self, exchange: Exchange, x: Tensors, batches: Sequence[tuple[FaceSet, Tensor]]) -> None:
+        """Attack the gradient at x that a reply has, as a step of rate 1."""
+        stepped = Last({n: x[n].double() - g.double() for n, g in exchange.reply.gradient.items()})
+        change = self._change(Last(x), stepped, [exchange], batches, {})
+        images = sum(len(faces) for faces, _ in batches)
+        self.study(dataclasses.replace(change, target=GRADIENT, lr=1.0, steps=1, images=images))
 
     def _take(self, party: str) -> list[tuple[FaceSet, Tensor]]:
         """The batches of a party since it was last asked; those of public people alone are left out."""
@@ -240,10 +275,15 @@ class UpdateAttack(Attack):
         common, exchanges, batches = self._open
         self._open = None
         if len(exchanges) > 1:
-            self.study(self._change(common, after, exchanges, batches))
+            self.study(self._change(common, after, exchanges, batches, sent_drift(exchanges[0])))
 
     def _change(
-        self, common: Any, after: Any, exchanges: Sequence[Exchange], batches: Sequence[tuple[FaceSet, Tensor]]
+        self,
+        common: Any,
+        after: Any,
+        exchanges: Sequence[Exchange],
+        batches: Sequence[tuple[FaceSet, Tensor]],
+        drift: Tensors,
     ) -> Change:
         local, request = self.run.recipe.local, exchanges[0].request
         parties = tuple(exchange.request.party for exchange in exchanges)
@@ -266,6 +306,7 @@ class UpdateAttack(Attack):
             class_embeddings=own_class_embeddings(exchanges[0]) if len(exchanges) == 1 else None,
             lr=local.lr_at(request.round, request.rounds),
             weight_decay=local.weight_decay,
+            drift=drift,
             parties=parties,
             steps=max(steps for steps, _ in of_parties),
             images=sum(

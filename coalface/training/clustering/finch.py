@@ -28,6 +28,7 @@ Constraints via Federated Learning" (2021) for the threshold.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ from coalface.evaluation.metrics.exact import few, inner, slices
 from coalface.training.clustering.neighbours import FirstNeighbours, first_neighbours
 
 Labels = NDArray[np.int64]
+Found = dict[bytes, tuple[Labels, NDArray[np.float64]]]
+"""A partition's hash -> the first neighbours of its clusters: most thresholds come by the partitions of others."""
 
 GRID = (*(1e-6 * 2.0**power for power in range(15)), *(round(0.025 * step, 3) for step in range(1, 41)))
 """The thresholds that `auto_threshold` tries first: doubled from 1e-6 on, for models that hardly tell people apart yet,
@@ -73,7 +76,7 @@ def cfinch(features: Tensor | NDArray[np.floating], threshold: float = math.inf)
     """All levels of C-FINCH over (N, d) features; `threshold` is τ, a cosine distance. See above."""
     _check_threshold(threshold)
     rows = unit_features(features)
-    return _levels(rows, first_neighbours(rows), threshold)
+    return _levels(rows, first_neighbours(rows), threshold, {})
 
 
 @torch.no_grad()
@@ -141,10 +144,10 @@ def auto_threshold(
     for value in values:
         _check_threshold(value)
     if cluster is None:
-        first = first_neighbours(rows)
+        first, found = first_neighbours(rows), Found()
 
         def cluster(rows: Tensor, threshold: float) -> Labels:
-            return _levels(rows, first, threshold).final
+            return _levels(rows, first, threshold, found).final
 
     tried: dict[float, float] = {}
 
@@ -193,8 +196,8 @@ def unit_features(features: Tensor | NDArray[np.floating]) -> Tensor:
 # Levels
 
 
-def _levels(rows: Tensor, first: FirstNeighbours, threshold: float) -> Partitions:
-    """All levels, given the first neighbours of the points."""
+def _levels(rows: Tensor, first: FirstNeighbours, threshold: float, found: Found) -> Partitions:
+    """All levels, given the first neighbours of the points, and those of clusters that were `found` before."""
     labels = np.arange(len(rows), dtype=np.int64)
     summands, belongs = rows, labels
     index, cosine = first.index.cpu().numpy(), first.cosine.cpu().numpy()
@@ -210,7 +213,9 @@ def _levels(rows: Tensor, first: FirstNeighbours, threshold: float) -> Partition
         if summands is rows and 8 * count <= len(rows):  # few enough for their sums to be kept: next, sum these
             summands = _sums(rows, labels, np.arange(len(rows)), 0, count, len(rows))
             belongs = np.arange(count)
-        index, cosine = _first_of_directed(*_directions(rows, labels, summands, belongs))
+        if (partition := hashlib.sha256(labels.tobytes()).digest()) not in found:
+            found[partition] = _first_of_directed(*_directions(rows, labels, summands, belongs))
+        index, cosine = found[partition]
     return Partitions(labels=tuple(levels) or (labels,))
 
 
