@@ -19,7 +19,7 @@ from coalface.cli.data import data
 from coalface.cli.party import party
 from coalface.cli.provision import flower, provision
 from coalface.cli.use import export, gallery
-from coalface.core.errors import MissingExtra, RunError
+from coalface.core.errors import MissingExtra, RunError, raised_at
 
 app = typer.Typer(
     cls=Commands,
@@ -123,8 +123,13 @@ def _explained(error: Exception, arguments: list[str]) -> str:
         return ". ".join(filter(None, [disk.explained(error, then), "" if path is None else caches.advice(path)]))
     if isinstance(error, RunError | MissingExtra | ValueError | click.ClickException):
         return str(error)
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text}. This is a defect; the same command with --debug shows where"
+    from coalface.core.declarations import DeclarationError
+
+    if isinstance(error, DeclarationError):
+        return str(error)
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    place = raised_at(error)
+    return f"{text}{place}" if place else f"{text}. This is a defect; the same command with --debug shows where"
 
 
 def _usage(error: click.UsageError) -> str:

@@ -17,7 +17,7 @@ import safetensors.torch
 from torch import nn
 
 from coalface.core.checks import unknown_name
-from coalface.core.errors import PluginError, RecipeError
+from coalface.core.errors import PluginError, RecipeError, raised_at
 
 T = TypeVar("T")
 
@@ -132,7 +132,7 @@ def load(reference: str) -> Any:
             "that holds it"
         ) from error
     except Exception as error:  # whatever the module of somebody else raises
-        why = f"{type(error).__name__}: {error}".rstrip(".")
+        why = f"{type(error).__name__}: {error}".rstrip(".") + raised_at(error)
         raise PluginError(f"{reference} cannot be loaded: {why}") from error
     if module == "__main__":
         _held[reference] = thing  # a worker process has another

@@ -58,7 +58,7 @@ def resume(
 
     Changes of `schema.ADJUSTABLE` go into `config.yaml` and, as a line, into `events.jsonl`. Raises RecipeError for
     other changes of what the result depends on, in `config.yaml` too, and, unless `changed_code`, where the code of the
-    method has changed since the run began.
+    method has changed since its first round.
     """
     beginning = provenance.begun_with(out)
     if not (out / "config.yaml").exists():
@@ -87,7 +87,8 @@ def resume(
                 "restore them from a copy, or leave the run as it is",
                 where=out,
             )
-    provenance.accept_code(out) if changed_code else provenance.check_code(out, beginning, recipe)
+    untrained = not any((out / "checkpoints").glob("[0-9]*"))
+    provenance.accept_code(out) if changed_code or untrained else provenance.check_code(out, beginning, recipe)
     if parse_yaml((out / "config.yaml").read_text(encoding="utf-8")) != written_recipe.resolved():  # it was cut off
         provenance.write_config(out, written_recipe.resolved())
     return _carry_out(recipe, out, callback, adjusted=tuple(differ), carrier=carrier)

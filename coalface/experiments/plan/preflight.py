@@ -242,6 +242,7 @@ def describe(recipe: Recipe) -> str:
         f"checked as a run does before it begins: {images_text(parties)}, "
         f"{several(len(recipe.evaluation.pairs), 'list')} to evaluate on, the device {engine.device}",
         "not checked: whether every image can be decoded, which shows when they are packed",
+        *([] if recipe.method in METHODS.own else [f"  the method's steps: coalface check-method {recipe.method}"]),
     ]
     lines += passed_over
     if not recipe.starts_trained and (wrong := recipe.build_method().untrained()):
