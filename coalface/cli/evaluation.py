@@ -188,7 +188,8 @@ def _calibrated(thresholds: list[Threshold]) -> str:
     warning = f"warning: {least.collapsed}\n" if least.collapsed else ""
     return (
         f"{warning}note: the threshold at the smallest FAR that is kept, {least.rate:g}, rests on {least.basis} of "
-        f"{least.on}; with {people} enrolled it takes a tenth of all strangers for somebody. Thresholds hold for images like these"
+        f"{least.on}; with {people} enrolled it takes a tenth of all strangers for somebody. Thresholds hold for "
+        "images like these"
     )
 
 

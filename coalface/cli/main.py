@@ -136,6 +136,9 @@ def _usage(error: click.UsageError) -> str:
     """What is wrong with the words of a command, and which help shows the right ones."""
     if isinstance(error, click.NoSuchOption):
         near = f"; did you mean {' or '.join(error.possibilities)}?" if error.possibilities else ";"
+        takes_changes = error.ctx is not None and any(p.name == "changes" for p in error.ctx.command.params)
+        if takes_changes and not any(option.startswith(error.option_name) for option in error.possibilities or ()):
+            near += " settings of a recipe are KEY=VALUE, such as local.lr=0.1."
         text = f"{error.option_name}: unknown option{near}"
     elif not (text := error.format_message()):  # no words were given, and help is printed by now
         return ""

@@ -121,6 +121,9 @@ def test_a_finished_run_is_evaluated_again_and_comes_out_the_same(fedavg_run: Pa
     (copy / "report.html").unlink()
     experiment.resume(copy, view)
     assert view.started == [("tiny-fedavg", 2, 2)] and view.rounds == []
+    assert any("finished already" in note for note in view.notes)
+    with pytest.raises(RecipeError, match="model.weights="):
+        experiment.resume(copy, Silent(), ("rounds=3",))
     assert model_bytes(copy) == model_bytes(fedavg_run)
     assert (copy / "metrics.jsonl").read_bytes() == (fedavg_run / "metrics.jsonl").read_bytes()
     first, again = summary(fedavg_run), summary(copy)

@@ -18,6 +18,7 @@ from commands import refused
 from tinyruns import Silent, tiny
 from written_method import PAGE, SOURCE, method
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import DeclarationError, Models
 from coalface.experiments import run as experiment
 from coalface.experiments.conformance import tiny_federation
@@ -161,6 +162,7 @@ PLANNED: dict[str, Mistake] = {
     "ask for what stays": ("fed.ask(self.train", "fed.ask(self.own_model", DeclarationError, "step own_model"),
     "not frozen": ("frozen=True, ", "", DeclarationError, r"Damped .*`@dataclass\(frozen=True, kw_only=True\)`"),
     "no rounds": ("    rounds: int = 20\n", "", DeclarationError, "Damped .*`rounds: int = 20`"),
+    "setting without a default": ("way: float = 0.5", "way: float", RecipeError, r"^methods\.damped\.way: "),
     "init without return": (
         "return State(backbone=fed",
         "State(backbone=fed",
