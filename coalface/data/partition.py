@@ -164,7 +164,7 @@ def _enough(faces: FaceSet, parties: int) -> NDArray[np.int64]:
     present = np.flatnonzero(faces.counts())
     if not 1 <= parties <= len(present):
         identities = several(len(present), "identity", "identities")
-        remedy = "only 1 party can" if len(present) == 1 else f"choose between 1 and {len(present)} parties"
+        remedy = "choose 1 party" if len(present) == 1 else f"choose between 1 and {len(present)} parties"
         raise ValueError(f"{parties} parties cannot each have one of {identities}: {remedy}")
     return present
 

@@ -125,7 +125,7 @@ def read_begins(out: Path) -> dict[str, Any]:
 def status(out: Path) -> Status:
     """Where a run stands. Raises FileNotFoundError or ValueError where `out` is not a run folder, or cannot be read."""
     run = runs.read(out)
-    stages = stage_rounds(run)
+    stages = _stages(out, run)
     begins = mapping(next((e for e in reversed(run.events) if e.get("event") == "begins"), None))
     last = run.metrics[-1] if run.metrics else {}
     record, counted = _checkpoint(out, stages)
@@ -191,10 +191,10 @@ def _parties(
     )
 
 
-def stage_rounds(run: runs.Run) -> list[int]:
+def _stages(out: Path, run: runs.Run) -> list[int]:
     """The rounds of each stage."""
     try:
-        return [stage.rounds for stage in loader.load(run.path / "config.yaml").build_method().stages()]
+        return [stage.rounds for stage in loader.load(out / "config.yaml").build_method().stages()]
     except (RecipeError, OSError):  # of another version; the rest can be told all the same
         return [whole_number(run.config.get("rounds")) or 0]
 

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from coalface.core.text import clean, several, size
 from coalface.evaluation.figures import figure_name, figure_of, figure_text
-from coalface.experiments import status
 from coalface.experiments.report.long_table import Grid, Record
 from coalface.experiments.report.runs import (
     Run,
@@ -144,8 +143,8 @@ def compare(paths: Sequence[Path], intervals: Intervals | None = None, left_out:
 
 def _unfinished(run: Run) -> str:
     done, resume = several(len(run.metrics), "round"), f"`coalface resume {shlex.quote(str(run.path))}`"
-    if len(run.metrics) >= sum(status.stage_rounds(run)):
-        return f"{run.label} has done its {done} and no evaluation, so it has no figures yet; {resume} evaluates it"
+    if (run.path / "evidence.json").exists():  # the evaluation begins to write it after the last round
+        return f"{run.label} has done its {done} and not its evaluation, so it has no figures yet; {resume} evaluates it"
     return f"{run.label} is not finished ({done} so far), so it has no figures yet; {resume} goes on if it stopped"
 
 
