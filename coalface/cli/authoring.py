@@ -24,7 +24,9 @@ def new_method(
 
     file, test = write_method(name, folder)
     typer.echo(f"wrote {file} and {test}. Next{'' if folder == Path('.') else f', in {folder}'}:")
-    typer.echo(f"  python -m pytest {test.name}\n  coalface check-method {file.stem}:{class_of(name)}")
+    written = f"{file.stem}:{class_of(name)}"
+    typer.echo(f"  python -m pytest {test.name}\n  coalface check-method {written}")
+    typer.echo(f"  coalface run synthetic/silos method={written}")
 
 
 def check_method(

@@ -29,7 +29,8 @@ class Commands(TyperGroup):
         if self.get_command(ctx, name) is None and not name.startswith("-") and not ctx.resilient_parsing:
             options = [option for parameter in self.params for option in parameter.opts]
             near = [option for option in options if option == f"--{name}"]
-            near = near or difflib.get_close_matches(name, self.list_commands(ctx))
+            names = self.list_commands(ctx)
+            near = near or difflib.get_close_matches(name, names) or ["run"] * (name == "train" and "run" in names)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise click.UsageError(f"{name}: unknown command{hint}", ctx)
         return super().resolve_command(ctx, args)

@@ -185,9 +185,11 @@ def _calibrated(thresholds: list[Threshold]) -> str:
         return "warning: no threshold is kept: one at FAR 0.1 needs 10 impostor pairs; give more pairs"
     least = min(thresholds, key=lambda threshold: threshold.rate or 1)
     people = several(round(0.1 / (least.rate or 1)), "person", "people")
+    warning = f"warning: {least.collapsed}\n" if least.collapsed else ""
     return (
-        f"note: the threshold at the smallest FAR that is kept, {least.rate:g}, rests on {least.basis} of {least.on}; "
-        f"with {people} enrolled it takes a tenth of all strangers for somebody. Thresholds hold for images like these"
+        f"{warning}note: the threshold at the smallest FAR that is kept, {least.rate:g}, rests on {least.basis} of "
+        f"{least.on}; with {people} enrolled it takes a tenth of all strangers for somebody. Thresholds hold for "
+        "images like these"
     )
 
 

@@ -19,7 +19,7 @@ from coalface.cli.data import data
 from coalface.cli.party import party
 from coalface.cli.provision import flower, provision
 from coalface.cli.use import export, gallery
-from coalface.core.errors import MissingExtra, RunError
+from coalface.core.errors import MissingExtra, RunError, raised_at
 
 app = typer.Typer(
     cls=Commands,
@@ -123,14 +123,22 @@ def _explained(error: Exception, arguments: list[str]) -> str:
         return ". ".join(filter(None, [disk.explained(error, then), "" if path is None else caches.advice(path)]))
     if isinstance(error, RunError | MissingExtra | ValueError | click.ClickException):
         return str(error)
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text}. This is a defect; the same command with --debug shows where"
+    from coalface.core.declarations import DeclarationError
+
+    if isinstance(error, DeclarationError):
+        return str(error)
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    place = raised_at(error)
+    return f"{text}{place}" if place else f"{text}. This is a defect; the same command with --debug shows where"
 
 
 def _usage(error: click.UsageError) -> str:
     """What is wrong with the words of a command, and which help shows the right ones."""
     if isinstance(error, click.NoSuchOption):
         near = f"; did you mean {' or '.join(error.possibilities)}?" if error.possibilities else ";"
+        takes_changes = error.ctx is not None and any(p.name == "changes" for p in error.ctx.command.params)
+        if takes_changes and not any(option.startswith(error.option_name) for option in error.possibilities or ()):
+            near += " settings of a recipe are KEY=VALUE, such as local.lr=0.1."
         text = f"{error.option_name}: unknown option{near}"
     elif not (text := error.format_message()):  # no words were given, and help is printed by now
         return ""

@@ -54,7 +54,10 @@ def run(
     if dry_run:
         from coalface.experiments.plan import preflight
 
-        print_json(preflight.as_dict(loaded)) if as_json else typer.echo(preflight.describe(loaded))
+        if as_json:
+            print_json(preflight.as_dict(loaded))
+        else:
+            typer.echo(preflight.describe(loaded, lambda line: typer.echo(f"note: {line}", err=True)))
         return
     with stopping_run(out), Progress(quiet=quiet or as_json) as callback:
         experiment.run(loaded, out, callback)

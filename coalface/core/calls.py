@@ -121,23 +121,23 @@ def check_mean(mean: Mean, *, everyone: Sequence[str], reply: type, sent: Sequen
 
 
 def check_state(method: Method, stage: Stage, value: Any, *, beginning: bool = False) -> Any:
-    """The state that a stage's `begin` or `round` returned. Raises TypeError unless it is of the declared class."""
+    """The state that a stage's `begin` or `round` returned. Raises DeclarationError unless it is of its class."""
     declared = stage.state
     if type(value) is declared:
         return value
     name = getattr(stage.begin if beginning else stage.round, "__name__", "<lambda>")
     name = "init" if name == "<lambda>" else name
-    raise TypeError(
+    raise DeclarationError(
         f"{type(method).__name__}.{name} returned {_named(value)}; stage {stage.name} keeps a {declared.__name__}, "
         f"which a checkpoint holds. End {name} with `return {declared.__name__}(…)`."
     )
 
 
 def check_models(method: Method, models: Any, parties: Callable[[str], Sequence[str]]) -> None:
-    """Raise TypeError or DeclarationError unless `models()` returned Models whose local results can be given."""
+    """Raise DeclarationError, TypeError or ValueError unless `models()` gave Models, and local results can be given."""
     where = f"{type(method).__name__}.models"
     if not isinstance(models, Models):
-        raise TypeError(
+        raise DeclarationError(
             f"{where} returned {_named(models)}. Write `return Models(shared=state.backbone)`, or `return "
             "Models(shared=None)` with a step that gives each party's own model (`local=OWN_MODEL`)."
         )

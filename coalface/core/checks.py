@@ -115,7 +115,10 @@ def wrong_value(where: str, value: object, errors: Sequence[ErrorDetails]) -> Re
     engine.on_error: 'x' is not allowed; use 'stop' or 'exclude', or a whole number
     """
     allowed = [ALLOWED[e["type"]].format_map(e.get("ctx", {})) if e["type"] in ALLOWED else e["msg"] for e in errors]
-    return RecipeError(f"{repr(value)[:200]} is not allowed; use {', or '.join(dict.fromkeys(allowed))}", where=where)
+    text = f"{repr(value)[:200]} is not allowed; use {', or '.join(dict.fromkeys(allowed))}"
+    if isinstance(value, str) and "," in value and any(e["type"] in ("int_parsing", "float_parsing") for e in errors):
+        text += f". For several, `coalface sweep RECIPE {where}={value[:100]}`"
+    return RecipeError(text, where=where)
 
 
 def _finite(value: Any) -> bool:
@@ -157,6 +160,10 @@ def build(cls: type[T], settings: Mapping[str, Any], where: str, given: Mapping[
             raise RecipeError(f"{value} is not allowed; use a number", where=f"{where}.{key}")
         if not _finite(values[key]):
             raise RecipeError(f"{repr(value)[:200]} is not allowed; use finite numbers", where=f"{where}.{key}")
+    unset = (dataclasses.MISSING, dataclasses.MISSING)
+    for name, field in fields.items():
+        if field.init and name not in values and (field.default, field.default_factory) == unset:
+            raise RecipeError("it has no default; set it, or give the field one", where=f"{where}.{name}")
     try:
         return cls(**values)
     except RecipeError as error:

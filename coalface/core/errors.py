@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from pathlib import Path
 
 from coalface.core.text import shown
@@ -24,6 +26,21 @@ class CoalfaceError(ValueError):
     def __init__(self, text: str, *, where: str | Path = "") -> None:
         super().__init__(f"{where}: {text}" if where else text)
         self.where, self.text = str(where), text
+
+
+def raised_at(error: BaseException) -> str:
+    """Where somebody else's code, such as a method of one's own, led to an error: ` (mine.py, line 12, in round)`.
+
+    Empty where only Coalface and what is installed took part.
+    """
+    ours = [Path(__file__).parents[1], *map(Path, (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")))]
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if {"site-packages", "dist-packages"}.isdisjoint(file.parts) and file.suffix == ".py":
+            if not any(file.is_relative_to(folder) for folder in ours):
+                place = f" ({file.name}, line {line}, in {frame.f_code.co_name})"
+    return place
 
 
 class RunError(RuntimeError):

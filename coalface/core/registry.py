@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import cloudpickle
@@ -17,7 +18,8 @@ import safetensors.torch
 from torch import nn
 
 from coalface.core.checks import unknown_name
-from coalface.core.errors import PluginError, RecipeError
+from coalface.core.errors import PluginError, RecipeError, raised_at
+from coalface.core.text import told
 
 T = TypeVar("T")
 
@@ -79,6 +81,9 @@ class Registry(Mapping[str, T], Generic[T]):
         except (KeyError, TypeError):
             if isinstance(name, str) and (written := self.known_as.get(name.lower())):
                 raise RecipeError(f"{name!r} is of another name here; write {written}", where=where) from None
+            if isinstance(name, str) and (own := _own(name)):
+                text = f"{told(name)!r} is not known here; your own is written module:Class, as {own}"
+                raise RecipeError(text, where=where) from None
             raise unknown_name(name, self, where) from None
         except PluginError as error:
             raise PluginError(error.text, where=where) from None
@@ -125,18 +130,34 @@ def load(reference: str) -> Any:
             "coalface.resume(…), or define it in a module that can be imported, for a new run"
         )
     try:
-        thing = attrgetter(path)(importlib.import_module(module))
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise PluginError(
             f"{reference} cannot be imported: {error}. Install the package that has it, or start this in the folder "
             "that holds it"
         ) from error
     except Exception as error:  # whatever the module of somebody else raises
-        why = f"{type(error).__name__}: {error}".rstrip(".")
+        why = f"{type(error).__name__}: {error}".rstrip(".") + raised_at(error)
         raise PluginError(f"{reference} cannot be loaded: {why}") from error
+    try:
+        thing = attrgetter(path)(imported)
+    except AttributeError:
+        near = [f"{module}:{name}" for name in vars(imported) if name.lower() == path.lower()]
+        hint = f"; did you mean {near[0]}?" if near else "; write module:Class, as in mine:MyMethod"
+        raise PluginError(f"the module {module} has no {path!r}{hint}") from None
     if module == "__main__":
         _held[reference] = thing  # a worker process has another
     return thing
+
+
+def _own(name: str) -> str:
+    """How somebody's own is written that was named as a dotted path, or as a file that lies here; empty if neither."""
+    module, dot, cls = name.rpartition(".")
+    if dot:
+        return f"{module}:{cls}" if cls.isidentifier() else ""
+    module = name.replace("-", "_")
+    is_here = module.isidentifier() and Path(f"{module}.py").is_file()
+    return f"{module}:{''.join(part.capitalize() for part in module.split('_'))}" if is_here else ""
 
 
 def reference_to(thing: Any) -> str:

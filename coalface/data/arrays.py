@@ -60,7 +60,7 @@ class Images:
         for i in range(len(self.items)):
             item = self._item(i)
             if isinstance(item, str | os.PathLike):
-                yield decode(Path(item).read_bytes(), Path(item), size=size, grey=grey)
+                yield decode(_bytes(item, i), Path(item), size=size, grey=grey)
             else:
                 yield _resized(_pixels(item, i), size, grey)
 
@@ -70,7 +70,7 @@ class Images:
         for i in range(len(self.items)):
             item = self._item(i)
             if isinstance(item, str | os.PathLike):
-                digest.update(hashlib.sha256(Path(item).read_bytes()).digest())
+                digest.update(hashlib.sha256(_bytes(item, i)).digest())
             else:
                 pixels = _pixels(item, i)
                 digest.update(repr(pixels.shape).encode() + pixels.tobytes())
@@ -86,6 +86,14 @@ class Images:
         return item[0], item[1]
 
 
+def _bytes(path: str | os.PathLike[str], i: int) -> bytes:
+    """The bytes of the file that image `i` names. Raises DataError where it cannot be read."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})", where=f"image {i}") from error
+
+
 def _pixels(image: Any, i: int) -> NDArray[np.uint8]:
     """(height, width, channels) of image `i`. Raises DataError for what is no image of bytes or floats."""
     if isinstance(mode := getattr(image, "mode", None), str) and mode not in ("L", "RGB"):  # PIL's palette, for one
@@ -96,8 +104,10 @@ def _pixels(image: Any, i: int) -> NDArray[np.uint8]:
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or pixels.size == 0:
         what = f"its shape is {np.shape(image)}" if pixels.ndim else f"it is {image!r:.60}"
+        first = pixels.ndim == 3 and pixels.shape[0] in (1, 3)
+        turn = ", by `.transpose(0, 2, 3, 1)` of all images" if first else ""
         raise DataError(
-            f"{what}; give (height, width) or (height, width, 1 or 3), or a tensor (1 or 3, height, width)",
+            f"{what}; give (height, width) or (height, width, 1 or 3){turn}, or a tensor (1 or 3, height, width)",
             where=f"image {i}",
         )
     if pixels.dtype == np.uint8:

@@ -381,6 +381,8 @@ def _draw_both(
 def _available(labels: NDArray[np.int64], kind: str, count: int) -> int:
     """How many pairs of a kind the images can make. Raises ValueError where that is less than `count`."""
     available = _capacity(labels)[kind == "impostor"]
+    if not available and kind == "genuine":
+        raise ValueError("each of these people has one image, and a genuine pair needs two; give people with more")
     if count > available:
         most = several(available, f"{kind} pair")
         raise ValueError(f"the images make {most}, not {count:,}; set `pairs` to {available:,} or fewer")

@@ -163,10 +163,9 @@ def _enough(faces: FaceSet, parties: int) -> NDArray[np.int64]:
     """The identities that have images; ValueError unless every party can have one."""
     present = np.flatnonzero(faces.counts())
     if not 1 <= parties <= len(present):
-        raise ValueError(
-            f"{parties} parties cannot each have one of {len(present)} identities: "
-            f"choose between 1 and {len(present)} parties"
-        )
+        identities = several(len(present), "identity", "identities")
+        remedy = "choose 1 party" if len(present) == 1 else f"choose between 1 and {len(present)} parties"
+        raise ValueError(f"{parties} parties cannot each have one of {identities}: {remedy}")
     return present
 
 

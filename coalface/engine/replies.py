@@ -15,7 +15,7 @@ from coalface.core.method import Mean
 from coalface.core.steps import StepDeclaration
 from coalface.core.text import told
 from coalface.engine.client_batch import Apart, ClientBatch
-from coalface.engine.party.request import Request, StepFailed, Unanswered, Withheld
+from coalface.engine.party.request import Request, StepBroken, StepFailed, Unanswered, Withheld
 from coalface.engine.receipts import receipt
 from coalface.engine.robust.mean import RobustMean
 from coalface.engine.rounds import RoundPolicy
@@ -85,9 +85,9 @@ class Replies(ABC):
         """A reply that came in time. Raises Lost or StepFailed where it did not, and RunFailed as `take`."""
         if isinstance(reply, StepFailed):
             if self.policy.on_error == "stop" and not isinstance(reply, Withheld):
-                raise RunFailed(
-                    f"{str(reply).rstrip('.')}. Set engine.on_error=exclude to go on without such a party."
-                ) from reply
+                advice = ". Set engine.on_error=exclude to go on without such a party."
+                alike = isinstance(reply, StepBroken)  # no party would be left
+                raise RunFailed(f"{str(reply).rstrip('.')}{'' if alike else advice}") from reply
             raise reply
         faults = self.policy.faults
         when_sent: tuple[str | int, ...] = (request.stage, request.round, request.call, *when)

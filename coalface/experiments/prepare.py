@@ -116,7 +116,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
         notes.append(fresh)
     numerics, evaluators = parts.numerics(parts.client_batch), make_evaluators(parts)
     if not parts.pairs and recipe.test is None:
-        notes.append(preflight.NOTHING_EVALUATED)
+        notes.append(preflight.nothing_evaluated(recipe))
     if not recipe.starts_trained and (wrong := method.untrained()):
         notes.append(wrong)
     if recipe.test is not None and parts.split.test is None:

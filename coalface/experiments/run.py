@@ -58,7 +58,7 @@ def resume(
 
     Changes of `schema.ADJUSTABLE` go into `config.yaml` and, as a line, into `events.jsonl`. Raises RecipeError for
     other changes of what the result depends on, in `config.yaml` too, and, unless `changed_code`, where the code of the
-    method has changed since the run began.
+    method has changed since its first round.
     """
     beginning = provenance.begun_with(out)
     if not (out / "config.yaml").exists():
@@ -73,8 +73,9 @@ def resume(
     recipe = loader.load(out / "config.yaml", changes)
     differ = provenance.unlike(beginning.recipe, recipe)
     if fixed := [key for key in differ if key not in schema.ADJUSTABLE]:
+        train_on = f" (to train on from its model: model.weights={out})" if (out / "summary.json").exists() else ""
         raise RecipeError(
-            f"a resume keeps the recipe of {out}; for another value start a new run. It may "
+            f"a resume keeps the recipe of {out}; for another value start a new run{train_on}. It may "
             f"change {', '.join(schema.FREE + schema.ADJUSTABLE)}",
             where=", ".join(fixed),
         )
@@ -87,9 +88,12 @@ def resume(
                 "restore them from a copy, or leave the run as it is",
                 where=out,
             )
-    provenance.accept_code(out) if changed_code else provenance.check_code(out, beginning, recipe)
+    untrained = not any((out / "checkpoints").glob("[0-9]*"))
+    provenance.accept_code(out) if changed_code or untrained else provenance.check_code(out, beginning, recipe)
     if parse_yaml((out / "config.yaml").read_text(encoding="utf-8")) != written_recipe.resolved():  # it was cut off
         provenance.write_config(out, written_recipe.resolved())
+    if (out / "summary.json").exists():
+        callback.note(f"{recipe.name}: finished already; its model is evaluated and reported again")
     return _carry_out(recipe, out, callback, adjusted=tuple(differ), carrier=carrier)
 
 

@@ -22,6 +22,8 @@ CALIBRATION = "calibration.json"
 """Beside `model.json`: a model's fingerprint, and its thresholds."""
 FARS = (0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
 """False accept rates that a run's thresholds are chosen for, as far as its pairs carry them."""
+COLLAPSED = 0.99
+"""A threshold above this cosine that was chosen for a rate tells of a model that has collapsed."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,16 @@ class Threshold:
 
     def __str__(self) -> str:
         if self.rate is None:
-            return f"threshold {self.cosine:.4f}"
+            return f"threshold {self.cosine:.6f}"
         source = f", chosen on {self.on} ({self.basis})" if self.on else ""
-        return f"threshold {self.cosine:.4f} at {self.kind} {self.rate:g}{source}"
+        return f"threshold {self.cosine:.6f} at {self.kind} {self.rate:g}{source}"
+
+    @property
+    def collapsed(self) -> str:
+        """Why nobody can be told apart by it; empty where people can."""
+        if self.rate is None or self.cosine <= COLLAPSED:
+            return ""
+        return f"{self}: the model gives all faces nearly one embedding; train it longer, or from another start"
 
 
 def fingerprint(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

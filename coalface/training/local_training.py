@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from coalface.core.checks import unknown_name
 from coalface.core.method import Party, Tensors, private
 from coalface.training.classifier import STILL, Classifier, Criterion, classifier_for
 from coalface.training.distributed.batchnorm import synchronised
@@ -89,9 +90,12 @@ def learn(
     beside them, it takes, with what `beside` gives of the images by keyword (see `Beside`); the loss that is returned
     is the criterion's.
 
-    Raises ValueError where class embeddings are to be sampled and the loss does not allow it, and where several
-    processes play the party and the loss cannot be split among them.
+    Raises RecipeError for an unknown momentum, ValueError where class embeddings are to be sampled and the loss does
+    not allow it, and where several processes play the party and the loss cannot be split among them.
     """
+    for kind in (momentum, head_momentum or momentum):
+        if kind not in MOMENTUM:
+            raise unknown_name(kind, MOMENTUM, "momentum of learn()")
     of_backbone, of_head = MOMENTUM[momentum], MOMENTUM[head_momentum or momentum]
     party.backbone.load(backbone, learner.kept if learner else None)
     batches, cursor = work.batches(party, learner.cursor if learner else Cursor())

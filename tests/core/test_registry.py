@@ -56,6 +56,20 @@ def test_a_name_is_given_back_for_the_object_that_has_it(animals: Registry[type[
     assert name.startswith("python:Cow-") and animals[name] is Cow
 
 
+def test_how_ones_own_is_written_is_told(
+    animals: Registry[type[Animal]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "big_cow.py").write_text("class BigCow: pass")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("big-cow", "big_cow", "big_cow.BigCow"):
+        with pytest.raises(RecipeError, match="as big_cow:BigCow$") as error:
+            animals.find(name, "animal")
+        assert error.value.where == "animal"
+    with pytest.raises(PluginError, match=r"did you mean big_cow:BigCow\?"):
+        animals.find("big_cow:bigcow", "animal")
+
+
 @pytest.mark.parametrize(
     ("name", "what"),
     [

@@ -238,7 +238,7 @@ def test_it_follows_photographs_that_change_and_keeps_to_its_settings(tmp_path: 
         with pytest.raises(DataError, match=f"other settings .{next(iter(options))}") as error:
             aligned(tmp_path, detector, **options)
         assert error.value.where == str(tmp_path / "out")
-    with pytest.raises(DataError, match="finder"):
+    with pytest.raises(DataError, match="--upright"):
         aligned(tmp_path, KnownFaces(detector.faces, name="another"))
     (tmp_path / "out" / ".align.jsonl").write_text("")
     with pytest.raises(DataError, match="damaged"):

@@ -36,6 +36,13 @@ def test_other_endings_places_and_folders_within_folders_are_named(tmp_path: Pat
     ]
 
 
+def test_a_folder_one_level_too_high_is_told_which_to_name(tmp_path: Path) -> None:
+    put(tmp_path, "north/group.jpg", "north/ann/1.jpg", "north/bo/1.jpg", "east/cy/1.jpg", "east/di/1.jpg")
+    (sentence,) = open_store(tmp_path).passed_over()
+    assert sentence.startswith(f"4 images {ASTRAY}: ")
+    assert f"{tmp_path.name}/east, " in sentence and "`kind: joined`" in sentence
+
+
 def test_hidden_and_linked_folders_of_an_identity_are_named_and_not_entered(tmp_path: Path) -> None:
     put(tmp_path / "set", "ann/1.jpg", "ann/.old/2.jpg", "ann/.old/.3.jpg", "ann/fr/.x/4.jpg", ".git/x.jpg", "bo/1.jpg")
     say(tmp_path / "set", "ann/.old/list", "x")

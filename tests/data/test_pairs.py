@@ -13,6 +13,7 @@ from unseen_faces import as_files, faces_of, listed
 from coalface.data.faceset import FaceSet
 from coalface.data.pairs import (
     PairList,
+    _available,
     across_pairs,
     all_pairs,
     balanced_pairs,
@@ -138,6 +139,8 @@ def test_balanced_pairs_share_identities_where_they_must() -> None:
 def test_balanced_pairs_beyond_what_there_is_are_refused() -> None:
     faces = faces_of({f"p{i}": 5 for i in range(6)})
     check_balanced(balanced_pairs(faces, pairs=60, folds=1, rng=rng()), faces, [60])
+    with pytest.raises(ValueError, match="has one image"):
+        _available(np.arange(5), "genuine", 10)
     with pytest.raises(ValueError, match="make 60 genuine pairs, not 61"):
         balanced_pairs(faces, pairs=61, folds=1, rng=rng())
     with pytest.raises(ValueError, match=r"^5 genuine .* over 10 folds, .*: ask for 10 to 60 of each kind$"):

@@ -165,7 +165,7 @@ def test_a_failing_step_names_party_step_and_round_and_leaves_no_trace(tmp_path:
     chain(executor, moves(1))
     before = ledger_bytes(executor), commits(executor)
     HOOKS.append(failing)
-    with pytest.raises(StepFailed, match=r"^silo-1, step move, train round 2: ZeroDivisionError: no images$") as caught:
+    with pytest.raises(StepFailed, match=r"^silo-1, step move, train round 2: ZeroDivisionError: no images ") as caught:
         executor.answer(request(2, base=request(1).id))
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert (ledger_bytes(executor), commits(executor)) == before

@@ -13,7 +13,7 @@ from toys import CALLS, HOOKS, Moves, State, Values
 
 from coalface.core.method import Federation, Mean, Party, Tensors, like, message, step
 from coalface.engine.faults import SimulatedFaults
-from coalface.engine.party.request import StepFailed
+from coalface.engine.party.request import StepBroken, StepFailed
 from coalface.engine.transport import RunFailed
 from coalface.experiments.conformance.tiny_federation import Stop, Tiny, run, stopping
 
@@ -129,14 +129,23 @@ def test_a_quorum_is_rounded_up(tmp_path: Path, quorum: float, parties: int, nee
         assert metrics(folder)[0]["abandoned"] == (counted < need)
 
 
-def test_a_failed_step_ends_a_simulation_with_its_cause(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("error", "of_one_party"), [(OSError, True), (ValueError, True), (AttributeError, False)])
+def test_a_failed_step_ends_a_simulation_with_its_cause(
+    error: type[Exception], of_one_party: bool, tmp_path: Path
+) -> None:
+    """Without its party the run goes on only where the error is not one of the code that all parties run."""
+
     def broken(party: Party) -> None:
-        raise OSError("the disk is gone")
+        raise error("the disk is gone")
 
     HOOKS.append(broken)
-    with pytest.raises(RunFailed, match=r"silo-0, step move, train round 1: OSError: the disk is gone") as caught:
+    line = broken.__code__.co_firstlineno + 1
+    told = rf"silo-0, step move, train round 1: {error.__name__}: the disk is gone \(test_replies.py, line {line}, in "
+    with pytest.raises(RunFailed, match=told) as caught:
         run(Moves(), tmp_path)
-    assert isinstance(caught.value.__cause__, StepFailed) and isinstance(caught.value.__cause__.__cause__, OSError)
+    assert ("engine.on_error=exclude" in str(caught.value)) == of_one_party
+    assert isinstance(caught.value.__cause__, StepBroken) != of_one_party
+    assert isinstance(caught.value.__cause__, StepFailed) and isinstance(caught.value.__cause__.__cause__, error)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,6 +89,7 @@ def test_a_dataset_of_grey_images_of_pil_with_a_palette_and_other_sizes(pixels: 
         ([np.full((9, 9, 3), -0.5)], [1], "image 0"),
         ([np.zeros((9, 9, 3), np.uint8)], None, "image 0"),
         ([np.zeros((9, 9, 3), np.uint8)], [1, 2], "labels"),
+        (["nowhere.png"], [1], "image 0"),
         ([], [], "faces"),
         (None, None, "faces"),
     ],
@@ -124,7 +125,8 @@ def test_settings_are_names_classes_or_objects(
 @pytest.mark.parametrize(
     ("settings", "where", "nearest"),
     [
-        ({"partys": 2}, "partys", "data.partition.parties"),
+        ({"partys": 2}, "partys", "parties"),
+        ({"learning_rate": 2}, "learning_rate", r"did you mean lr\?"),
         ({"backbone": "ir81"}, "model.name", "'ir18'"),
         ({"lr": "x"}, "local.lr", "a number"),
     ],
@@ -198,8 +200,9 @@ def test_runs_are_compared_as_a_table_text_and_html(fedavg_run: Path, solo_run: 
     assert np.isnan(first.difference) and second.difference == pytest.approx(second.value - first.value)
     assert second.low <= second.difference <= second.high
     assert "unseen accuracy" in repr(comparison) and "<th>unseen accuracy</th>" in comparison._repr_html_()
+    assert repr(cf.compare(fedavg_run, solo_run)) == repr(comparison)
     with pytest.raises(TypeError):
-        cf.compare(fedavg_run)  # type: ignore[arg-type]
+        cf.compare(fedavg_run)
 
 
 def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:

@@ -117,7 +117,7 @@ def test_a_new_method_is_the_one_of_the_page(tmp_path: Path) -> None:
     assert subprocess.run(ruff, capture_output=True).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["torch", "My Method", "class", "3d", "taken"])
+@pytest.mark.parametrize("name", ["torch", "My Method", "class", "3d", "taken", "fedavg"])
 def test_a_name_that_cannot_be_a_new_module_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "test_taken.py").touch()
     with pytest.raises(RecipeError):

@@ -125,6 +125,12 @@ def test_a_party_has_a_model_of_its_own(solo_run: Path, tmp_path: Path) -> None:
     assert (tmp_path / "own" / "backbone.safetensors").read_bytes() == weights
 
 
+def test_tensors_of_other_channels_than_the_models_are_refused(model: FaceModel) -> None:
+    with pytest.raises(DataError, match=r"\(n, 1, 32, 32\)") as error:
+        model(torch.zeros(2, 3, 32, 32))
+    assert error.value.where == "images"
+
+
 def test_the_embedder_is_a_transformer_of_scikit_learn(model: FaceModel, fedavg_run: Path) -> None:
     embedder = FaceEmbedder(str(fedavg_run), flip=True)
     assert clone(embedder).get_params() == {"model": str(fedavg_run), "flip": True}
@@ -152,6 +158,9 @@ def test_an_onnx_file_embeds_and_is_evaluated_as_it_is(tmp_path: Path) -> None:
     assert model.evaluate(FACES, pairs=20)["pairs"] == 40
     with pytest.raises(RecipeError):
         model.save_pretrained(tmp_path / "copy")
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported" / "model.onnx").write_bytes((tmp_path / "a.onnx").read_bytes())
+    assert FaceModel.opened(tmp_path / "exported").fingerprint == FaceModel.opened(tmp_path / "a.onnx").fingerprint
     by_command = FaceModel(tmp_path / "a.onnx", input={"mean": 100, "std": [1, 2, 4], "order": "bgr"})
     coloured = np.repeat(FACES.pixels, 3, axis=3)  # the graph says its size and its channels
     np.testing.assert_allclose(by_command.embed(list(coloured)), expected, atol=1e-5)

@@ -21,6 +21,7 @@ from onnx_graphs import linear_graph
 from typer.testing import CliRunner
 from unit_rows import unit
 
+from coalface.cli.evaluation import _calibrated
 from coalface.cli.main import app
 from coalface.core.errors import DataError, RecipeError
 from coalface.data.synthetic.generator import SyntheticFaces
@@ -232,7 +233,7 @@ def test_the_commands_enroll_identify_and_remove(model: FaceModel, faces: Path, 
     identified = json.loads(said("gallery", "identify", place, faces / "new", "--json"))
     assert len(identified["matches"]) == 5 and all(match["accepted"] for match in identified["matches"])
     text = said("gallery", "identify", place, faces / "new", "--threshold", "0.5", "--top", "2")
-    assert text.count("Ann") == 5 and "threshold 0.5000" in text
+    assert text.count("Ann") == 5 and "threshold 0.500000" in text
     assert "3 images" in said("gallery", "remove", place, "Ann")
     assert "Person 1" in said("gallery", "list", place, "--files")
     said("gallery", "create", other, "--model", model.folder, "--far", "0.1")
@@ -330,6 +331,14 @@ def test_who_enrolls_many_or_what_the_threshold_never_saw_is_warned(tmp_path: Pa
     (unlike,) = warnings["alike"][0]
     assert "8 people: about 80 % of strangers" in crowd and "28 of 28 pairs" in unlike and "about 0.028 " in unlike
     assert len(warnings["alike"][1]) == 2
+
+
+def test_a_model_that_has_collapsed_is_named(tmp_path: Path, model: FaceModel) -> None:
+    collapsed = Threshold(0.999999, 0.001, on="a", count=2000, impostors=1000)
+    gallery = Gallery.with_thresholds(tmp_path / "g", model, [collapsed])
+    assert gallery.warnings(collapsed) == [collapsed.collapsed] and str(collapsed).startswith("threshold 0.999999 ")
+    assert not Threshold(0.98, 0.001).collapsed and not Threshold(0.999999).collapsed  # one that a person chose
+    assert _calibrated([collapsed]).startswith("warning: threshold 0.999999")
 
 
 @pytest.mark.parametrize(

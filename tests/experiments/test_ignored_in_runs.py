@@ -12,6 +12,7 @@ import tinyruns
 from commands import invoked
 from tinyruns import Silent, picture_folders
 
+from coalface.core.errors import RecipeError
 from coalface.data import stores
 from coalface.experiments import run as experiment
 from coalface.experiments.recipe import loader
@@ -94,6 +95,13 @@ def test_a_dry_run_tells_it(root: Path) -> None:
     (root / "recipe.yaml").write_text(json.dumps(tree(root)))
     done = invoked("run", root / "recipe.yaml", "--dry-run")
     assert done.exit_code == 0 and all(done.output.count(line) == 1 for line in lines(root)), done.output
+
+
+def test_a_dry_run_tells_it_before_what_it_led_to(root: Path) -> None:
+    (root / "recipe.yaml").write_text(json.dumps(tree(root)))
+    done = invoked("run", root / "recipe.yaml", "data.partition.parties=99", "--dry-run")
+    assert done.exit_code == 1 and isinstance(done.exception, RecipeError)
+    assert done.stderr.splitlines() == [f"note: {line}" for line in lines(root)[:1]]
 
 
 def test_a_run_that_shows_no_progress_tells_it(root: Path) -> None:

@@ -39,5 +39,16 @@ def test_a_name_that_is_not_known_has_the_nearest_one_beside_it() -> None:
     assert "did you mean lfw/silos?" in error.value.text
 
 
+def test_a_file_of_the_other_ending_and_a_folder_of_recipes_are_offered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").touch()
+    for written, meant in (("mine.yml", "did you mean mine.yaml?"), ("synthetic", "did you mean synthetic/")):
+        with pytest.raises(RecipeError) as error:
+            locate(written)
+        assert meant in error.value.text
+
+
 def test_sweeps_and_federations_have_names_too() -> None:
     assert {"joint/sweeps/lfw", "synthetic/three-silos/federation"} <= set(names())

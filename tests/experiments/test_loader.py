@@ -48,6 +48,12 @@ def test_an_unknown_key_or_name_at_every_level_offers_the_nearest(tree: dict[str
     assert error.where == where and f"did you mean {near}?" in str(error)
 
 
+def test_several_values_are_said_to_be_a_sweep() -> None:
+    with pytest.raises(RecipeError, match="`coalface sweep RECIPE seed=0,1,2`") as error:
+        loader.load(None, ["seed=0,1,2"])
+    assert error.value.where == "seed"
+
+
 def test_a_short_key_of_another_method_is_offered_with_its_method() -> None:
     with pytest.raises(RecipeError, match="methods.fedprox.mu") as error:
         short_keys.full_key("mu", {"method": "fedavg"})

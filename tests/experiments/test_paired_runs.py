@@ -49,6 +49,14 @@ def test_a_run_that_came_out_the_same_differs_by_nothing(fedavg_run: Path, tmp_p
     assert set(compare.intervals([fedavg_run, tmp_path / "copy"]).values()) == {(0, 0, 0, 1)}
 
 
+def test_a_run_without_figures_has_no_difference_either(fedavg_run: Path, solo_run: Path, tmp_path: Path) -> None:
+    """It was stopped in its evaluation, after that had written what differences are made of."""
+    stopped = tmp_path / "stopped"
+    shutil.copytree(solo_run, stopped, ignore=shutil.ignore_patterns("summary.json"))
+    assert (stopped / "evidence.json").exists()
+    assert compare.intervals([fedavg_run, stopped]) == compare.intervals([stopped, fedavg_run]) == {}
+
+
 def test_runs_evaluated_on_other_pairs_have_no_difference_and_are_told_why(fedavg_run: Path, tmp_path: Path) -> None:
     lists = {"unseen": {"pairs": 18}}
     with_other_pairs = tinyruns.run(tmp_path / "other", evaluation={"pairs": lists}, rounds=1)

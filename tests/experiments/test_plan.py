@@ -12,6 +12,7 @@ from tinydomains import two_domains
 from tinyruns import Silent, picture_folders, run, tiny
 from torch import nn
 
+from coalface.core.errors import DataError
 from coalface.core.method import Federation, Method, Models, Party, Tensors, free, message, state, step
 from coalface.experiments import run as experiment
 from coalface.experiments.plan import messages, on_paper, preflight
@@ -207,6 +208,9 @@ def test_a_dry_run_wants_the_data_root_and_decodes_nothing(folders: Path, monkey
     (folders / "data" / "faces" / "p0" / "p0_0001.png").write_bytes(b"no image")
     text = preflight.describe(tiny(**OF_FOLDER))
     assert "20 training images, 8 to 12 a party" in text and not (folders / "cache").exists()
+    with pytest.raises(DataError, match="`coalface data inspect ") as error:
+        _ = Parts(tiny(**OF_FOLDER)).data
+    assert error.value.where.endswith("p0_0001.png")
     monkeypatch.delenv("COALFACE_DATA")
     with pytest.raises(ValueError, match="COALFACE_DATA"):
         preflight.describe(tiny(**OF_FOLDER))

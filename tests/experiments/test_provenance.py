@@ -20,6 +20,7 @@ from commands import invoked
 from tinyruns import Silent, Stop, Stops, model_bytes, tiny
 
 from coalface.core.errors import RecipeError
+from coalface.engine.transport import RunFailed
 from coalface.experiments import provenance
 from coalface.experiments import run as experiment
 from coalface.experiments.export.client import export_client
@@ -233,6 +234,16 @@ def test_a_method_that_was_changed_does_not_go_on_unasked(damped: Path, tmp_path
     assert list(noted["code"]) == ["damped"]
     assert noted["code"]["damped"]["to"] == hashlib.sha256(damped.read_bytes()).hexdigest()
     experiment.resume(out, Silent())  # it is the run's code from now on
+
+
+def test_a_run_without_a_finished_round_takes_the_mended_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, train = tmp_path / "run", "loss, learner = learn("
+    written_method.method(tmp_path, monkeypatch, train, f"common.backbne\n        {train}")
+    with pytest.raises(RunFailed):
+        experiment.run(tiny(method="damped"), out, Silent())
+    written_method.method(tmp_path, monkeypatch)
+    experiment.resume(out, Silent())
+    assert (out / "summary.json").exists()
 
 
 def test_a_method_whose_source_is_not_there_goes_on_unchecked(damped: Path, tmp_path: Path) -> None:

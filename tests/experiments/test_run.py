@@ -20,6 +20,7 @@ from tinyruns import Normed, Silent, Stop, Stops, model_bytes, tiny
 
 from coalface import models
 from coalface.core.errors import DataError, RecipeError
+from coalface.core.parsing import parse_yaml
 from coalface.data.cache import default_cache
 from coalface.engine.processes import wait_for_workers
 from coalface.engine.transport import RunFailed
@@ -120,6 +121,9 @@ def test_a_finished_run_is_evaluated_again_and_comes_out_the_same(fedavg_run: Pa
     (copy / "report.html").unlink()
     experiment.resume(copy, view)
     assert view.started == [("tiny-fedavg", 2, 2)] and view.rounds == []
+    assert any("finished already" in note for note in view.notes)
+    with pytest.raises(RecipeError, match="model.weights="):
+        experiment.resume(copy, Silent(), ("rounds=3",))
     assert model_bytes(copy) == model_bytes(fedavg_run)
     assert (copy / "metrics.jsonl").read_bytes() == (fedavg_run / "metrics.jsonl").read_bytes()
     first, again = summary(fedavg_run), summary(copy)
@@ -293,10 +297,17 @@ def test_a_run_without_lists_says_that_nothing_is_evaluated(tmp_path: Path) -> N
     view = Silent()
     tree = {**tiny(rounds=1).model_dump(mode="json"), "evaluation": {}}
     out = experiment.run(loader.parse(tree), tmp_path / "run", view)
-    assert any("evaluation.pairs is empty" in note and "hold_out=" in note for note in view.notes)
+    assert any(preflight.nothing_evaluated(loader.parse(tree)) in note for note in view.notes)
+    assert "data.hold_out=20" in preflight.nothing_evaluated(
+        loader.parse(loader.merged(tree, {"data": {"hold_out": 0}}))
+    )
+    held_out = preflight.nothing_evaluated(loader.parse(loader.merged(tree, {"data": {"hold_out": 4}})))
+    assert held_out.startswith("data.hold_out: ")
+    shown = held_out[held_out.index("evaluation: {pairs") :]  # it can be pasted
+    assert loader.parse(loader.merged(tree, parse_yaml(shown))).evaluation.pairs["unseen"].pairs == 300
     of_clients = Silent()  # its own people are evaluated all the same
     experiment.run(loader.parse(loader.merged(tree, {"data": {"test": {"images": 1}}})), tmp_path / "own", of_clients)
-    assert not any("evaluation.pairs is empty" in note for note in of_clients.notes)
+    assert not any("evaluation: {pairs" in note for note in of_clients.notes)
     assert summary(out)["figures"] == {}
     assert "This run has not been evaluated yet." in (out / "report.html").read_text(encoding="utf-8")
 

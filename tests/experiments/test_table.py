@@ -76,6 +76,9 @@ def test_unfinished_runs_have_a_row_with_what_is_known(write_run):
     assert note.startswith("cut is not finished (6 rounds so far)") and f"`coalface resume {cut}`" in note
     assert [row.about[key] for key in ("method", "seed", "rounds")] == ["fedavg", 1, None]
     assert row.run.figures == row.differences == {}
+    (cut / "evidence.json").write_text("{}")  # of an evaluation that was stopped
+    (note,) = table.notes(table.compare([whole, cut]))
+    assert note.startswith("cut has done its 6 rounds") and f"`coalface resume {cut}` evaluates it" in note
 
 
 def test_of_two_kinds_the_keys_that_one_alone_has_are_no_difference(write_run):

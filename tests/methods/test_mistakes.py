@@ -12,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tinyruns
 import torch
+from commands import refused
 from tinyruns import Silent, tiny
-from written_method import PAGE, method
+from written_method import PAGE, SOURCE, method
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import DeclarationError, Models
 from coalface.experiments import run as experiment
 from coalface.experiments.conformance import tiny_federation
@@ -159,13 +162,19 @@ PLANNED: dict[str, Mistake] = {
     "ask for what stays": ("fed.ask(self.train", "fed.ask(self.own_model", DeclarationError, "step own_model"),
     "not frozen": ("frozen=True, ", "", DeclarationError, r"Damped .*`@dataclass\(frozen=True, kw_only=True\)`"),
     "no rounds": ("    rounds: int = 20\n", "", DeclarationError, "Damped .*`rounds: int = 20`"),
-    "init without return": ("return State(backbone=fed", "State(backbone=fed", TypeError, "Damped.init .*nothing"),
-    "round without return": (RETURN, RETURN.removeprefix("return "), TypeError, "Damped.round .*nothing"),
-    "round returns tensors": (RETURN, "return dict(backbone={name", TypeError, "Damped.round .*dict"),
+    "setting without a default": ("way: float = 0.5", "way: float", RecipeError, r"^methods\.damped\.way: "),
+    "init without return": (
+        "return State(backbone=fed",
+        "State(backbone=fed",
+        DeclarationError,
+        "Damped.init .*nothing",
+    ),
+    "round without return": (RETURN, RETURN.removeprefix("return "), DeclarationError, "Damped.round .*nothing"),
+    "round returns tensors": (RETURN, "return dict(backbone={name", DeclarationError, "Damped.round .*dict"),
 }
 FINISHED: dict[str, Mistake] = {
-    "models of tensors": (MODELS, "return state.backbone", TypeError, "Damped.models .*a dict"),
-    "models without return": (MODELS, "return", TypeError, "Damped.models .*nothing"),
+    "models of tensors": (MODELS, "return state.backbone", DeclarationError, "Damped.models .*a dict"),
+    "models without return": (MODELS, "return", DeclarationError, "Damped.models .*nothing"),
     "models of a state": (MODELS, "return Models(shared=state)", DeclarationError, "Models.* a State"),
     "models without what their step needs": (
         MODELS,
@@ -196,6 +205,24 @@ def test_a_mistake_ends_an_experiment_before_anything_is_written(
     with pytest.raises(error, match=names):
         experiment.run(tiny(method="damped"), tmp_path / "run", Silent())
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("answer.aggregated", "answer.agregated", "AttributeError: "),
+        (MEANS, 'aggregate="backbone"', "TypeError: "),
+        ("frozen=True, ", "", "Damped is not a frozen dataclass: "),
+    ],
+)
+def test_a_mistake_is_told_with_its_line_and_is_no_defect_of_coalface(
+    old: str, new: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    method(tmp_path, monkeypatch, old, new)
+    text = refused(capsys, monkeypatch, "run", tinyruns.write(tmp_path / "tiny.yaml"), "method=damped", "--dry-run")
+    assert text.startswith(f"coalface: {told}") and "defect" not in text
+    line = next(number for number, line in enumerate(SOURCE.replace(old, new).splitlines(), 1) if new in line)
+    assert (f"(damped.py, line {line}, in round)" in text) == ("Error" in told)
 
 
 @pytest.mark.parametrize(

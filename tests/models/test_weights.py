@@ -184,6 +184,12 @@ def test_a_file_that_holds_code_is_refused_and_its_weights_asked_for_as_safetens
         read_weights(path)
 
 
+def test_an_onnx_file_is_said_to_teach_and_not_to_be_trained(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"method: distill, teacher: sface\.onnx") as error:
+        read_weights(tmp_path / "sface.onnx")
+    assert error.value.where == str(tmp_path / "sface.onnx")
+
+
 def test_what_is_no_file_of_weights_is_not_said_to_hold_code(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(3000)}, tmp_path / "whole.pt")
     bytes_of = np.random.default_rng(0).bytes(3000)

@@ -10,6 +10,7 @@ import torch
 from naive import party
 from torch import Tensor
 
+from coalface.core.errors import RecipeError
 from coalface.core.method import Party, Tensors
 from coalface.experiments.conformance.tiny_federation import LOSS, WORK, Net, Tiny
 from coalface.training.classifier import HEAD, classifier_for, sampled_classes
@@ -168,6 +169,12 @@ def test_a_loss_that_is_not_finite_says_what_to_do() -> None:
     client = party()
     with pytest.raises(FloatingPointError, match=r"training loss is (nan|inf) at learning rate .*lower local.lr"):
         learn(client, client.initial, None, replace(WORK, lr=1e30, epochs=3), LOSS, momentum="reset")
+
+
+def test_a_kind_of_momentum_that_is_not_known_is_refused() -> None:
+    client = party()
+    with pytest.raises(RecipeError, match="reset, keep, none"):
+        learn(client, client.initial, None, WORK, LOSS, momentum="yes")  # type: ignore[arg-type]
 
 
 # --- sampled class embeddings (partial FC) ----------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def verify(
     if as_json:
         print_json({"same": same, "similarity": similarity, **vars(decided_by), "model": network.fingerprint})
     else:
-        typer.echo(f"{'same person' if same else 'different people'}: similarity {similarity:.4f}, {decided_by}")
+        typer.echo(f"{'same person' if same else 'different people'}: similarity {similarity:.6f}, {decided_by}")
     if not same:
         raise typer.Exit(1)
 
@@ -152,6 +152,7 @@ def create(
     from coalface.experiments.gallery.gallery import Gallery
 
     created = Gallery.create(place, open_model(model, party, convention), key=key, far=far, threshold=threshold)
+    _print_warnings(created, created.threshold())
     if as_json:
         about = {"out": place, "model": created.file.about["model"], "encrypted": key is not None}
         print_json({**about, "threshold": vars(created.threshold())})
@@ -288,7 +289,7 @@ def _print_matches(opened: Gallery, identified: Identified) -> None:
         {
             "file": shown(match.file),
             "person": shown(match.person),
-            "similarity": f"{match.similarity:.4f}",
+            "similarity": f"{match.similarity:.6f}",
             "accepted": "yes" if match.accepted else "no",
         }
         for match in identified.matches

@@ -61,6 +61,10 @@ def read_pair_lines(path: Path) -> list[ListedPair]:
     names = ["".join(c for c in name.lower() if c.isalnum()) for name in header.split(separator)]
     if all(any(name in names for name in HEADERS[key]) for key in ("left", "right", "same")):
         return _parse_csv(path, lines, separator, names)
+    if lacking := [key for key in ("left", "right", "same") if not any(name in names for name in HEADERS[key])]:
+        if len(lacking) < 3 and len(names) > 1:
+            called = "; ".join(f"{key} ({', '.join(HEADERS[key])})" for key in lacking)
+            raise DataError(f"its header {header.strip()[:80]!r} has no column for {called}", where=where)
     if len(first) == 3 and not (_counts(first[1]) and _counts(first[2])) and first[2].lower() in _LABELS:
         return [_path_pair(where, line.split()) for where, line in lines]
     if len(lines) > 1 and all(len(fields) == 2 and fields[1].isdigit() for fields in (x.split() for _, x in lines[1:])):

@@ -333,6 +333,7 @@ def _read_journal(out: Path, head: dict[str, Any]) -> dict[str, Photograph]:
         raise DataError("it is damaged; choose another folder, or delete this one", where=out / JOURNAL) from error
     if before != head:
         other = sorted(key for key in {*before, *head} if before.get(key) != head.get(key))
+        other = ["--detector, or --upright" if key == "finder" else key for key in other]
         raise DataError(
             f"its faces were aligned with other settings ({', '.join(other)}); choose another folder, or delete it",
             where=out,

@@ -69,7 +69,13 @@ def passed_over(
     if astray:
         aside = "not directly in an identity's folder, as in NAME/photo.jpg"
         why = "that no list or place of the layout names" if layout else aside
-        sentences.append(f"{several(len(astray), 'image')} {why}: {first_few(astray)}")
+        deep = [place for place in astray if place.count(os.sep) > 1]
+        hint = ""
+        if not layout and len(deep) > 2 * sum(map(len, names.values())):
+            below = os.path.join(root.name, deep[0].partition(os.sep)[0])
+            hint = f". Most images lie deeper: name the folder of the people, such as {below}, or join several by "
+            hint += "`kind: joined`"
+        sentences.append(f"{several(len(astray), 'image')} {why}: {first_few(astray)}{hint}")
     if dead_links:
         sentences.append(f"{several(len(dead_links), 'link')} to files that are not there: {first_few(dead_links)}")
     if pipes:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 from coalface.core import codec, compression
 from coalface.core.disk import flush_folder
+from coalface.core.errors import raised_at
 from coalface.core.method import Party, Tensors
 from coalface.core.steps import StepDeclaration, plays
 from coalface.engine.party.commit_folder import CommitFolder
 from coalface.engine.party.commits import DATA, LINES, REPLY, Commit, DamagedCommit, write_commit
 from coalface.engine.party.context import COSTLY, ExecutorContext
 from coalface.engine.party.data_identity import data_identity, difference
-from coalface.engine.party.request import Request, StepFailed, Withheld
+from coalface.engine.party.request import Request, StepBroken, StepFailed, Withheld
 from coalface.privacy import ledger
 from coalface.privacy.sanitised import SPENT, Releases, sanitised
 from coalface.privacy.sanitised import protections as sanitised_protections
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from coalface.engine.party.sums import HiddenReply
 
 log = logging.getLogger(__name__)
+_OF_ONE_PARTY = (OSError, ValueError, RuntimeError, MemoryError, ArithmeticError)
+"""What a step may raise for a party's images or machine; another error is one of its code."""
 
 Parts = dict[str, bytes | bytearray | memoryview]
 """What a commit holds, by class name of a private state, or as `commits` names the rest."""
@@ -310,7 +313,9 @@ class PartyExecutor:
                 group.agree(encoded.sums)
             return encoded, private_state, protections
         except Exception as error:
-            raise StepFailed(f"{where}: {type(error).__name__}: {error}".removesuffix(": ")) from error
+            failed = StepFailed if isinstance(error, _OF_ONE_PARTY) else StepBroken
+            text = f"{where}: {type(error).__name__}: {error}".removesuffix(": ")
+            raise failed(text + raised_at(error)) from error
 
     def base_of(self, request: Request, party: Party) -> Commit:
         """The commit that a step starts from, once it is known to be of the party's data."""

@@ -85,6 +85,10 @@ class StepFailed(RuntimeError):
     """A step could not be run at its party; the message names party, step and round."""
 
 
+class StepBroken(StepFailed):
+    """The code of a step fails as it would at any party, by its kind of error."""
+
+
 class Unanswered(StepFailed):
     """A party did not answer: nobody knows whether the request ever came to it."""
 

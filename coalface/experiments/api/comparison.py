@@ -36,14 +36,19 @@ class Comparison:
         return html_table(grid.rows, grid.header) + notes
 
 
-def compare(runs: Sequence[str | os.PathLike[str] | FinishedRun]) -> Comparison:
-    """Compare runs with the first: figures, differences and 95 % intervals.
+AnyRun = str | os.PathLike[str] | FinishedRun
+
+
+def compare(runs: AnyRun | Sequence[AnyRun], *others: AnyRun) -> Comparison:
+    """Compare runs, one by one or as a list, with the first: figures, differences and 95 % intervals.
 
     The bootstrap is paired, over identities and seeds. Runs that differ in their seed alone are compared together, and
     a difference of one seed has no verdict.
 
     Raises FileNotFoundError for a folder that holds no run.
     """
-    if isinstance(runs, str | os.PathLike | FinishedRun) or not runs:
-        raise TypeError("runs is a list of them: give coalface.compare([first, second])")
-    return Comparison([run.path if isinstance(run, FinishedRun) else Path(run) for run in runs])
+    alone = isinstance(runs, str | os.PathLike | FinishedRun)
+    given = [*([runs] if alone else runs), *others]  # type: ignore[misc]
+    if len(given) < 1 + alone:
+        raise TypeError("there is nothing to compare: give coalface.compare(first, second)")
+    return Comparison([run.path if isinstance(run, FinishedRun) else Path(run) for run in given])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from coalface.core.disk import beside, write_json
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.text import html_table
 from coalface.data.arrays import Images
 from coalface.data.faceset import FaceSet
@@ -62,7 +62,12 @@ class FaceModel(nn.Module):
 
     @classmethod
     def opened(cls, place: Path, party: str | None = None, convention: InputConvention | None = None) -> FaceModel:
-        """As `FaceModel(…)`, for commands: errors name their options, `--party` and `--input`."""
+        """As `FaceModel(…)`, for commands: errors name their options, `--party` and `--input`.
+
+        A folder that `coalface export --to onnx` wrote stands for its `model.onnx`.
+        """
+        if (exported := place / "model.onnx").is_file():
+            place = exported
         model = cls.__new__(cls)
         model._hold(place, party, *read_model(place, party, convention))
         return model
@@ -217,6 +222,10 @@ class FaceModel(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, d) embeddings, not of unit length, of (n, channels, size, size) float images in [−1, 1]."""
+        channels = 1 if self.grey else 3
+        if images.ndim != 4 or images.shape[1] != channels:
+            takes = f"(n, {channels}, {self.size}, {self.size})"
+            raise DataError(f"they are {tuple(images.shape)}; this model takes {takes}", where="images")
         embeddings: Tensor = self.network(images)
         return embeddings
 

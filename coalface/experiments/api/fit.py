@@ -28,9 +28,9 @@ from coalface.training.losses.base import CosineLoss
 
 def fit(
     faces: Any = None,
+    method: str | Method | type[Method] = "fedavg",
     *,
     out: str | os.PathLike[str],
-    method: str | Method | type[Method] = "fedavg",
     callbacks: Callback | Sequence[Callback] = (),
     progress: bool = True,
     **settings: Any,

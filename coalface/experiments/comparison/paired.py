@@ -109,5 +109,6 @@ def differences(
 
 
 def _evidence(run: Path) -> dict[str, Any]:
-    path = run / "evidence.json"  # its digest was checked as the run was read
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    if not (path := run / "evidence.json").exists() or not (run / "summary.json").exists():  # it has no figures
+        return {}
+    return dict(json.loads(path.read_text(encoding="utf-8")))  # its digest was checked as the run was read

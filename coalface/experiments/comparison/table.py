@@ -142,10 +142,10 @@ def compare(paths: Sequence[Path], intervals: Intervals | None = None, left_out:
 
 
 def _unfinished(run: Run) -> str:
-    return (
-        f"{run.label} is not finished ({several(len(run.metrics), 'round')} so far), so it has no figures yet; "
-        f"`coalface resume {shlex.quote(str(run.path))}` continues it if it was stopped"
-    )
+    done, resume = several(len(run.metrics), "round"), f"`coalface resume {shlex.quote(str(run.path))}`"
+    if (run.path / "evidence.json").exists():  # the evaluation begins to write it after the last round
+        return f"{run.label} has done its {done} and not its evaluation, so it lacks figures; {resume} evaluates it"
+    return f"{run.label} is not finished ({done} so far), so it has no figures yet; {resume} goes on if it stopped"
 
 
 def _on_other_pairs(name: str, labels: Sequence[str], first: Run) -> str:

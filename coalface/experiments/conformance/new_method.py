@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from coalface.core.disk import write_text
 from coalface.core.errors import RecipeError
+from coalface.methods import METHODS
 
 TEMPLATES = Environment(
     loader=PackageLoader("coalface.experiments.conformance"), undefined=StrictUndefined, keep_trailing_newline=True
@@ -29,6 +30,8 @@ def write_method(name: str, folder: Path) -> tuple[Path, Path]:
         raise RecipeError(
             f"{name!r} cannot name a module; use small letters, digits and -, as in my-method", where="NAME"
         )
+    if name in METHODS:
+        raise RecipeError(f"{name!r} is a method already; use another name", where="NAME")
     files = folder / f"{module}.py", folder / f"test_{module}.py"
     if taken := next((file for file in files if file.exists()), None):
         raise RecipeError("this file exists; give the method another name", where=str(taken))

@@ -290,7 +290,9 @@ class Gallery:
         return choose(thresholds, rate or 0, kind, where=str(self.file.path), remedy=remedy)
 
     def warnings(self, threshold: Threshold) -> list[str]:
-        """Why a threshold at a FAR takes strangers for somebody among those enrolled more often than its FAR says."""
+        """Why a threshold tells nobody apart, or takes strangers for somebody enrolled more often than its FAR says."""
+        if threshold.collapsed:
+            return [threshold.collapsed]
         if threshold.kind != "FAR" or threshold.rate is None:
             return []
         people, templates = self.templates()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coalface.core import disk
@@ -26,10 +26,17 @@ from coalface.methods.fednova import FedNova
 from coalface.privacy import countersign
 from coalface.training.federated_validation import FederatedValidation
 
-NOTHING_EVALUATED = (
-    "evaluation.pairs is empty, so nothing will be evaluated; in Python, fit(…, hold_out=20) keeps 20 people out of "
-    "training and evaluates on pairs of them"
-)
+
+def nothing_evaluated(recipe: Recipe) -> str:
+    """What a recipe without pairs lacks for an evaluation."""
+    pairs = "evaluation: {pairs: {unseen: {kind: balanced, pairs: 300}}}"
+    if held_out := getattr(recipe.data, "hold_out", 0):
+        count = sum(held_out.values()) if isinstance(held_out, dict) else held_out
+        return f"data.hold_out: {several(count, 'person is', 'people are')} held out and used for nothing; add {pairs}"
+    return (
+        "evaluation.pairs is empty, so nothing will be evaluated; keep people out of training by data.hold_out=20, and "
+        f"add {pairs}; in Python, fit(…, hold_out=20) does both"
+    )
 
 
 def check(recipe: Recipe) -> dict[str, FaceSet]:
@@ -202,9 +209,12 @@ def as_dict(recipe: Recipe) -> dict[str, Any]:
     }
 
 
-def describe(recipe: Recipe) -> str:
-    """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does."""
-    with telling_passed_over(lambda line: None) as passed_over:
+def describe(recipe: Recipe, warn: Callable[[str], None] = lambda line: None) -> str:
+    """The plan of a run: who takes part, what travels, what memory and disk it takes. Raises as `check` does.
+
+    `warn` is told of images that are not read at once, since they may be why it raises.
+    """
+    with telling_passed_over(warn):
         parties, messages, parts = _checked(recipe)
     engine, batch, left_open = recipe.engine, parts.client_batch, parts.left_open
     rounds = several(messages.rounds, "round")
@@ -242,10 +252,10 @@ def describe(recipe: Recipe) -> str:
         f"checked as a run does before it begins: {images_text(parties)}, "
         f"{several(len(recipe.evaluation.pairs), 'list')} to evaluate on, the device {engine.device}",
         "not checked: whether every image can be decoded, which shows when they are packed",
+        *([] if recipe.method in METHODS.own else [f"  the method's steps: coalface check-method {recipe.method}"]),
     ]
-    lines += passed_over
     if not recipe.starts_trained and (wrong := recipe.build_method().untrained()):
         lines.append(wrong)
     if not recipe.evaluation.pairs and recipe.test is None:
-        lines.append(NOTHING_EVALUATED)
+        lines.append(nothing_evaluated(recipe))
     return "\n".join(lines)

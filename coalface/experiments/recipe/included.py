@@ -29,8 +29,12 @@ def locate(recipe: str | os.PathLike[str], named_in: Path | None = None) -> Path
         return FOLDER / f"{name}.yaml"
     if path.is_dir():
         raise RecipeError("a folder; give a recipe, which is a YAML file", where=path)
-    near = difflib.get_close_matches(name, known_names, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "."
+    beside = {file.stem: str(file) for file in path.parent.glob("*.y*ml")}
+    near = [beside[stem] for stem in difflib.get_close_matches(path.stem, beside, n=1)]
+    near = near or [known for known in known_names if known.startswith(f"{name}/")][:3]
+    near = near or difflib.get_close_matches(name, known_names, n=1)
+    near = near or [known for known in known_names if name in known.split("/")][:3]
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
     listed = [known for known in known_names if "/sweeps/" not in known]
     text = f"does not exist{hint} Included: {', '.join(listed)}"
     raise RecipeError(f"{path} {text}", where=f"{named_in}, recipe") if named_in else RecipeError(text, where=path)

@@ -40,7 +40,8 @@ def full_key(key: str, tree: Mapping[str, Any]) -> str:
         if path.rpartition(".")[2] == key:
             return path
     near = _ending(key, _unchosen()) or _near(key, keys)
-    hint = f"; did you mean {' or '.join(near[:3])}?" if near else ""
+    near = [path.rpartition(".")[2] if path in keys else path for path in near]  # a keyword of Python has no dot
+    hint = f"; did you mean {' or '.join([*dict.fromkeys(near)][:3])}?" if near else ""
     raise RecipeError(f"not a key of this recipe{hint}", where=key)
 
 

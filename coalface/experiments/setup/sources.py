@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.text import shown
 from coalface.data.faceset import FaceSet
 from coalface.data.joined import Joined
@@ -65,7 +66,13 @@ def open_own(recipe: Recipe, parties: Mapping[str, sections.Source], packing: Pa
 def pixels(recipe: Recipe, source: Source, packing: Packing | None) -> FaceSet:
     size, grey = recipe.data.size, recipe.data.grey
     if packing is not unseen:
-        return cached_pack(source, size=size, grey=grey, progress=packing)
+        try:
+            return cached_pack(source, size=size, grey=grey, progress=packing)
+        except DataError as error:
+            if isinstance(source, Store):
+                all_of_them = f"; `coalface data inspect {quote(str(source.path))}` lists all"
+                raise DataError(f"{error.text}{all_of_them}", where=error.where) from error
+            raise
     count = len(source.files)
     black = np.broadcast_to(np.zeros(1, np.uint8), (count, size, size, 1 if grey else 3))
     return FaceSet(black, np.arange(count), np.asarray(source.labels, np.int64), source.names, source.files)

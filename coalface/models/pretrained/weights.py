@@ -95,6 +95,12 @@ def read_weights(path: Path, party: str | None = None) -> Weights:
         return Weights(path, about["sha256"][name], backbone, notes)
     if party is not None:
         raise DataError("a file holds the tensors of one model: remove model.party", where=path)
+    if path.suffix == ".onnx":
+        raise DataError(
+            "an ONNX file cannot be trained: give the network's PyTorch weights, or let it teach one that can, by "
+            f"`pretrain: {{method: distill, teacher: {path.name}}}` (docs/models.md#distillation)",
+            where=path,
+        )
     if path.suffix not in SUFFIXES:
         raise DataError(f"not a file of weights by its name; use a run, or {', '.join(SUFFIXES)}", where=path)
     data = path.read_bytes()
