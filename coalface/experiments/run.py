@@ -88,7 +88,7 @@ def resume(
                 "restore them from a copy, or leave the run as it is",
                 where=out,
             )
-    untrained = not any((out / "checkpoints").glob("[0-9]*"))
+    untrained = not any([*(out / "checkpoints").glob("[0-9]*"), *(out / "parties").glob("*/*.commit")])
     provenance.accept_code(out) if changed_code or untrained else provenance.check_code(out, beginning, recipe)
     if parse_yaml((out / "config.yaml").read_text(encoding="utf-8")) != written_recipe.resolved():  # it was cut off
         provenance.write_config(out, written_recipe.resolved())
