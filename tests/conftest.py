@@ -55,7 +55,7 @@ def no_flushing() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cheap_sums() -> Iterator[None]:
-    """Commands and sketches of networks are made once, what is installed is listed once; comparisons have 50 draws,
+    """Commands and sketches of networks are made once, what is installed is listed once; comparisons have 200 draws,
     not 2,000, and ε is rounded to 1e-3, not to 1e-4."""
     import typer.main
     import typer.testing
@@ -70,7 +70,7 @@ def cheap_sums() -> Iterator[None]:
         patch.setattr(typer.main, "get_command", build)
         patch.setattr(typer.testing, "_get_command", build)
         patch.setattr(environment, "packages_distributions", functools.cache(environment.packages_distributions))
-        patch.setattr(bootstrap, "DRAWS", 50)
+        patch.setattr(bootstrap, "DRAWS", 200)
         patch.setattr(weights, "sketch", functools.cache(weights.sketch))
         patch.setattr(accountant, "_STEP", 1e-3)
         yield

@@ -6,11 +6,11 @@ import functools
 import hashlib
 import importlib
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import cloudpickle
@@ -156,7 +156,7 @@ def _own(name: str) -> str:
     if dot:
         return f"{module}:{cls}" if cls.isidentifier() else ""
     module = name.replace("-", "_")
-    is_here = module.isidentifier() and Path(f"{module}.py").is_file()
+    is_here = module.isidentifier() and os.path.isfile(f"{module}.py")  # also of names too long for a file
     return f"{module}:{''.join(part.capitalize() for part in module.split('_'))}" if is_here else ""
 
 
