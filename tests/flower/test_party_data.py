@@ -49,6 +49,7 @@ def test_a_run_whose_nodes_each_see_their_own_folder_leaves_the_bytes_of_a_local
         loader.load(path, ["engine.on_error=exclude", "engine.save_replies=true"]),
         party_file.read_all(parties / "own.yaml"),
     )
+    draw_from_secrets(over_flower_out, lambda party: tmp_path / "homes" / party / "own", monkeypatch)
     experiment.run(local, local_out, Silent(), report=False)
     whole = digests(local_out, dict.fromkeys(PEOPLE, local_out))
     assert all(any(name.startswith(f"parties/{party}/") for name in whole) for party in PEOPLE)
