@@ -29,9 +29,9 @@ class CoalfaceError(ValueError):
 
 
 def raised_at(error: BaseException) -> str:
-    """Where somebody else's code, such as a method of one's own, led to an error: ` (mine.py, line 12, in round)`.
+    """The last line outside Coalface, as of a user's method, that led to an error: ` (mine.py, line 12, in round)`.
 
-    Empty where only Coalface and what is installed took part.
+    Empty where Coalface and installed packages alone took part.
     """
     ours = [Path(__file__).parents[1], *map(Path, (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")))]
     place = ""

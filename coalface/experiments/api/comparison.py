@@ -48,7 +48,7 @@ def compare(runs: AnyRun | Sequence[AnyRun], *others: AnyRun) -> Comparison:
     Raises FileNotFoundError for a folder that holds no run.
     """
     alone = isinstance(runs, str | os.PathLike | FinishedRun)
-    given = [*([runs] if alone else runs), *others]  # type: ignore[misc]
-    if len(given) < 1 + alone:
+    compared = [*([runs] if alone else runs), *others]  # type: ignore[misc]
+    if len(compared) < 1 + alone:
         raise TypeError("there is nothing to compare: give coalface.compare(first, second)")
-    return Comparison([run.path if isinstance(run, FinishedRun) else Path(run) for run in given])
+    return Comparison([run.path if isinstance(run, FinishedRun) else Path(run) for run in compared])

@@ -229,10 +229,10 @@ class UpdateAttack(Attack):
         drift = self._drift.of(exchange)
         if self._rounds.number not in self._looked_at or not batches:
             return
-        told = contents(exchange.declared.reply) if exchange.declared.reply is not None else {}
-        if "gradient" in told:  # it was taken before the local steps, if there are any
+        fields = contents(exchange.declared.reply) if exchange.declared.reply is not None else {}
+        if "gradient" in fields:  # it was taken before the local steps, if there are any
             steps = self.run.recipe.local.count(len(self.run.data.data[exchange.request.party]))
-            cut = len(batches) - steps if "backbone" in told else len(batches)
+            cut = len(batches) - steps if "backbone" in fields else len(batches)
             if exchange.reply is not None and self._is_studied(GRADIENT):
                 self._study_gradient(exchange, common.backbone, batches[:cut])
             batches = batches[cut:]
