@@ -36,7 +36,7 @@ from coalface.evaluation.verification import Verification
 from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, Outcome
 from coalface.experiments.attacks.fused_embeddings import SAME, Fused, restore
 from coalface.experiments.attacks.judge import open_judge, threshold_at
-from coalface.experiments.attacks.linkage import feature_by_update
+from coalface.experiments.attacks.linkage import Person, feature_by_update
 from coalface.experiments.prepare import PreparedRun
 from coalface.experiments.recipe.sections import Synthetic
 from coalface.experiments.setup import splits
@@ -44,8 +44,6 @@ from coalface.methods.fedfv import FedFV
 from coalface.models.embedding import embed
 from coalface.privacy.templates import noised_rows, templates
 
-Person = tuple[str, int]
-"""A party, and the number of one of its identities."""
 MOST_PEOPLE = 100
 """People who are judged: a judge looks at each of them a few times."""
 MOST_PUBLIC = 2500
@@ -157,7 +155,7 @@ class TemplateInversion(Attack):
                 continue  # rows of public people, which are the same for all
             for number, row in enumerate(F.normalize(rows.double(), dim=1)):
                 self._tell(field, party, number, row)
-                if before is not None and before[number].any():
+                if before is not None and len(before) == len(rows) and before[number].any():
                     change = row - F.normalize(before[number].double(), dim=0)
                     if change.norm() > ROUNDING:
                         self._tell(f"{field}, its change", party, number, change)
