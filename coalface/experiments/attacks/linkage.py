@@ -40,12 +40,17 @@ from coalface.experiments.attacks.fused_embeddings import (
     share_by_name,
     share_restored,
 )
-from coalface.experiments.attacks.updates import batch_statistics_told, ends_in_linear, reading, to_images
+from coalface.experiments.attacks.updates import (
+    batch_statistics_told,
+    ends_in_linear,
+    own_templates,
+    reading,
+    to_images,
+)
 from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedfv import FedFV
 from coalface.methods.feduv import FedUV
 from coalface.models.embedding import eval_mode
-from coalface.privacy.templates import templates
 from coalface.training.bch_codes import Codebook
 
 Person = tuple[str, int]
@@ -133,15 +138,7 @@ class Linkage(Attack):
     def _identify(self, exchange: Exchange, backbone: Mapping[str, Tensor]) -> None:
         """Look for the party among all photographs, by what it has sent."""
         party = exchange.request.party
-        declared = exchange.declared.reply
-        assert declared is not None
-        people = len(self.run.data.data[party].names)
-        features_told = {
-            name: rows
-            for name in templates(declared)
-            # rows of public people are the same for all
-            if not hasattr(exchange.sent[0], name) and len(rows := getattr(exchange.reply, name)) == people
-        }
+        features_told = own_templates(exchange)
         if (feature := feature_by_update(exchange)) is not None:
             features_told["backbone"] = feature[None]
         if not features_told:
