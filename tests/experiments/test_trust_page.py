@@ -193,7 +193,6 @@ REBUILT = [
     ("local.batch_size=8", UPDATE),
     ("local.batch_size=32", UPDATE),
     ("local.steps_per_round=5", UPDATE),
-    ("none", MEAN),
     (SECURE, MEAN),
     ("local.batch_size=8", MEAN),
     (NOISE, MEAN),
@@ -271,6 +270,24 @@ def test_one_liar_of_ten_does_what_the_cells_have() -> None:
         max(others),
     ]
     for text, value in zip(bullet("One liar of ten"), expected, strict=True):
+        assert_shows(text, value)
+
+
+def test_what_liars_do_under_noise_is_what_the_cells_have() -> None:
+    of_cells = [
+        (json.loads(options)["how"], figure, value)
+        for (title, options, defence, _, figure), value in cells("poisoning").items()
+        if (title, defence) == ("poisoned", NOISE)
+    ]
+    assert len({how for how, *_ in of_cells}) == 9
+    expected = [
+        max(value for _, figure, value in of_cells if figure == "accuracy lost, points"),
+        *(
+            max(value for how, figure, value in of_cells if how in hows and "on both" in figure)
+            for hows in (("backdoor", "replacement"), ("hidden",))
+        ),
+    ]
+    for text, value in zip(bullet("With noise of ε = 1.8"), expected, strict=True):
         assert_shows(text, value)
 
 
