@@ -273,6 +273,19 @@ def test_one_liar_of_ten_does_what_the_cells_have() -> None:
         assert_shows(text, value)
 
 
+def test_liars_among_clients_of_one_person_do_what_the_cells_have() -> None:
+    lost: dict[tuple[str, str], list[float]] = {}
+    for (title, options, defence, _, figure), value in cells("poisoning").items():
+        if title.startswith("devices ") and figure == "accuracy lost, points":
+            lost.setdefault((json.loads(options)["how"], defence), []).append(value)
+    assert {key: len(values) for key, values in lost.items()} == dict.fromkeys(lost, 6)
+    scaled, flipped = lost["scaled", "none"], lost["flipped", "none"]
+    under_median, ipm = lost["scaled", RULES["median"]], lost["ipm", "none"]
+    expected = [min(scaled), max(scaled), max(under_median), min(flipped), max(flipped), max(ipm)]
+    for text, value in zip(bullet("Clients of one person: liars")[2:], expected, strict=True):
+        assert_shows(text, value)
+
+
 def test_what_liars_do_under_noise_is_what_the_cells_have() -> None:
     of_cells = [
         (json.loads(options)["how"], figure, value)
