@@ -178,10 +178,12 @@ def test_an_update_of_nothing_tells_no_codeword() -> None:
 
 
 @pytest.mark.parametrize("noise", [None, 50.0])
+@pytest.mark.parametrize(("method", "data"), [("fedface", {"scenario": "devices"}), ("fedface-multi", {})])
 def test_templates_find_their_people_by_the_photographs_they_were_made_of_and_none_with_much_noise(
-    noise: float | None,
+    method: str, data: dict[str, Any], noise: float | None
 ) -> None:
-    changes: dict[str, Any] = {"method": "fedface", "data": {"scenario": "devices"}}
+    """One person a client, and two silos of four."""
+    changes: dict[str, Any] = {"method": method, "data": data}
     privacy = {"privacy": {"templates": {"noise_multiplier": noise}}} if noise else {}
     attack, models = replay(tiny(rounds=1, **changes, **privacy), Linkage, Silent())
     by_template = next(outcome for outcome in attack.outcomes(models) if outcome.target == "centre")

@@ -198,6 +198,16 @@ def test_the_command_judges_what_passes_beside_chance(tmp_path: Path) -> None:
     assert picture is not None and picture.shape == (SIDE * found.trials, SIDE * 5)
 
 
+@pytest.mark.parametrize(("method", "field"), [("fedface-multi", "centre"), ("fedgc", "classes")])
+def test_a_party_s_templates_are_of_its_people_one_by_one(method: str, field: str, tmp_path: Path) -> None:
+    """The first messages to the parties have no rows, or zeros."""
+    data = {**DEVICES["data"], "partition": {"kind": "equal", "parties": 2}}
+    attack, models = attacked(judge_file(tmp_path), method=method, data=data)
+    people = {(party, number) for party in ("silo-00", "silo-01") for number in range(4)}
+    assert attack._told[field, "server"].keys() == attack._told[f"{field}, its change", "server"].keys() == people
+    assert by_row(attack.outcomes(models))[field, "people found by another photograph, %"].trials == 8
+
+
 @pytest.fixture(scope="module", params=[None, 50.0], ids=["open", "noised"])
 def judged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Keeping, Models, Rows]:
     """A run of 16 people whose templates leave, as they are or with much noise, and what comes of it."""

@@ -188,6 +188,145 @@ def test_clients_of_one_person_are_told_as_the_cells_have_it() -> None:
     assert len(methods) == 5
 
 
+REBUILT = [
+    ("none", UPDATE),
+    ("local.batch_size=8", UPDATE),
+    ("local.batch_size=32", UPDATE),
+    ("local.steps_per_round=5", UPDATE),
+    (SECURE, MEAN),
+    ("local.batch_size=8", MEAN),
+    (NOISE, MEAN),
+]
+
+
+def test_rebuilt_images_are_what_the_cells_have() -> None:
+    of_cells, lines = cells("update-inversion"), list(rows("| what made the update | PSNR").values())
+    for line, (defence, target) in zip(lines, REBUILT, strict=True):
+        key = "silos rounds=1 local.steps_per_round=1 local.batch_size=1", "{}", defence, target
+        for text, figure in zip(line, ("PSNR, dB", "SSIM, %", "shows somebody in the update, %"), strict=True):
+            assert_shows(text, *(of_cells[*key, f"{image}: {figure}"] for image in ("rebuilt", "mean face")))
+
+
+def test_whose_images_are_rebuilt_is_what_the_cells_have() -> None:
+    """By how much they are nearer to the true ones than the mean face: 3 dB, or 1."""
+    of_cells = cells("update-inversion-methods")
+    shown = {
+        method: verdict
+        for methods, (_, _, _, verdict, *_) in rows("| method | template: who").items()
+        for method in re.findall(r"`([a-z-]+)`", methods)
+        if not methods.startswith("`fedavg`")
+    }
+    seen = set()
+    for title, options, defence, target, figure in of_cells:
+        method = next((w.removeprefix("method=") for w in title.split() if w.startswith("method=")), "")
+        if (defence, figure) != ("none", "rebuilt: PSNR, dB") or method == "fedavg":
+            continue
+        if target == (GRADIENT if method == "mime" else UPDATE):
+            key = title, options, defence, target
+            gain = of_cells[*key, figure] - of_cells[*key, "mean face: PSNR, dB"]
+            verdict = "yes" if gain >= 3 else "little" if gain >= 1 else "no"
+            assert shown[method].partition(",")[0] == verdict, f"{method}: {gain:.1f} dB"
+            seen.add(method)
+    assert seen == shown.keys()
+
+
+def bullet(begins: str) -> list[str]:
+    """The numbers of the item of a list that begins so, without those in brackets."""
+    told = PAGE.read_text(encoding="utf-8").partition(f"\n- **{begins}**")[2].partition("\n")[0]
+    return re.findall(r"−?\d[\d.]*\d|\d", re.sub(r"\([^)]*\)|`[^`]*`", "", told))
+
+
+def test_images_of_one_person_are_what_the_cells_have() -> None:
+    of_cells = cells("update-inversion-methods")
+    titles = {title for title, *_ in of_cells if title.startswith("devices") and "positive-only" not in title}
+    gains, shares = [], []
+    for key in ((title, "{}", "none", UPDATE) for title in titles):
+        gains.append(of_cells[*key, "rebuilt: PSNR, dB"] - of_cells[*key, "mean face: PSNR, dB"])
+        shares.append(of_cells[*key, "rebuilt: shows somebody in the update, %"])
+    for text, value in zip(
+        bullet("Clients of one person: images")[2:], (min(gains), max(gains), min(shares), max(shares)), strict=True
+    ):
+        assert_shows(text, value)
+    assert len(titles) == 5
+
+
+def test_one_liar_of_ten_does_what_the_cells_have() -> None:
+    of_cells = cells("poisoning")
+    lost: dict[str, float] = {}
+    accepted: dict[str, float] = {}
+    for (title, options, defence, _, figure), value in of_cells.items():
+        if title == "poisoned" and json.loads(options)["share"] == 0.1 and "hidden" not in options:
+            of_figure = lost if figure == "accuracy lost, points" else accepted
+            if figure in ("accuracy lost, points", "impostors with glasses on both accepted, %"):
+                of_figure[defence] = max(value, of_figure.get(defence, value))
+    two_held = [RULES["Multi-Krum"], RULES["trimmed mean, mixing"]]
+    others = [value for defence, value in accepted.items() if defence not in ("none", *two_held)]
+    expected = [
+        lost.pop("none"),
+        max(lost.values()),
+        accepted["none"],
+        *(accepted[defence] for defence in two_held),
+        min(others),
+        max(others),
+    ]
+    for text, value in zip(bullet("One liar of ten"), expected, strict=True):
+        assert_shows(text, value)
+
+
+def test_liars_among_clients_of_one_person_do_what_the_cells_have() -> None:
+    lost: dict[tuple[str, str], list[float]] = {}
+    for (title, options, defence, _, figure), value in cells("poisoning").items():
+        if title.startswith("devices ") and figure == "accuracy lost, points":
+            lost.setdefault((json.loads(options)["how"], defence), []).append(value)
+    assert {key: len(values) for key, values in lost.items()} == dict.fromkeys(lost, 6)
+    scaled, flipped = lost["scaled", "none"], lost["flipped", "none"]
+    under_median, ipm = lost["scaled", RULES["median"]], lost["ipm", "none"]
+    expected = [min(scaled), max(scaled), max(under_median), min(flipped), max(flipped), max(ipm)]
+    for text, value in zip(bullet("Clients of one person: liars")[2:], expected, strict=True):
+        assert_shows(text, value)
+
+
+def test_what_liars_do_under_noise_is_what_the_cells_have() -> None:
+    of_cells = [
+        (json.loads(options)["how"], figure, value)
+        for (title, options, defence, _, figure), value in cells("poisoning").items()
+        if (title, defence) == ("poisoned", NOISE)
+    ]
+    assert len({how for how, *_ in of_cells}) == 9
+    expected = [
+        max(value for _, figure, value in of_cells if figure == "accuracy lost, points"),
+        *(
+            max(value for how, figure, value in of_cells if how in hows and "on both" in figure)
+            for hows in (("backdoor", "replacement"), ("hidden",))
+        ),
+    ]
+    for text, value in zip(bullet("With noise of ε = 1.8"), expected, strict=True):
+        assert_shows(text, value)
+
+
+def test_methods_without_a_row_send_what_the_one_named_sends() -> None:
+    """Fields of each content, but for scores and counts."""
+    told = PAGE.read_text(encoding="utf-8").partition("\nMethods without a row")[2].partition("Not tried")[0]
+    with_row = {m for first in rows("| method | template: who") for m in re.findall(r"`([a-z-]+)`", first)}
+    apart, _, rest = told.partition(", send ")
+    alike = {}
+    for part in rest.rstrip(". ").split(";"):
+        *methods, of = re.findall(r"`([a-z-]+)`", part)
+        alike |= dict.fromkeys(methods, of)
+    bounds = {method for method in METHODS.own if METHODS[method].pools}
+    assert {*alike, *with_row, *bounds, *re.findall(r"`([a-z-]+)`", apart)} == set(METHODS.own)
+
+    def personal(method: str) -> set[tuple[str, str]]:
+        return {
+            (sent.field, sent.content)
+            for sent in planned(method)
+            if sent.direction == "up" and sent.content not in ("score", "count") and sent.field != "header"
+        }
+
+    for method, of in alike.items():
+        assert personal(method) == personal(of), method
+
+
 TRIMMED = "engine.aggregator.name=trimmed-mean engine.aggregator.byzantine=0.2"
 RULES = {
     "mean": "none",

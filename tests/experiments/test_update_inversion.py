@@ -201,6 +201,24 @@ def test_rebuilt_images_are_held_against_those_trained_on(told: bool, monkeypatc
             assert [rows[figure].value for figure in FIGURES] == [mean_face[figure].value for figure in FIGURES]
 
 
+def test_who_judges_does_not_change_where_statistics_are_in_no_message() -> None:
+    """Gradient matching runs a network in training mode, which moves its running statistics."""
+
+    class Keeping(UpdateInversion):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.before = {name: tensor.clone() for name, tensor in self.network.module.state_dict().items()}
+
+    model = {"name": "mobilefacenet", "batchnorm": "parameters-only"}
+    recipe = tiny(rounds=1, model=model, local=ONE_STEP | {"batch_size": 4})
+    attack, models = replay(recipe, functools.partial(Keeping, parties=1, iterations=2), Silent())
+    assert isinstance(attack, Keeping)
+    attack.outcomes(models)
+    judge, network = attack._judge.state_dict(), attack.network.module.state_dict()
+    assert all(torch.equal(judge[name], tensor) for name, tensor in attack.before.items())
+    assert all(torch.equal(network[n], t) for n, t in attack.before.items() if "running" in n)
+
+
 @pytest.mark.parametrize("parties", [1, 2])
 def test_the_seed_gives_the_loss_of_a_first_round_and_of_no_later_one(
     parties: int, monkeypatch: pytest.MonkeyPatch

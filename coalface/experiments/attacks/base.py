@@ -6,7 +6,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from coalface.evaluation.verification import Verification
 from coalface.experiments.prepare import PreparedRun
 from coalface.models.embedding import embed
 
+K = TypeVar("K")
 Attacker = Literal["server", "client", "outsider"]
 """Who attacks: the server, with all that the parties send it; a client, with what it is sent; or whoever has the model
 that a run leaves."""
@@ -144,8 +145,8 @@ def accuracies(run: PreparedRun, first: Tensors, last: Tensors) -> list[Outcome]
     return outcomes
 
 
-def mean_features(run: PreparedRun, backbone: Mapping[str, Tensor], faces: Mapping[str, FaceSet]) -> dict[str, Tensor]:
-    """Name -> the mean of the unit embeddings of a set's images, at length one."""
+def mean_features(run: PreparedRun, backbone: Mapping[str, Tensor], faces: Mapping[K, FaceSet]) -> dict[K, Tensor]:
+    """By whatever the sets are: the mean of the unit embeddings of a set's images, at length one."""
     run.data.backbone.load(dict(backbone))
     module, device = run.data.backbone.module, run.numerics.device
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """Linkage: whose is what leaves without a name, or is said to tell nothing of a person?
 
-- *Templates that are sent up* carry their sender's name; by photographs of people the server finds out who it is.
+- *Templates that are sent up* carry their sender's name; by photographs of people the server finds out who it is, of
+  the people of all parties where a party has several.
 - *Updates of a party of one identity*, though no template is sent: the last layer's change is Σ g hᵀ, whose rows by the
   bias's change Σ g are a mean feature; where BatchNorm stands at the end, its running mean tells one.
 - *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people, who knows whom else the round
@@ -20,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coalface.core.declarations import contents
 from coalface.core.method import Models, Tensors, generator
 from coalface.data.held_back import by_party
 from coalface.experiments.attacks.base import (
@@ -40,13 +40,21 @@ from coalface.experiments.attacks.fused_embeddings import (
     share_by_name,
     share_restored,
 )
-from coalface.experiments.attacks.updates import batch_statistics_told, ends_in_linear, reading, to_images
+from coalface.experiments.attacks.updates import (
+    batch_statistics_told,
+    ends_in_linear,
+    own_templates,
+    reading,
+    to_images,
+)
 from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedfv import FedFV
 from coalface.methods.feduv import FedUV
 from coalface.models.embedding import eval_mode
 from coalface.training.bch_codes import Codebook
 
+Person = tuple[str, int]
+"""A party, and the number of one of its identities."""
 TOGETHER = 10
 """Clients who put together what they were sent."""
 ALONE = 5
@@ -58,7 +66,7 @@ MOST_ROUNDS = 20
 
 
 class Linkage(Attack):
-    """Parties are told apart by the mean features of photographs: of others of their images than those that they train
+    """People are told apart by the mean features of photographs: of others of their images than those that are trained
     on where the recipe keeps some (`data.test`), else of those.
     """
 
@@ -69,12 +77,16 @@ class Linkage(Attack):
         self._parties = run.data.by_role().get("trainer", [])
         held = {name: run.data.data[name] for name in self._parties}
         others = {} if run.test_images is None else by_party(run.test_images, held)
-        self._photographs = {name: faces for name, faces in (others or held).items() if len(faces)}
+        self._photographs = {
+            (party, number): faces.only([number])
+            for party, faces in (others or held).items()
+            for number in np.flatnonzero(faces.counts()).tolist()
+        }
         self._which = "by other photographs" if others else "by the photographs trained on"
         rounds = sum(stage.rounds for stage in run.method.stages())
         evenly = np.linspace(0, rounds - 1, min(rounds, MOST_ROUNDS))
         self._rounds, self._looked_at = RoundCounter(), {1 + round(place) for place in evenly}
-        self._features: tuple[int, dict[str, Tensor]] = 0, {}
+        self._features: tuple[int, dict[Person, Tensor]] = 0, {}
         self._hits: dict[tuple[str, Attacker, str], list[tuple[float, float]]] = defaultdict(list)
         """(what is found, what chance would find) of each look."""
         self._fused, self._open = Fused(), 0
@@ -126,25 +138,21 @@ class Linkage(Attack):
     def _identify(self, exchange: Exchange, backbone: Mapping[str, Tensor]) -> None:
         """Look for the party among all photographs, by what it has sent."""
         party = exchange.request.party
-        declared = exchange.declared.reply
-        assert declared is not None
-        features_told = {
-            name: row[0]
-            for name, content in contents(declared).items()
-            if content == "template" and isinstance(row := getattr(exchange.reply, name), Tensor) and len(row) == 1
-        }
+        features_told = own_templates(exchange)
         if (feature := feature_by_update(exchange)) is not None:
-            features_told["backbone"] = feature
-        if not features_told or party not in self._photographs:
+            features_told["backbone"] = feature[None]
+        if not features_told:
             return
         features = self._features_by(backbone)
-        names, rows = list(features), torch.stack(list(features.values()))
-        for name, feature in features_told.items():
-            first = names[int((rows @ feature.double()).argmax())]
-            self._note(name, "server", f"people found {self._which}", float(first == party), 1 / len(names))
+        persons, columns = list(features), torch.stack(list(features.values())).T
+        for name, rows in features_told.items():
+            for number, first in enumerate((rows.double() @ columns).argmax(1).tolist()):
+                if (party, number) in features:
+                    hit = float(persons[first] == (party, number))
+                    self._note(name, "server", f"people found {self._which}", hit, 1 / len(persons))
 
-    def _features_by(self, backbone: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Party -> the mean feature of its photographs by the round's backbone, computed once a round."""
+    def _features_by(self, backbone: Mapping[str, Tensor]) -> dict[Person, Tensor]:
+        """Person -> the mean feature of the photographs by the round's backbone, computed once a round."""
         if self._features[0] != self._rounds.number:
             self._features = self._rounds.number, mean_features(self.run, backbone, self._photographs)
         return self._features[1]
@@ -156,7 +164,7 @@ class Linkage(Attack):
             return
         equivalents = self._fused.rows[round_].double()
         others, fused = self._fused.drawn(round_, self._parties, method.fused, self.seed)
-        features = torch.stack([self._features[1][self._parties[place]] for place in others])
+        features = torch.stack([self._features[1][self._parties[place], 0] for place in others])
         share = share_assigned(equivalents, features, fused)
         self._note("others", "client", f"parts assigned {self._which}", share, method.fused / len(others))
         self._open = 0

@@ -36,16 +36,15 @@ from coalface.evaluation.verification import Verification
 from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, Outcome
 from coalface.experiments.attacks.fused_embeddings import SAME, Fused, restore
 from coalface.experiments.attacks.judge import open_judge, threshold_at
-from coalface.experiments.attacks.linkage import feature_by_update
+from coalface.experiments.attacks.linkage import Person, feature_by_update
+from coalface.experiments.attacks.updates import own_templates
 from coalface.experiments.prepare import PreparedRun
 from coalface.experiments.recipe.sections import Synthetic
 from coalface.experiments.setup import splits
 from coalface.methods.fedfv import FedFV
 from coalface.models.embedding import embed
-from coalface.privacy.templates import noised_rows, templates
+from coalface.privacy.templates import noised_rows
 
-Person = tuple[str, int]
-"""A party, and the number of one of its identities."""
 MOST_PEOPLE = 100
 """People who are judged: a judge looks at each of them a few times."""
 MOST_PUBLIC = 2500
@@ -145,19 +144,17 @@ class TemplateInversion(Attack):
 
     def watch(self, exchange: Exchange) -> None:
         request, reply = exchange.request, exchange.reply
-        party, names = request.party, self.run.data.data[request.party].names
+        party = request.party
         common, each = exchange.sent
         if isinstance(self.run.method, FedFV) and common is not None:
             self._fused.note(request.round, common.others, party)
         if reply is None:
             return
-        for field in templates(exchange.declared.reply):
-            rows, before = getattr(reply, field), getattr(each, field, None)
-            if not isinstance(rows, Tensor) or len(rows) != len(names) or hasattr(common, field):
-                continue  # rows of public people, which are the same for all
+        for field, rows in own_templates(exchange).items():
+            before = getattr(each, field, None)
             for number, row in enumerate(F.normalize(rows.double(), dim=1)):
                 self._tell(field, party, number, row)
-                if before is not None and before[number].any():
+                if before is not None and len(before) == len(rows) and before[number].any():
                     change = row - F.normalize(before[number].double(), dim=0)
                     if change.norm() > ROUNDING:
                         self._tell(f"{field}, its change", party, number, change)

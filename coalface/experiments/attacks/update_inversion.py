@@ -12,6 +12,7 @@ like. The network's own first model, or another by `judge`, says whom a rebuilt 
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -73,11 +74,8 @@ class UpdateInversion(UpdateAttack):
         self._others = to_images(run.held_out)
         self._iterations, self._faces = iterations, Eigenfaces.of(self._others, COMPONENTS)
         with opening():
-            self._judge = Resized(FaceModel(judge, input=input)) if judge else None
-        if self._judge is None:
-            self.network.load(run.data.backbone.shared())
-        self._judged = self._templates(self._judge or self.network.module)
-        self._first = self.network.shared()
+            self._judge = Resized(FaceModel(judge, input=input)) if judge else copy.deepcopy(self.network.module)
+        self._judged = self._templates(self._judge)
         self._values: dict[tuple[str, Attacker, str], list[tuple[float, float]]] = defaultdict(list)
 
     def study(self, change: Change) -> None:
@@ -120,7 +118,7 @@ class UpdateInversion(UpdateAttack):
         rng = generator(self.seed, "attack", change.target, *change.parties, "rebuild")
         count = min(change.images, MOST_REBUILT)
         statistics = batch_statistics_told(change.before, change.after, change.steps)
-        module = self.network.module.train()
+        module = copy.deepcopy(self.network.module).train()  # running statistics move, and may be in no message
         rebuilt = rebuild(module, gradient, count, self._faces, rng, self._iterations, statistics)
         others = self._others[torch.from_numpy(rng.choice(len(self._others), size=count))]
         mean_faces = self._faces.mean.expand_as(rebuilt)
@@ -128,7 +126,6 @@ class UpdateInversion(UpdateAttack):
         if (loss_of := self._first_loss(change)) is not None and len(change.names) == count:
             with_loss = rebuild(module, gradient, count, self._faces, rng, self._iterations, statistics, loss_of)
             guesses["rebuilt, class embeddings known by the seed"] = with_loss
-        self.network.load(self._first)
         expected = nearness(mean_faces, change.trained_on)
         for name, images in guesses.items():
             self._judge_whom(change, name, images, people, chance)
@@ -165,7 +162,7 @@ class UpdateInversion(UpdateAttack):
         return loss_of
 
     def _judge_whom(self, change: Change, name: str, images: Tensor, people: list[int], chance: float) -> None:
-        cosines = unit_embeddings(self._judge or self.network.module, images) @ self._judged.T
+        cosines = unit_embeddings(self._judge, images) @ self._judged.T
         share = torch.isin(cosines.argmax(1), torch.tensor(people)).double().mean()
         self._note(change, f"{name}: shows somebody in the update, %", 100 * float(share), chance)
 

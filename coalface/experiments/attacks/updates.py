@@ -29,6 +29,7 @@ from coalface.experiments.prepare import PreparedRun
 from coalface.methods.mime import Point
 from coalface.models.embedding import eval_mode
 from coalface.models.groups import Backbone, BatchNormPolicy
+from coalface.privacy.templates import templates
 from coalface.training.compute import Compute
 
 UPDATE, GRADIENT, MEAN = "a party's update", "a party's gradient", "the round's mean"
@@ -320,17 +321,21 @@ class UpdateAttack(Attack):
 
 def own_class_embeddings(exchange: Exchange) -> Tensor | None:
     """(rows, d) what a reply tells of the party's own people: a template of each, or sanitised centres of groups."""
-    people = len(exchange.run.data.data[exchange.request.party].names)
-    declared = exchange.declared.reply
-    for name, content in contents(declared).items() if declared is not None else ():
-        rows = getattr(exchange.reply, name, None)
-        if not isinstance(rows, Tensor) or not len(rows):
-            continue
-        if content == "sanitised":
-            return rows
-        if content == "template" and len(rows) == people and not hasattr(exchange.sent[0], name):
-            return rows  # what all are sent as well is of public people
-    return None
+    declared, reply = exchange.declared.reply, exchange.reply
+    assert declared is not None
+    sanitised = [getattr(reply, name) for name, content in contents(declared).items() if content == "sanitised"]
+    return next((rows for rows in (*sanitised, *own_templates(exchange).values()) if len(rows)), None)
+
+
+def own_templates(exchange: Exchange) -> dict[str, Tensor]:
+    """Field -> (people, d) of a reply's templates, those of the party's own people, in their order."""
+    people, declared = len(exchange.run.data.data[exchange.request.party].names), exchange.declared.reply
+    fields = {name: getattr(exchange.reply, name) for name in templates(declared)}
+    return {
+        name: rows
+        for name, rows in fields.items()
+        if len(rows) == people and not hasattr(exchange.sent[0], name)  # all are sent those of public people as well
+    }
 
 
 def people_of(run: PreparedRun) -> FaceSet:
