@@ -102,7 +102,7 @@ def prepare(recipe: Recipe, callback: Callback, make: Make, *, elsewhere: bool) 
     if recipe.pretrain is not None:
         _ = preflight.planned(early)
         start, classifier, before = _pretrained(parts, recipe.pretrain.recipe, callback, make)
-        parts.backbone.load(start)
+        parts.start = start  # what parties keep of it as well, such as running statistics
         if recipe.domains is not None and not elsewhere:
             parts.source_classifier = classifier
     elif recipe.model.weights is not None:
@@ -194,8 +194,7 @@ def _pretrained(
                 except RecipeError as error:
                     raise loader.within_pretrain(error) from None
     use(place)
-    loaded = read_tensors(model.parent, model.name, read_about(model.parent))
-    tensors = {name: loaded[name] for name in parts.backbone.shared()}
+    tensors = read_tensors(model.parent, model.name, read_about(model.parent))
     classifier, names = None, before.split.train.names
     if parts.public is not None and not parts.method.public_at_server:  # where class embeddings of theirs are trained
         classifier = _classifier(parts.recipe, inner, place, alike=parts.public.names == names)

@@ -273,6 +273,20 @@ def test_the_first_round_starts_from_the_pretrained_model(tmp_path: Path, monkey
     assert summary(place)["method"] == "centralized"
 
 
+@pytest.mark.parametrize("batchnorm", ["parameters-only", "local"])
+def test_parties_that_keep_their_batchnorm_start_with_that_of_the_pretraining(
+    batchnorm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(models.BACKBONES.own, "normed", Normed)
+    start = {"method": "centralized", "rounds": 3, "local": {"lr": 0.05}, "model": {"batchnorm": "average"}}
+    out = tinyruns.run(tmp_path / "run", pretrain=start, rounds=1, model={"name": "normed", "batchnorm": batchnorm})
+    (place,) = (default_cache() / "pretrained").iterdir()
+    before = load_file(place / "model" / "backbone.safetensors")
+    assert not before["norm.running_mean"].eq(0).all(), "the pre-training leaves no statistics to start with"
+    assert summary(out)["untrained"]["unseen"] == summary(place)["figures"]["unseen"]
+
+
 def test_pretraining_that_leaves_no_model_for_all_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COALFACE_CACHE", str(tmp_path / "cache"))
     local = {"model": {"name": "ir18", "batchnorm": "local"}}
