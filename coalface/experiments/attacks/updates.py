@@ -324,7 +324,8 @@ def own_class_embeddings(exchange: Exchange) -> Tensor | None:
     declared, reply = exchange.declared.reply, exchange.reply
     assert declared is not None
     sanitised = [getattr(reply, name) for name, content in contents(declared).items() if content == "sanitised"]
-    return next((rows for rows in (*sanitised, *own_templates(exchange).values()) if len(rows)), None)
+    fields = (*sanitised, *own_templates(exchange).values())
+    return next((rows for rows in fields if rows is not None and len(rows)), None)  # none in a round without a release
 
 
 def own_templates(exchange: Exchange) -> dict[str, Tensor]:
