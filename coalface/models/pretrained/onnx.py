@@ -92,7 +92,7 @@ class OnnxNetwork(nn.Module):
 
     def __init__(self, path: Path, sha256: str, takes: GraphInput, size: int) -> None:
         super().__init__()
-        self.sha256, self.takes = sha256, takes
+        self.sha256, self.takes, self._path = sha256, takes, path
         _check_survives(path, takes, size)
         try:
             self._net = cv2.dnn.readNetFromONNX(str(path))
@@ -114,7 +114,9 @@ class OnnxNetwork(nn.Module):
         rows = []
         for blob in blobs:
             self._net.setInput(blob[None], self.takes.name)
-            rows.append(torch.from_numpy(self._net.forward().reshape(1, -1).copy()))
+            if (row := self._net.forward()) is None:
+                raise DataError("OpenCV gives no output for it: the graph has none, or is damaged", where=self._path)
+            rows.append(torch.from_numpy(row.reshape(1, -1).copy()))
         return torch.cat(rows).to(images.device)
 
 
