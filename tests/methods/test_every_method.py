@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ import worlds
 from torch import Tensor
 
 from coalface.core.method import Federation, Mean, Party, Tensors, free, message, step
+from coalface.engine import processes
 from coalface.engine.faults import COUNT_FAULTS, TENSOR_FAULTS
-from coalface.experiments.conformance.checks import CHECKS, check_nonsense, check_resume
+from coalface.experiments.conformance import checks
+from coalface.experiments.conformance.checks import CHECKS, check_kill, check_nonsense, check_resume
 from coalface.experiments.conformance.leaks import leaks
 from coalface.experiments.conformance.subject import Subject
 from coalface.experiments.conformance.tiny_federation import LOSS, WORK, Tiny
@@ -117,3 +120,14 @@ class Leaking(FedAvg):
 def test_a_method_that_leaks_is_found_out(what: str, named: str, tmp_path: Path) -> None:
     method = Leaking(rounds=2, local=WORK, loss=LOSS, what=what)
     assert named in leaks(method, tmp_path, Tiny())
+
+
+def test_a_kill_is_tried_where_every_process_keeps_sets_in_the_same_order(
+    quick_workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = Subject(FedAvg, tmp_path)
+    with processes.starting(), ProcessPoolExecutor(1, processes.spawn_context()) as pool:
+        order = pool.submit(checks.set_order, subject.variant[1]).result()
+    monkeypatch.setattr(checks, "TRIES", 2)
+    monkeypatch.setattr(checks, "set_order", lambda build: order)
+    check_kill(subject)
