@@ -242,7 +242,12 @@ class Stream:
 
     def rows(self) -> NDArray[np.float32]:
         """(n, width) the features, mapped from the file."""
-        return np.memmap(self._rows, np.float32, "r", shape=(len(self._images), self.width))
+        try:
+            return np.memmap(self._rows, np.float32, "r", shape=(len(self._images), self.width))
+        except ValueError as error:  # it is shorter than it says
+            raise DataError(
+                f"not all of the features are there ({error}); delete its folder", where=self._rows
+            ) from None
 
 
 def embed_all(streams: Sequence[Stream], show: Show, check: Callable[[], None] = lambda: None) -> None:

@@ -214,6 +214,8 @@ class GalleryFile:
                 yield database
         except sqlite3.Error as error:
             raise self._explained(error) from error
+        except UnicodeDecodeError as error:  # a text of the file, or in what SQLite says of it
+            raise self._damaged(error) from error
 
     def _explained(self, error: sqlite3.Error) -> Exception:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -247,7 +249,11 @@ class GalleryFile:
         return row[0], row[1]
 
     def _read(self, database: sqlite3.Connection) -> tuple[list[int], list[Enrolled], NDArray[np.float32]]:
-        numbers, enrolled, size = [], [], 4 * int(self.about["embedding_size"])
+        numbers, enrolled = [], []
+        try:
+            size = 4 * int(self.about["embedding_size"])
+        except (KeyError, TypeError, ValueError):
+            raise self._damaged("it does not say its embedding_size") from None
         block = bytearray()
         for number, about, embedding in database.execute("SELECT id, about, embedding FROM images ORDER BY id"):
             try:

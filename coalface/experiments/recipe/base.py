@@ -103,7 +103,7 @@ class Kinds:
     def _read(self, value: object, handler: core_schema.ValidatorFunctionWrapHandler) -> object:
         """A section; one of a plug-in is made by its own class, whose errors name its keys."""
         kind = self._kind(value)
-        if isinstance(value, Mapping | Section) and kind not in self.classes:
+        if isinstance(value, Mapping | Section) and isinstance(kind, str) and kind not in self.classes:
             try:
                 if (cls := self.class_of(kind)) is not None:
                     return value if isinstance(value, cls) else cls(**typing.cast(Mapping[str, Any], value))

@@ -127,7 +127,7 @@ def is_issued(data: bytes, by: bytes) -> bool:
     """Whether a certificate is signed by the key of another."""
     try:
         x509.load_pem_x509_certificate(data).verify_directly_issued_by(x509.load_pem_x509_certificate(by))
-    except (InvalidSignature, ValueError, TypeError):
+    except (InvalidSignature, x509.InvalidVersion, ValueError, TypeError):
         return False
     return True
 
@@ -135,7 +135,7 @@ def is_issued(data: bytes, by: bytes) -> bool:
 def _ecdsa_pem(load: Callable[[], object]) -> bytes:
     try:
         key = load()
-    except UnsupportedAlgorithm as error:
+    except (UnsupportedAlgorithm, x509.InvalidVersion) as error:
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("its key is not an ECDSA key")
