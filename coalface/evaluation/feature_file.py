@@ -246,7 +246,8 @@ class Stream:
             return np.memmap(self._rows, np.float32, "r", shape=(len(self._images), self.width))
         except ValueError as error:  # it is shorter than it says
             raise DataError(
-                f"not all of the features are there ({error}); delete its folder", where=self._rows
+                f"some of the features are missing ({error}); delete the folder, and they are computed anew",
+                where=self._rows,
             ) from None
 
 

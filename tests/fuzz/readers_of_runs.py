@@ -305,7 +305,7 @@ def read_hidden(data: bytes) -> None:
 
 
 KEPT_BY_NODES: tuple[type[Exception], ...] = (DamagedCommit, LockedCommit, FileNotFoundError)
-"""The last: it names the part of another process that is not there."""
+"""The last one where a shard that the commit names is missing."""
 HIDDEN = HiddenReply(np.zeros(5, np.int32), SUM, "00", "work", ("w",), ())
 OPENED = b'{"stage": "train", "round": 1, "call": 1, "sha256": "00"}\n'
 ANSWERED = b'{"place": "p", "what": "vector", "sha256": "00"}\n'
