@@ -191,6 +191,8 @@ def test_aligning_photographs_does_without_torch() -> None:
     assert process.stdout.split() == ["False"]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_what_a_run_imports_before_its_first_round_is_what_it_needs() -> None:
     late = (
         "coalface.experiments.report.page jinja2 coalface.data.synthetic coalface.methods.dann mlflow vl_convert "

@@ -168,6 +168,11 @@ def test_files_of_points_lie_in_folders_called_as_those_of_the_images(tmp_path: 
     with pytest.raises(DataError, match="2 lines") as error:
         read_landmarks(landmark_lists(tmp_path / "points"), FILES)
     assert error.value.where.endswith("m.0x_0001.pts")
+    for number in (".", "1e999"):
+        say(tmp_path, "points/Asian/m.0x/m.0x_0001.pts", f"{number} 2", *4 * ["3 4"])
+        with pytest.raises(DataError) as error:
+            read_landmarks(landmark_lists(tmp_path / "points"), FILES)
+        assert error.value.where.endswith("m.0x_0001.pts")
 
 
 def test_cfps_fiducials_are_three_points_of_one_side(tmp_path: Path) -> None:

@@ -97,6 +97,8 @@ def test_who_names_the_wrong_one_of_file_and_folder_is_told_the_right_one(fedavg
         FaceModel(tmp_path / "graph")
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_insightface_takes_its_own_networks_alone(fedavg_run: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as error:
         export_model(fedavg_run, "insightface", tmp_path / "out")
@@ -149,6 +151,8 @@ def test_the_card_has_the_hubs_front_matter_and_the_runs_figures(fedavg_run: Pat
         assert word in text
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_an_exported_model_is_evaluated_as_its_run(fedavg_run: Path, tmp_path: Path) -> None:
     faces = picture_folders(tmp_path / "faces", [f"P{i}" for i in range(8)])
     export_model(fedavg_run, "safetensors", tmp_path / "out")

@@ -145,6 +145,8 @@ def test_the_embedder_is_a_transformer_of_scikit_learn(model: FaceModel, fedavg_
     estimator_checks.check_mixin_order("FaceEmbedder", FaceEmbedder())
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_an_onnx_file_embeds_and_is_evaluated_as_it_is(tmp_path: Path) -> None:
     matrix = np.random.default_rng(0).normal(size=(3 * 32 * 32, 8)).astype(np.float32)
     (tmp_path / "a.onnx").write_bytes(linear_graph(matrix, 32))

@@ -253,6 +253,8 @@ def test_a_gallery_of_a_saved_model_takes_the_run_with_the_partys_name(
         said(*words, "--party", "silo-01")
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_gallery_remembers_what_its_onnx_file_expects(
     fedavg_run: Path, faces: Path, tmp_path: Path, capsys: Any, monkeypatch: Any
 ) -> None:

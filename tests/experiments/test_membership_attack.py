@@ -162,6 +162,8 @@ def test_the_first_model_is_scored_beside_the_last() -> None:
     assert after.chance == at_first.chance == at_first.value != after.value
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_batchnorm_statistics_are_scored_where_they_are_sent() -> None:
     changes: dict[str, Any] = {"rounds": 1, "data": {"test": {"images": 2}}}
     seen = attacked(**changes, model={"name": "mobilefacenet"})

@@ -114,6 +114,8 @@ def test_one_file_is_enough_for_a_page(write_run, keep):
     assert ("This run has no summary yet" in text) == (keep != "summary.json")
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_any_missing_or_misshapen_key_draws_nothing_and_breaks_nothing(write_run):
     folder, other = write_run("a"), write_run("b")
     whole = json.loads((folder / "summary.json").read_text())

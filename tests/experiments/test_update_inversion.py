@@ -201,6 +201,8 @@ def test_rebuilt_images_are_held_against_those_trained_on(told: bool, monkeypatc
             assert [rows[figure].value for figure in FIGURES] == [mean_face[figure].value for figure in FIGURES]
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_who_judges_does_not_change_where_statistics_are_in_no_message() -> None:
     """Gradient matching runs a network in training mode, which moves its running statistics."""
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from cases import by_default
 from commands import said
 from federations import TWO_SILOS, digests
 from flwr.app import Message
@@ -104,7 +105,7 @@ def test_batchnorm_that_parties_would_keep_from_a_pre_training_is_refused(tmp_pa
     assert error.value.where == "model.batchnorm"
 
 
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("first", by_default(1, [True, False]))
 def test_a_teacher_over_flower_gives_the_bytes_of_a_run_here(first: bool, tmp_path: Path) -> None:
     matrix = np.random.default_rng(0).normal(size=(3 * 32 * 32, 128)).astype(np.float32)
     (tmp_path / "teacher.onnx").write_bytes(linear_graph(matrix, 32))

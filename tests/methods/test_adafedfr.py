@@ -91,7 +91,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", by_default(3, VARIANTS))
+@pytest.mark.parametrize("name", by_default(2, VARIANTS))
 def test_the_rounds_are_those_of_the_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under `local` the server embeds with the BatchNorm that the run began with."""
     settings = dict(VARIANTS[name])

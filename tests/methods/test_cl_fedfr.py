@@ -11,6 +11,7 @@ import naive
 import numpy as np
 import pytest
 import torch
+from cases import by_default
 from naive_clients import heard_run, metrics
 from naive_fedfr import COSFACE, EXACT, NEAR, WORK, Client, first_phi, part, pixels, same_as_kept
 from tinyruns import Silent
@@ -122,15 +123,15 @@ class Learner(Client):
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
+    "both": {"curriculum": Curriculum("norm", 0.7), "pseudo_labels": SURE},
     "labels": {"pseudo_labels": SURE},
     "labels, BatchNorm": {"pseudo_labels": 0.0, "norm": True, "policy": "local", "branch": "none"},
     "labels, no public": {"pseudo_labels": SURE, "public": "none", "contrastive": 0.0},
     "sharp first": {"curriculum": Curriculum("sharpness", 0.5)},
-    "both": {"curriculum": Curriculum("norm", 0.7), "pseudo_labels": SURE},
 }
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", by_default(2, VARIANTS))
 def test_the_rounds_are_those_of_the_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = dict(VARIANTS[name])
     build = replace(BUILD, norm=settings.pop("norm", False), policy=settings.pop("policy", "average"))

@@ -104,6 +104,8 @@ def test_a_teacher_is_a_run_a_model_folder_or_weights(tmp_path: Path, fedavg_run
         np.testing.assert_allclose(parts.data.taught["pooled"], embeddings, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_file_of_weights_that_lacks_a_setting_is_told_which(tmp_path: Path) -> None:
     network = build("cnn-small", size=48, channels=1, generator=generator(0, "weights"))
     save_file(network.state_dict(), file := tmp_path / "grey.safetensors")

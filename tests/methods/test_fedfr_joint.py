@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", by_default(5, VARIANTS))
+@pytest.mark.parametrize("name", by_default(3, VARIANTS))
 def test_the_rounds_are_those_of_the_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = dict(VARIANTS[name])
     build = replace(EXACT, norm=settings.pop("norm", False), policy=settings.pop("policy", "average"))

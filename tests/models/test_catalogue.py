@@ -111,6 +111,8 @@ def test_measuring_runs_batches_and_puts_the_threads_back(monkeypatch):
     assert measured.training_flops == pytest.approx((6 * macs - first) * measured.training)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_backward_pass_of_grouped_convolutions_counts_twice_the_forward_pass() -> None:
     measured = speed.measure("mobilefacenet", size=112, channels=3, batch=2, seconds=1e-9)
     macs = catalogue.multiply_adds(catalogue.sketch("mobilefacenet", size=112, channels=3), size=112, channels=3)

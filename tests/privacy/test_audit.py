@@ -128,7 +128,9 @@ def audited_in_shares(rounds: int, z: float) -> tuple[np.ndarray, np.ndarray, fl
     return coins, x, concentrated_epsilon(rounds * hidden.rho, DELTA)
 
 
-@pytest.mark.parametrize("z", by_default(1, [0.7, 1.5]))
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("z", [0.7, 1.5])
 def test_canaries_with_shares_of_noise_stay_under_epsilon(z: float) -> None:
     coins, scores, bound = audited_in_shares(2, z)
     assert 0.3 < least_epsilon(coins, scores, 40) < bound

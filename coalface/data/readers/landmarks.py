@@ -197,7 +197,8 @@ def _points_in(face: Any) -> NDArray[np.float64]:
     return points
 
 
-_POINT_LINE = re.compile(r"\s*(-?[\d.]+(?:e[+-]?\d+)?)[\s,]+(-?[\d.]+(?:e[+-]?\d+)?)\s*", re.IGNORECASE)
+_NUMBER = r"(-?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
+_POINT_LINE = re.compile(rf"\s*{_NUMBER}[\s,]+{_NUMBER}\s*", re.IGNORECASE)
 
 
 def _points_of_one(path: Path) -> NDArray[np.float64] | None:
@@ -211,6 +212,8 @@ def _points_of_one(path: Path) -> NDArray[np.float64] | None:
     if len(lines) not in (5, 30, 68) or not all(matches):
         raise DataError(f"it has {len(lines)} lines; give the 5, 30 (CFP) or 68 points of an image", where=path)
     points = np.array([match.groups() for match in matches if match], float)
+    if not np.isfinite(points).all():
+        raise DataError("a point is not finite", where=path)
     return _five(points - 1 if path.suffix.lower() == ".pts" else points)  # these count pixels from 1
 
 
