@@ -311,17 +311,55 @@ def test_one_liar_of_ten_does_what_the_cells_have() -> None:
         assert_shows(text, value)
 
 
-def test_liars_among_clients_of_one_person_do_what_the_cells_have() -> None:
-    lost: dict[tuple[str, str], list[float]] = {}
-    for (title, options, defence, _, figure), value in cells("poisoning").items():
-        if title.startswith("devices ") and figure == "accuracy lost, points":
-            lost.setdefault((json.loads(options)["how"], defence), []).append(value)
-    assert {key: len(values) for key, values in lost.items()} == dict.fromkeys(lost, 6)
-    scaled, flipped = lost["scaled", "none"], lost["flipped", "none"]
-    under_median, ipm = lost["scaled", RULES["median"]], lost["ipm", "none"]
-    expected = [min(scaled), max(scaled), max(under_median), min(flipped), max(flipped), max(ipm)]
-    for text, value in zip(bullet("Clients of one person: liars")[2:], expected, strict=True):
+LOST, ACCEPTED = "accuracy lost, points", "impostors with glasses on both accepted, %"
+
+
+def by_method(scenario: str, figure: str, how: str, rule: str = "mean") -> dict[str, float]:
+    """Method -> the most that lies which begin so do to it under a mean."""
+    values: dict[str, float] = {}
+    for (title, options, defence, _, of), value in cells("poisoning").items():
+        is_of = title.startswith(f"{scenario} ") and "method=" in title and json.loads(options)["how"] in how.split()
+        if is_of and (defence, of) == (RULES[rule], figure):
+            values[method_of(title)] = max(value, values.get(method_of(title), value))
+    return values
+
+
+def assert_tells(begins: str, skip: int, *values: float) -> None:
+    """The item has these numbers, after some."""
+    for text, value in zip(bullet(begins)[skip:], values, strict=True):
         assert_shows(text, value)
+
+
+def test_liars_among_clients_of_one_person_do_what_the_cells_have() -> None:
+    def of_devices(figure: str, how: str, rule: str = "mean") -> tuple[float, list[float]]:
+        values = by_method("devices", figure, how, rule)
+        fedavg = values.pop("fedavg", 0.0)
+        assert len(values) == 6
+        return fedavg, sorted(values.values())
+
+    of_fedavg, scaled = of_devices(LOST, "scaled")
+    sign_of_fedavg, sign = of_devices(LOST, "flipped")
+    label_of_fedavg, label = of_devices(LOST, "label-flip")
+    backdoor_of_fedavg, backdoor = of_devices(ACCEPTED, "backdoor replacement")
+    _, backdoor_under_median = of_devices(ACCEPTED, "backdoor", "median")
+    expected = [
+        *(scaled[0], scaled[-1], of_devices(LOST, "scaled", "median")[1][-1], sign[0], sign[-1]),
+        *(of_devices(LOST, "ipm")[1][-1], label[-1], backdoor[0], backdoor[-1]),
+        *(backdoor_under_median[0], backdoor_under_median[-1]),
+        *(of_fedavg, label_of_fedavg, sign_of_fedavg, backdoor_of_fedavg),
+    ]
+    assert_tells("Clients of one person: liars", 2, *expected)
+
+
+def test_liars_under_other_methods_do_what_the_cells_have() -> None:
+    scaled, under_median = (by_method("poisoned", LOST, "scaled", rule) for rule in ("mean", "median"))
+    feddyn = under_median.pop("feddyn")
+    others = by_method("poisoned", LOST, "flipped label-flip alie ipm mimic")
+    accepted = [by_method("poisoned", ACCEPTED, "backdoor replacement", rule) for rule in ("mean", "median")]
+    least, least_under_median = (min(values.values()) for values in accepted)
+    most, most_under_median = (max(values.values()) for values in accepted)
+    expected = [min(scaled.values()), max(scaled.values()), max(under_median.values()), feddyn, max(others.values())]
+    assert_tells("Other methods: liars", 0, *expected, least, most, least_under_median, most_under_median)
 
 
 def test_what_liars_do_under_noise_is_what_the_cells_have() -> None:
