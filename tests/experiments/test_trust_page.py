@@ -17,6 +17,7 @@ import coalface
 from coalface.core.declarations import CONTENTS
 from coalface.experiments.attacks import measure
 from coalface.experiments.attacks.cells import read_cells
+from coalface.experiments.attacks.poisoning import HOW
 from coalface.experiments.attacks.updates import GRADIENT, MEAN, UPDATE
 from coalface.experiments.plan import messages, preflight
 from coalface.experiments.plan.messages import Sent
@@ -82,7 +83,7 @@ def test_what_leaves_by_declaration_is_what_a_plan_says() -> None:
 
 
 def cells(kind: str, of: str = "value") -> dict[tuple[str, ...], float]:
-    """(recipe and changes, options, defence, target, figure) -> the mean over the committed seeds of value or chance."""
+    """(recipe and changes, options, defence, target, figure) -> the committed seeds' mean of value or chance."""
     values: dict[tuple[str, ...], list[float]] = {}
     for cell in read_cells(PAGE.parent / "results" / "attacks" / kind / measure.CELLS):
         for outcome in cell.outcomes:
@@ -222,18 +223,32 @@ def entries(column: int) -> dict[str, str]:
     }
 
 
+def bullet(begins: str) -> list[str]:
+    """The numbers of the item of a list that begins so, without those in brackets."""
+    told = PAGE.read_text(encoding="utf-8").partition(f"\n- **{begins}**")[2].partition("\n")[0]
+    return re.findall(r"−?\d[\d.]*\d|\d", re.sub(r"\([^)]*\)|`[^`]*`", "", told))
+
+
+def assert_tells(begins: str, skip: int, *values: float) -> None:
+    """The item has these numbers, after some."""
+    for text, value in zip(bullet(begins)[skip:], values, strict=True):
+        assert_shows(text, value)
+
+
 def test_whose_images_are_rebuilt_is_what_the_cells_have() -> None:
     """By how much they are nearer to the true ones than the mean face: 3 dB, or 1."""
-    of_cells, shown, seen = cells("update-inversion-methods"), entries(3), set()
+    of_cells, shown, gains = cells("update-inversion-methods"), entries(3), dict[str, float]()
     for title, options, defence, target, figure in of_cells:
         method = method_of(title)
         if (defence, figure) == ("none", "rebuilt: PSNR, dB") and target == (GRADIENT if method == "mime" else UPDATE):
             key = title, options, defence, target
-            gain = of_cells[*key, figure] - of_cells[*key, "mean face: PSNR, dB"]
+            gains[method] = gain = of_cells[*key, figure] - of_cells[*key, "mean face: PSNR, dB"]
             verdict = "yes" if gain >= 3 else "little" if gain >= 1 else "no"
             assert shown[method] == verdict, f"{method}: {gain:.1f} dB"
-            seen.add(method)
-    assert seen == shown.keys()
+    assert gains.keys() == shown.keys()
+    apart = [gains.pop(method) for method in ("fedrep", "fedface-multi", "mime", "fedfr-joint")]
+    of_others = [gain for method, gain in gains.items() if METHODS[method].scenario != "devices"]
+    assert_tells("Other methods: images", 0, min(of_others), max(of_others), *apart)
 
 
 NOTHING_LEFT = {"devices method=fedavg"}
@@ -266,12 +281,6 @@ def test_who_is_found_is_what_the_cells_have() -> None:
             seen.setdefault(column, set()).add(method)
     assert seen[0] == {method for method, entry in entries(0).items() if not entry.startswith("–")}
     assert seen[2] == seen[4] == entries(2).keys()
-
-
-def bullet(begins: str) -> list[str]:
-    """The numbers of the item of a list that begins so, without those in brackets."""
-    told = PAGE.read_text(encoding="utf-8").partition(f"\n- **{begins}**")[2].partition("\n")[0]
-    return re.findall(r"−?\d[\d.]*\d|\d", re.sub(r"\([^)]*\)|`[^`]*`", "", told))
 
 
 def test_images_of_one_person_are_what_the_cells_have() -> None:
@@ -324,12 +333,6 @@ def by_method(scenario: str, figure: str, how: str, rule: str = "mean") -> dict[
     return values
 
 
-def assert_tells(begins: str, skip: int, *values: float) -> None:
-    """The item has these numbers, after some."""
-    for text, value in zip(bullet(begins)[skip:], values, strict=True):
-        assert_shows(text, value)
-
-
 def test_liars_among_clients_of_one_person_do_what_the_cells_have() -> None:
     def of_devices(figure: str, how: str, rule: str = "mean") -> tuple[float, list[float]]:
         values = by_method("devices", figure, how, rule)
@@ -360,6 +363,19 @@ def test_liars_under_other_methods_do_what_the_cells_have() -> None:
     most, most_under_median = (max(values.values()) for values in accepted)
     expected = [min(scaled.values()), max(scaled.values()), max(under_median.values()), feddyn, max(others.values())]
     assert_tells("Other methods: liars", 0, *expected, least, most, least_under_median, most_under_median)
+
+
+def test_liars_whom_the_table_says_to_do_harm_do_it() -> None:
+    """More than two points lost, or half of the impostors accepted, by whichever lie does most."""
+    shown, seen = entries(5), set()
+    for scenario in ("poisoned", "devices", "silos"):
+        lost = by_method(scenario, LOST, " ".join(HOW))
+        accepted = by_method(scenario, ACCEPTED, " ".join(HOW))
+        for method in lost.keys() | accepted.keys():
+            does_harm = lost.get(method, 0.0) > 2 or accepted.get(method, 0.0) >= 50
+            assert shown[method] == ("yes" if does_harm else "no"), method
+            seen.add(method)
+    assert shown.keys() == seen
 
 
 def test_what_liars_do_under_noise_is_what_the_cells_have() -> None:
