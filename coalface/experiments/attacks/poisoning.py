@@ -161,7 +161,7 @@ class Poisoning(Attack):
             way = rate_times_steps(liar)
             added = {("backbone", name): way * drift.double() for name, drift in self._drift.of(liar).items()}
             moved = {key: own[key] + of_drift for key, of_drift in added.items()}
-            own = moved or own
+            own = moved or own  # a gradient beside the backbone stays as it is
         if self._how in LIES:
             lie, usual = LIES[self._how]
             everybody = (len(honest) + liars) / liars
