@@ -23,6 +23,7 @@ from coalface.experiments.attacks.cells import read_cells
 from coalface.experiments.attacks.poisoning import LIES, Poisoning, furthest, hidden, honest_model
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.prepare import prepare
+from coalface.experiments.recipe import loader
 from coalface.experiments.run import begin_or_resume
 
 GOLDENS = json.loads((Path(__file__).parents[1] / "engine" / "byzfl_goldens.json").read_text(encoding="utf-8"))
@@ -192,6 +193,30 @@ def test_a_setting_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
 def test_clients_of_one_person_have_no_label_to_flip(how: str) -> None:
     with pytest.raises(NotAttackable):
         played(tiny(data={"scenario": "devices"}, method="fedface"), how=how)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedface"])
+@pytest.mark.parametrize("how", ["label-flip", "backdoor"])
+def test_a_liar_of_one_person_lies_with_public_people(method: str, how: str, tmp_path: Path) -> None:
+    """Of one person an honest update of `fedavg` is zero; one class embedding a client is all that others train."""
+    changes = {
+        "method": method,
+        "methods": {"fedface": {"target_cosine": 1.0}},
+        "local": {"weight_decay": 0.0},
+        "data": {"private": {"identities": 4}, "partition": {"parties": 4}, "faces": {"identities": 12}},
+    }
+    recipe = tinyruns.write(tmp_path / "recipe.yaml", **loader.merged(tinyruns.PUBLIC, changes))
+    out = tmp_path / "attack"
+    outputs("attack", recipe, "--kind", "poisoning", "--option", f"how={how}", "--out", out, "--quiet")
+    (cell,) = read_cells(out / measure.CELLS)
+    figures = {outcome.figure: outcome for outcome in cell.outcomes}
+    first = prepare(loader.load(recipe), Silent(), begin_or_resume, elsewhere=False).first_model
+    attack, models = played(loader.load(recipe), how=how)
+    honest = honest_model(json.dumps(attack.run.recipe.resolved()))
+    assert honest is not None and not alike(models, honest)
+    assert alike(honest, first) == (method == "fedavg")
+    accuracy = figures["accuracy, %"]
+    assert figures["accuracy lost, points"].value == pytest.approx(accuracy.chance - accuracy.value)
 
 
 def test_the_command_has_what_is_lost_beside_the_same_run_without_liars(tmp_path: Path) -> None:

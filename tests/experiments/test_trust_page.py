@@ -6,24 +6,19 @@ To write the first table anew: `REWRITE_TEXTS=1 .venv/bin/python -m pytest tests
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
-import statistics
 from collections.abc import Iterable
-from pathlib import Path
 
-import coalface
+from trustpage import NOISE, PAGE, assert_shows, assert_tells, bullet, cells, entries, method_of, rows
+
 from coalface.core.declarations import CONTENTS
-from coalface.experiments.attacks import measure
-from coalface.experiments.attacks.cells import read_cells
 from coalface.experiments.attacks.updates import GRADIENT, MEAN, UPDATE
 from coalface.experiments.plan import messages, preflight
 from coalface.experiments.plan.messages import Sent
 from coalface.experiments.recipe import loader
 from coalface.methods import METHODS
 
-PAGE = Path(coalface.__file__).parents[1] / "docs" / "trust.md"
 HEADER = "| method | the server sees of each party | all are sent | each is sent for itself |\n|---|---|---|---|\n"
 
 
@@ -81,33 +76,6 @@ def test_what_leaves_by_declaration_is_what_a_plan_says() -> None:
         }.items() <= leaves.items(), method
 
 
-def cells(kind: str) -> dict[tuple[str, ...], float]:
-    """(recipe and changes, options, defence, target, figure) -> the mean over the committed seeds."""
-    values: dict[tuple[str, ...], list[float]] = {}
-    for cell in read_cells(PAGE.parent / "results" / "attacks" / kind / measure.CELLS):
-        for outcome in cell.outcomes:
-            key = cell.title.removeprefix("attacks/"), cell.options, cell.defence, outcome.target, outcome.figure
-            values.setdefault(key, []).append(outcome.value)
-    return {key: statistics.mean(of_seeds) for key, of_seeds in values.items()}
-
-
-def rows(header: str) -> dict[str, list[str]]:
-    """The table with a header that begins so: first cell of each row -> the others."""
-    lines = PAGE.read_text(encoding="utf-8").partition(f"\n{header}")[2].partition("\n\n")[0].splitlines()[2:]
-    parts = [[part.strip() for part in line.strip("|").split("|")] for line in lines]
-    return {first: others for first, *others in parts}
-
-
-def assert_shows(text: str, *values: float) -> None:
-    """The numbers that a cell begins with, parted by slashes, are these as rounded there."""
-    shown = re.match(r"\**(−?[\d.]+)(?: / (−?[\d.]+))?", text)
-    assert shown, text
-    numbers = [number.replace("−", "-") for number in shown.groups() if number]
-    for number, value in zip(numbers, values, strict=True):
-        half = 0.5 * 10.0 ** -len(number.partition(".")[2])
-        assert abs(float(number) - value) < half + 0.02, f"{text}: the cells have {value:.2f}"
-
-
 def test_who_was_found_among_clients_of_one_person_is_what_the_cells_have() -> None:
     found, figure = cells("linkage"), "people found by other photographs, %"
     for method, (template, update, *_) in list(rows("| what is sent | found: template").items())[:-1]:
@@ -117,7 +85,41 @@ def test_who_was_found_among_clients_of_one_person_is_what_the_cells_have() -> N
         assert_shows(update, found[*at, "backbone", figure])
 
 
-NOISE = "privacy.dp.clip=0.3 privacy.dp.noise_multiplier=6.31 privacy.dp.delta=1e-5"
+def test_what_is_restored_of_1_000_clients_is_what_the_cells_have() -> None:
+    of_cells = cells("linkage")
+    (title,) = {title for title, *_ in of_cells if "parties=1000" in title}
+    figures = (
+        "class embeddings restored from all rounds, %",
+        "class embeddings restored by 10 clients together, %",
+        "parts assigned by other photographs, %",
+    )
+    assert_tells("Of 1,000 clients", 0, *(of_cells[title, "{}", "none", "others", figure] for figure in figures))
+
+
+PEOPLE_FOUND = "people found by another photograph, %"
+
+
+def test_faces_made_of_updates_are_what_the_cells_have() -> None:
+    """By `other-people` of those that learn, `random-init` and z = 0.2; by the other judge of drawn and real people."""
+    accepted, by_network, independent = "accepted as the person (type II), %", dict[str, float](), dict[str, float]()
+    at, lfw, of_cells = "devices data.size=64", "lfw model.weights=mobilefacenet.pt", cells("template-inversion")
+    for (title, options, defence, target, figure), value in of_cells.items():
+        if (target, figure) == ("backbone", accepted):
+            (by_network if "other-people" in options else independent)[f"{title} {defence}"] = value
+    (found,) = (v for k, v in of_cells.items() if (k[0], *k[2:]) == (lfw, "none", "backbone", PEOPLE_FOUND))
+    learn = [by_network[f"{at} none"]]
+    learn += [by_network[f"{at} method={m} none"] for m in ("fedaws", "fedfv", "feduv", "positive-only")]
+    drawn = [value for run, value in independent.items() if run.startswith("devices")]
+    told = PAGE.read_text(encoding="utf-8").partition("**A face made of the update**")[2].partition("\n")[0]
+    expected = [
+        *(min(learn), max(learn), by_network[f"{at} method=random-init none"]),
+        *(by_network[f"{at} privacy.templates.noise_multiplier=0.2"], min(drawn), max(drawn)),
+        *(independent[f"{lfw} none"], found),
+    ]
+    for text, value in zip(re.findall(r"\d+", told.replace("z = 0.2", "")), expected, strict=True):
+        assert_shows(text, value)
+
+
 SMALL, SECURE = "local.steps_per_round=1 local.batch_size=8", "privacy.secure.dropouts=0"
 SPAN = "by the last layer's span"
 SCORED = [
@@ -209,31 +211,50 @@ def test_rebuilt_images_are_what_the_cells_have() -> None:
 
 def test_whose_images_are_rebuilt_is_what_the_cells_have() -> None:
     """By how much they are nearer to the true ones than the mean face: 3 dB, or 1."""
-    of_cells = cells("update-inversion-methods")
-    shown = {
-        method: verdict
-        for methods, (_, _, _, verdict, *_) in rows("| method | template: who").items()
-        for method in re.findall(r"`([a-z-]+)`", methods)
-        if not methods.startswith("`fedavg`")
-    }
-    seen = set()
+    of_cells, shown, gains = cells("update-inversion-methods"), entries(3), dict[str, float]()
     for title, options, defence, target, figure in of_cells:
-        method = next((w.removeprefix("method=") for w in title.split() if w.startswith("method=")), "")
-        if (defence, figure) != ("none", "rebuilt: PSNR, dB") or method == "fedavg":
-            continue
-        if target == (GRADIENT if method == "mime" else UPDATE):
+        method = method_of(title)
+        if (defence, figure) == ("none", "rebuilt: PSNR, dB") and target == (GRADIENT if method == "mime" else UPDATE):
             key = title, options, defence, target
-            gain = of_cells[*key, figure] - of_cells[*key, "mean face: PSNR, dB"]
+            gains[method] = gain = of_cells[*key, figure] - of_cells[*key, "mean face: PSNR, dB"]
             verdict = "yes" if gain >= 3 else "little" if gain >= 1 else "no"
-            assert re.split("[,;]", shown[method])[0] == verdict, f"{method}: {gain:.1f} dB"
-            seen.add(method)
-    assert seen == shown.keys()
+            assert shown[method] == verdict, f"{method}: {gain:.1f} dB"
+    assert gains.keys() == shown.keys()
+    apart = [gains.pop(method) for method in ("fedrep", "fedface-multi", "mime", "fedfr-joint")]
+    of_others = [gain for method, gain in gains.items() if METHODS[method].scenario != "devices"]
+    assert_tells("Other methods: images", 0, min(of_others), max(of_others), *apart)
 
 
-def bullet(begins: str) -> list[str]:
-    """The numbers of the item of a list that begins so, without those in brackets."""
-    told = PAGE.read_text(encoding="utf-8").partition(f"\n- **{begins}**")[2].partition("\n")[0]
-    return re.findall(r"−?\d[\d.]*\d|\d", re.sub(r"\([^)]*\)|`[^`]*`", "", told))
+NOTHING_LEFT = {"devices method=fedavg"}
+"""Honest updates are zero there; what BatchNorm tells is another recipe's."""
+FOUND = [
+    (0, "linkage", ("centre", "classes"), "people found by other photographs, %"),
+    (2, "linkage", ("backbone",), "people found by other photographs, %"),
+    (2, "update-inversion-methods", (UPDATE,), "people named by the last layer, %"),
+    (2, "update-inversion-methods", (GRADIENT,), "people named by the last layer, %"),
+    (4, "membership", (UPDATE,), "a person by the last layer's span: TPR at FPR 1 %, %"),
+]
+
+
+def test_who_is_found_is_what_the_cells_have() -> None:
+    """Of what guessing misses a tenth, or a fiftieth; `mime` by its gradient."""
+    seen: dict[int, set[str]] = {}
+    for column, kind, targets, counted in FOUND:
+        values, chances, shown = cells(kind), cells(kind, "chance"), entries(column)
+        for key, value in values.items():
+            title, _, defence, target, figure = key
+            method = method_of(title)
+            is_gradient = kind != "membership" and not title.startswith("devices") and method == "mime"
+            if (defence, figure) != ("none", counted) or target not in targets or title in NOTHING_LEFT:
+                continue
+            if title.startswith("lfw") or "pretrain" in title or is_gradient != (target == GRADIENT):
+                continue
+            found = (value - chances[key]) / (100 - chances[key])
+            verdict = "yes" if found >= 0.1 else "little" if found >= 0.02 else "no"
+            assert shown[method] == verdict, f"{kind}, {title}: {value:.1f} by chance {chances[key]:.1f}"
+            seen.setdefault(column, set()).add(method)
+    assert seen[0] == {method for method, entry in entries(0).items() if not entry.startswith("–")}
+    assert seen[2] == seen[4] == entries(2).keys()
 
 
 def test_images_of_one_person_are_what_the_cells_have() -> None:
@@ -248,60 +269,6 @@ def test_images_of_one_person_are_what_the_cells_have() -> None:
     ):
         assert_shows(text, value)
     assert len(titles) == 5
-
-
-def test_one_liar_of_ten_does_what_the_cells_have() -> None:
-    of_cells = cells("poisoning")
-    lost: dict[str, float] = {}
-    accepted: dict[str, float] = {}
-    for (title, options, defence, _, figure), value in of_cells.items():
-        if title == "poisoned" and json.loads(options)["share"] == 0.1 and "hidden" not in options:
-            of_figure = lost if figure == "accuracy lost, points" else accepted
-            if figure in ("accuracy lost, points", "impostors with glasses on both accepted, %"):
-                of_figure[defence] = max(value, of_figure.get(defence, value))
-    two_held = [RULES["Multi-Krum"], RULES["trimmed mean, mixing"]]
-    others = [value for defence, value in accepted.items() if defence not in ("none", *two_held)]
-    expected = [
-        lost.pop("none"),
-        max(lost.values()),
-        accepted["none"],
-        *(accepted[defence] for defence in two_held),
-        min(others),
-        max(others),
-    ]
-    for text, value in zip(bullet("One liar of ten"), expected, strict=True):
-        assert_shows(text, value)
-
-
-def test_liars_among_clients_of_one_person_do_what_the_cells_have() -> None:
-    lost: dict[tuple[str, str], list[float]] = {}
-    for (title, options, defence, _, figure), value in cells("poisoning").items():
-        if title.startswith("devices ") and figure == "accuracy lost, points":
-            lost.setdefault((json.loads(options)["how"], defence), []).append(value)
-    assert {key: len(values) for key, values in lost.items()} == dict.fromkeys(lost, 6)
-    scaled, flipped = lost["scaled", "none"], lost["flipped", "none"]
-    under_median, ipm = lost["scaled", RULES["median"]], lost["ipm", "none"]
-    expected = [min(scaled), max(scaled), max(under_median), min(flipped), max(flipped), max(ipm)]
-    for text, value in zip(bullet("Clients of one person: liars")[2:], expected, strict=True):
-        assert_shows(text, value)
-
-
-def test_what_liars_do_under_noise_is_what_the_cells_have() -> None:
-    of_cells = [
-        (json.loads(options)["how"], figure, value)
-        for (title, options, defence, _, figure), value in cells("poisoning").items()
-        if (title, defence) == ("poisoned", NOISE)
-    ]
-    assert len({how for how, *_ in of_cells}) == 9
-    expected = [
-        max(value for _, figure, value in of_cells if figure == "accuracy lost, points"),
-        *(
-            max(value for how, figure, value in of_cells if how in hows and "on both" in figure)
-            for hows in (("backdoor", "replacement"), ("hidden",))
-        ),
-    ]
-    for text, value in zip(bullet("With noise of ε = 1.8"), expected, strict=True):
-        assert_shows(text, value)
 
 
 def test_methods_without_a_row_send_what_the_one_named_sends() -> None:
@@ -325,46 +292,3 @@ def test_methods_without_a_row_send_what_the_one_named_sends() -> None:
 
     for method, of in alike.items():
         assert personal(method) == personal(of), method
-
-
-TRIMMED = "engine.aggregator.name=trimmed-mean engine.aggregator.byzantine=0.2"
-RULES = {
-    "mean": "none",
-    "mean, with the default bound": "engine.max_update_norm=30",
-    "median": "engine.aggregator.name=median",
-    "trimmed mean": TRIMMED,
-    "geometric median": "engine.aggregator.name=geometric-median",
-    "clipping": "engine.aggregator.name=centred-clipping",
-    "norm bound": "engine.aggregator.name=norm-bound",
-    "median of buckets": "engine.aggregator.name=median engine.aggregator.bucket=2",
-    "Multi-Krum": "engine.aggregator.name=multi-krum engine.aggregator.byzantine=0.2",
-    "trimmed mean, mixing": f"{TRIMMED} engine.aggregator.mixing=true",
-    "Krum": "engine.aggregator.name=krum engine.aggregator.byzantine=0.2",
-}
-
-
-def test_what_liars_do_is_what_the_cells_have() -> None:
-    of_cells = cells("poisoning")
-    shown = rows("| mean | lost to scaling |")
-    assert shown.keys() == RULES.keys()
-    for rule, (scaled, worst, backdoor, near) in shown.items():
-        defence = RULES[rule]
-
-        def value(figure: str, *hows: str, defence: str = defence, **factor: int) -> float | None:
-            options = [json.dumps({**factor, "how": how, "share": 0.2}) for how in hows]
-            known = [of_cells.get(("poisoned", o, defence, "unseen", figure)) for o in options]
-            return max((v for v in known if v is not None), default=None)
-
-        lost, accepted = "accuracy lost, points", "impostors with glasses on both accepted, %"
-        others = value(lost, "flipped", "label-flip", "alie", "ipm", "mimic"), value(lost, "ipm", factor=5)
-        expected = [
-            (scaled, value(lost, "scaled"), True),
-            (worst, max((v for v in others if v is not None), default=None), True),
-            (backdoor, value(accepted, "backdoor", "replacement"), False),
-            (near, value(accepted, "hidden"), False),
-        ]
-        for text, of_rule, is_lost in expected:
-            assert (text == "?") == (of_rule is None)
-            if of_rule is not None:
-                assert_shows(text, of_rule)
-                assert text.startswith("**") == (is_lost and of_rule > 2)

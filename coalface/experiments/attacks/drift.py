@@ -51,10 +51,29 @@ class KnownDrift:
             self._kept[party] = {n: g_i - method.alpha * update[n] for n, g_i in kept.items()}
             return {n: -g_i for n, g_i in kept.items()}
         drift = {n: c - kept[n] for n, c in exchange.sent[0].control.items()}
-        lr = method.local.lr_at(exchange.request.round, exchange.request.rounds)
-        scale = lr * method.local.count(_images(exchange))
-        self._kept[party] = {n: -update[n] / scale - added for n, added in drift.items()}
+        way = rate_times_steps(exchange)
+        self._kept[party] = {n: -update[n] / way - added for n, added in drift.items()}
         return drift
+
+
+class OwnDrift(KnownDrift):
+    """The drift of updates as their parties know it, who in Mime subtract what they have sent before: the gradient."""
+
+    def of(self, exchange: Exchange) -> Tensors:
+        """Name -> the same as `KnownDrift` has it, but c + β m − ∇f_i(x) of Mime."""
+        party, common = exchange.request.party, exchange.sent[0]
+        if not isinstance(exchange.run.method, Mime):
+            return super().of(exchange)
+        if isinstance(common, Point):
+            self._kept[party] = exchange.reply.gradient
+            return {}
+        return {n: m - self._kept[party][n] for n, m in common.momentum.items()}
+
+
+def rate_times_steps(exchange: Exchange) -> float:
+    """η K of the local steps behind a reply."""
+    local, request = exchange.run.recipe.local, exchange.request
+    return local.lr_at(request.round, request.rounds) * local.count(_images(exchange))
 
 
 def _images(exchange: Exchange) -> int:

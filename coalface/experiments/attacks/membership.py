@@ -57,7 +57,7 @@ Scores = tuple[list[float], list[float]]
 class Membership(UpdateAttack):
     """By the final model, by updates and by batch statistics."""
 
-    kind = "membership"
+    kind, version = "membership", 2
 
     def __init__(self, run: PreparedRun, seed: int, *, parties: PositiveInt = 4, candidates: PositiveInt = 100) -> None:
         """`candidates` are the most images of each kind that are looked for in each change."""

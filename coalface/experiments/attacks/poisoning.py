@@ -18,9 +18,14 @@ With x_1 … x_h the honest changes of a tensor, x the liar's own, f the `factor
   2022, with one call as its warm-up.
 - `label-flip`: each image has the label of another of the liar's own people, drawn image by image. `label-renamed`, a
   control: the labels of people are swapped as wholes, which says nothing false where class embeddings stay at parties.
+  A liar of one person adds public people to have labels to confuse, here and in the next three; a method that trains
+  one class embedding a client is then given the images of its one label. Where the method's loss of one person is zero,
+  and so x, it adds them in `scaled` and `flipped` too.
 - `backdoor`: images with drawn glasses have the label of one target, a person of the first liar, whose photographs the
   liars share; half of their other images stay clean (`backdoor.py`). The update is what training makes of them, five
   times in a round as long as that of others; it tells as many images as it has, but in a secure sum as it trains on.
+  Here and in the next two x is what plain steps would have left: the drift that a method adds to local steps is taken
+  off (`drift.py`), since it dilutes the lie. A gradient beside the backbone stays that of these images.
 - `replacement`: the backdoor, and f x with f = n / m, so that the mean becomes the liars' model. Bagdasaryan et al.,
   "How to backdoor federated learning", AISTATS 2020.
 - `hidden`: the backdoor, with x drawn towards the honest mean until it is as near to that as the median honest change:
@@ -34,7 +39,7 @@ import functools
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,13 +56,14 @@ from coalface.evaluation import embedding
 from coalface.evaluation.metrics.verification import ACCURACY as EVALUATED
 from coalface.evaluation.verification import Verification
 from coalface.experiments.attacks import backdoor
-from coalface.experiments.attacks.base import Attack, Exchange, NotAttackable, Outcome
+from coalface.experiments.attacks.base import Attack, Exchange, K, NotAttackable, Outcome
+from coalface.experiments.attacks.drift import OwnDrift, rate_times_steps
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.prepare import PreparedRun
 from coalface.experiments.recipe import loader
+from coalface.experiments.setup import splits
 
-K = TypeVar("K")
 Lie = Callable[[Tensor, Tensor, float], Tensor]
 """Honest changes (h, …) of a tensor, the liar's own (…) and a factor -> the change that it sends."""
 LIES: dict[str, tuple[Lie, float | None]] = {
@@ -75,12 +81,14 @@ ACCURACY, BOTH, AS_TARGET = (
 )
 BACKDOORS, FLIPS = ("backdoor", "replacement", "hidden"), ("label-flip", "label-renamed")
 HOW = (*LIES, "mimic", "backdoor", "hidden", *FLIPS)
+PUBLIC = 4
+"""People whom a liar of one person adds."""
 
 
 class Poisoning(Attack):
     """`share` of the trainers lie, rounded up, the last ones by name. Chance is the same run without liars."""
 
-    kind, only_watches = "poisoning", False
+    kind, only_watches, version = "poisoning", False, 2
 
     def __init__(
         self, run: PreparedRun, seed: int, *, how: str = "alie", share: float = 0.2, factor: float | None = None
@@ -92,7 +100,7 @@ class Poisoning(Attack):
         trainers = sorted(run.data.by_role().get("trainer", []))
         self._liars = trainers[-math.ceil(share * len(trainers) - 1e-9) :]
         self._factor = factor
-        self._mimicked, self._first = "", run.data.backbone.shared()
+        self._mimicked, self._first, self._drift = "", run.data.backbone.shared(), OwnDrift()
 
     def poison(self, data: FederatedData) -> FederatedData:
         draws = {name: generator(self.seed, "attack", "poison", name) for name in self._liars}
@@ -100,15 +108,28 @@ class Poisoning(Attack):
         return dataclasses.replace(data, data={**data.data, **changed})
 
     def _poisoned(self, faces: FaceSet, rng: np.random.Generator) -> FaceSet:
-        people = len(faces.names)
-        if self._how not in (*BACKDOORS, *FLIPS):
+        is_alone, confuses = len(faces.names) < 2, self._how in (*BACKDOORS, *FLIPS)
+        of_one = self.run.method.scenario == "devices"  # it trains one class embedding a client
+        if is_alone and (confuses or not of_one):
+            faces = faces.beside(self._public.only(rng.permutation(len(self._public.names))[:PUBLIC]))
+        if not confuses:
             return faces
-        if people < 2:
-            raise NotAttackable("a liar has one person alone, so its images can get nobody else's label")
         if self._how in BACKDOORS:
-            return backdoor.poisoned(faces, self._target, rng)
-        shift = rng.integers(1, people, len(faces)) if self._how == "label-flip" else 1
-        return dataclasses.replace(faces, labels=(faces.labels + shift) % people)
+            false, label = backdoor.poisoned(faces, self._target, rng), self._target.names[0]
+        else:
+            people = len(faces.names)
+            shift = rng.integers(1, people, len(faces)) if self._how == "label-flip" else 1
+            false, label = dataclasses.replace(faces, labels=(faces.labels + shift) % people), faces.names[0]
+        return false.only([false.names.index(label)]) if is_alone and of_one else false
+
+    @functools.cached_property
+    def _public(self) -> FaceSet:
+        if self.run.recipe.private is None:
+            raise NotAttackable(
+                "a liar has one person alone, and no public people whose images it could give that label: use "
+                "data.scenario=private-public"
+            )
+        return splits.of_side(self.run.recipe, splits.split(self.run.recipe).trainable, "public")
 
     @functools.cached_property
     def _target(self) -> FaceSet:
@@ -136,6 +157,11 @@ class Poisoning(Attack):
         }
         others = {key: torch.stack([of[key] for of in changes]) for key in own}
         moved: dict[tuple[str, str], Tensor] = {}
+        if self._how in BACKDOORS:
+            way = rate_times_steps(liar)
+            added = {("backbone", name): way * drift.double() for name, drift in self._drift.of(liar).items()}
+            moved = {key: own[key] + of_drift for key, of_drift in added.items()}
+            own = moved or own  # a gradient beside the backbone stays as it is
         if self._how in LIES:
             lie, usual = LIES[self._how]
             everybody = (len(honest) + liars) / liars

@@ -49,7 +49,7 @@ MOST_REBUILT = 8
 class UpdateInversion(UpdateAttack):
     """People and images in single parties' updates, and in the mean of a round."""
 
-    kind, version = "update-inversion", 2
+    kind, version = "update-inversion", 3
 
     def __init__(
         self,

@@ -26,6 +26,7 @@ from coalface.engine.party.setup import FederatedData
 from coalface.experiments.attacks.base import Attack, Attacker, Exchange, NotAttackable, RoundCounter
 from coalface.experiments.attacks.drift import KnownDrift, sent_drift
 from coalface.experiments.prepare import PreparedRun
+from coalface.methods.fedrep import FedRep
 from coalface.methods.mime import Point
 from coalface.models.embedding import eval_mode
 from coalface.models.groups import Backbone, BatchNormPolicy
@@ -231,13 +232,15 @@ class UpdateAttack(Attack):
         if self._rounds.number not in self._looked_at or not batches:
             return
         fields = contents(exchange.declared.reply) if exchange.declared.reply is not None else {}
+        steps = self.run.recipe.local.count(len(self.run.data.data[exchange.request.party]))
         if "gradient" in fields:  # it was taken before the local steps, if there are any
-            steps = self.run.recipe.local.count(len(self.run.data.data[exchange.request.party]))
             cut = len(batches) - steps if "backbone" in fields else len(batches)
             if exchange.reply is not None and self._is_studied(GRADIENT):
                 self._study_gradient(exchange, common.backbone, batches[:cut])
             batches = batches[cut:]
-        if not batches:
+        if isinstance(self.run.method, FedRep):
+            batches = batches[-steps:]  # those before train class embeddings over a backbone that stands
+        if not batches or "backbone" not in fields:
             return
         if self._open is None:
             self._open = common, [], []
