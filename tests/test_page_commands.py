@@ -58,7 +58,7 @@ LEFT_OUT = {
     "results/": "hours, most of them on real faces",
 }
 """Page, or folder of pages -> what its commands need."""
-FILES = ("teacher=", "model.weights=")
+FILES = ("teacher=", "pretrain.methods.distill.teacher=", "model.weights=")
 """Changes that name a file which only the reader has."""
 SHORTER = {"run": ["rounds=1"], "up": ["--run-config", "rounds=1", "--yes"]}
 """Command -> what makes it one of seconds."""
