@@ -99,6 +99,14 @@ def test_faces_made_of_templates_are_what_the_cells_have() -> None:
     assert {method for method, row in shown.items() if row[0] != "–" and " " not in method} == {m for m, _ in accepted}
 
 
+def test_what_is_restored_of_250_clients_is_what_the_cells_have() -> None:
+    of_cells, ways = cells("linkage"), ("by one client", "by 10 clients together", "from all rounds")
+    for fused, row in rows("| k | one client").items():
+        title = "devices method=fedfv" + (f" methods.fedfv.fused={fused}" if fused != "2" else "")
+        for text, way in zip(row, ways, strict=True):
+            assert_shows(text, of_cells[title, "{}", "none", "others", f"class embeddings restored {way}, %"])
+
+
 def test_what_is_restored_of_1_000_clients_is_what_the_cells_have() -> None:
     of_cells = cells("linkage")
     (title,) = {title for title, *_ in of_cells if "parties=1000" in title}
