@@ -18,6 +18,7 @@ from coalface.experiments.attacks.fused_embeddings import (
     restore_known,
     share_assigned,
     share_by_name,
+    share_named,
     share_restored,
 )
 from coalface.experiments.attacks.linkage import code_told, embedding_by_statistics, mean_feature_told
@@ -71,6 +72,15 @@ def test_whoever_knows_what_was_fused_has_the_class_embeddings_of_few_rows_under
     assert share_by_name(known, w) == 1
     assert share_by_name(known.roll(1, 0), w) == 0
     assert not restore_known(rows[:1], torch.from_numpy(drawn[:1]), 40)[[*{*range(40)} - {*drawn[0]}]].any()
+
+
+def test_a_person_is_named_whose_direction_is_restored_and_nearest_to_his_own_photographs() -> None:
+    w, features = directions(4, 32), directions(5, 32)
+    features[[2, 0, 1, 4]] = w  # whose photographs these are
+    assert share_named(w, w, features, [2, 0, 1, 4]) == 1
+    assert share_named(w, w, features, [0, 2, 1, 4]) == 0.5
+    assert share_named(w[:3], w, features, [2, 0, 1, 4]) == 0.75
+    assert share_named(w[:0], w, features, [2, 0, 1, 4]) == share_restored(w[:0], w) == 0
 
 
 def test_a_client_has_the_rows_of_the_rounds_in_which_it_was_asked_and_no_others() -> None:

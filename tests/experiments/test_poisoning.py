@@ -215,6 +215,8 @@ def test_a_liar_of_one_person_lies_with_public_people(method: str, how: str, tmp
     honest = honest_model(json.dumps(attack.run.recipe.resolved()))
     assert honest is not None and not alike(models, honest)
     assert alike(honest, first) == (method == "fedavg")
+    told = {party: exchange.reply.images for party, exchange in attack.passed.items()}
+    assert told == {party: len(attack.run.data.data[party]) for party in told}  # not as many as it trained on
     accuracy = figures["accuracy, %"]
     assert figures["accuracy lost, points"].value == pytest.approx(accuracy.chance - accuracy.value)
 

@@ -85,11 +85,34 @@ def test_who_was_found_among_clients_of_one_person_is_what_the_cells_have() -> N
         assert_shows(update, found[*at, "backbone", figure])
 
 
+def test_faces_made_of_templates_are_what_the_cells_have() -> None:
+    """By either judge those of the template or of its change, whichever it accepts more."""
+    accepted: dict[tuple[str, bool], list[float]] = {}
+    for (title, options, defence, target, figure), value in cells("template-inversion").items():
+        if title.startswith("devices") and (defence, figure) == ("none", "accepted as the person (type II), %"):
+            if target in ("centre", "centre, its change"):
+                method = "fedface" if "method=" not in title else method_of(title)
+                accepted.setdefault((method, "other-people" in options), []).append(value)
+    shown = {method.strip("`"): row[2:] for method, row in rows("| what is sent | found: template").items()}
+    for (method, is_other_people), values in accepted.items():
+        assert_shows(shown[method][0 if is_other_people else 1], max(values))
+    assert {method for method, row in shown.items() if row[0] != "–" and " " not in method} == {m for m, _ in accepted}
+
+
+def test_what_is_restored_of_250_clients_is_what_the_cells_have() -> None:
+    of_cells, ways = cells("linkage"), ("by one client", "by 10 clients together", "from all rounds")
+    for fused, row in rows("| k | one client").items():
+        title = "devices method=fedfv" + (f" methods.fedfv.fused={fused}" if fused != "2" else "")
+        for text, way in zip(row, ways, strict=True):
+            assert_shows(text, of_cells[title, "{}", "none", "others", f"class embeddings restored {way}, %"])
+
+
 def test_what_is_restored_of_1_000_clients_is_what_the_cells_have() -> None:
     of_cells = cells("linkage")
     (title,) = {title for title, *_ in of_cells if "parties=1000" in title}
     figures = (
         "class embeddings restored from all rounds, %",
+        "people named by other photographs of class embeddings restored from all rounds, %",
         "class embeddings restored by 10 clients together, %",
         "parts assigned by other photographs, %",
     )

@@ -70,13 +70,18 @@ def test_liars_among_clients_of_one_person_do_what_the_cells_have() -> None:
     of_fedavg, scaled = of_devices(LOST, "scaled")
     sign_of_fedavg, sign = of_devices(LOST, "flipped")
     label_of_fedavg, label = of_devices(LOST, "label-flip")
+    fedavg = "devices method=fedavg rounds=12 engine.max_update_norm=0"
+    honest = cells("poisoning")[
+        fedavg, json.dumps({"factor": 1.0, "how": "scaled", "share": 0.2}), "none", "unseen", LOST
+    ]
+    renamed = by_method("devices", LOST, "label-renamed")["fedavg"]
     backdoor_of_fedavg, backdoor = of_devices(ACCEPTED, "backdoor replacement")
     _, backdoor_under_median = of_devices(ACCEPTED, "backdoor", "median")
     expected = [
         *(scaled[0], scaled[-1], of_devices(LOST, "scaled", "median")[1][-1], sign[0], sign[-1]),
         *(of_devices(LOST, "ipm")[1][-1], label[-1], backdoor[0], backdoor[-1]),
         *(backdoor_under_median[0], backdoor_under_median[-1]),
-        *(of_fedavg, label_of_fedavg, sign_of_fedavg, backdoor_of_fedavg),
+        *(of_fedavg, honest, renamed, label_of_fedavg, sign_of_fedavg, backdoor_of_fedavg),
     ]
     assert_tells("Clients of one person: liars", 2, *expected)
 

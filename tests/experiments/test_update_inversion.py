@@ -258,6 +258,16 @@ def test_the_seed_gives_the_loss_of_a_first_round_and_of_no_later_one(
     assert {target for target, figure in rows if "known by the seed" in figure} == {UPDATE, MEAN}
 
 
+@pytest.mark.parametrize(("method", "is_known"), [("fedavg", True), ("fedrep", False)])
+def test_class_embeddings_that_train_before_the_backbone_are_not_those_of_the_seed(method: str, is_known: bool) -> None:
+    local = {"steps_per_round": 1, "batch_size": 3}
+    recipe = tiny(method=method, rounds=1, local=local, data={"partition": {"parties": 2}})
+    attack, models = replay(recipe, functools.partial(UpdateInversion, parties=1, iterations=1), Silent())
+    rows = by_row(attack.outcomes(models))
+    assert any(figure == "rebuilt: PSNR, dB" for _, figure in rows)
+    assert any("known by the seed" in figure for _, figure in rows) == is_known
+
+
 @pytest.mark.parametrize(("lr", "named"), [(0.05, 100.0), (1e-30, 100 / 6)])
 def test_head_rows_name_the_people_of_a_step_and_those_of_no_step_come_to_chance(lr: float, named: float) -> None:
     """Six parties of one person each beside public people; where nothing moved all are taken for the same person."""

@@ -140,9 +140,22 @@ def share_by_name(directions: Tensor, true: Tensor) -> float:
     return float((F.cosine_similarity(directions, true, dim=1) >= SAME).double().mean())
 
 
+def restored(directions: Tensor, true: Tensor) -> tuple[Tensor, Tensor]:
+    """(R, d) the nearest of `directions` to each true one (R, d), and (R,) if its cosine is `SAME` or more."""
+    if not len(directions):
+        return torch.zeros_like(true), torch.zeros(len(true), dtype=torch.bool)
+    directions = F.normalize(directions, dim=1)
+    cosines, nearest = (F.normalize(true, dim=1) @ directions.T).max(1)
+    return directions[nearest], cosines >= SAME
+
+
 def share_restored(directions: Tensor, true: Tensor) -> float:
     """The share of the true directions (R, d) that have one at a cosine of `SAME` or more."""
-    if not len(directions):
-        return 0.0
-    cosines = F.normalize(true, dim=1) @ F.normalize(directions, dim=1).T
-    return float((cosines.max(1).values >= SAME).double().mean())
+    return float(restored(directions, true)[1].double().mean())
+
+
+def share_named(directions: Tensor, true: Tensor, features: Tensor, own: Sequence[int]) -> float:
+    """The share of the true directions (R, d) that are restored, and nearest to their own ones of features (P, d)."""
+    nearest, is_restored = restored(directions, true)
+    is_named = (nearest @ features.T).argmax(1) == torch.tensor(own)
+    return float((is_restored & is_named).double().mean())

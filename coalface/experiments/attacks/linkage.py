@@ -38,6 +38,7 @@ from coalface.experiments.attacks.fused_embeddings import (
     restore_known,
     share_assigned,
     share_by_name,
+    share_named,
     share_restored,
 )
 from coalface.experiments.attacks.updates import (
@@ -70,7 +71,7 @@ class Linkage(Attack):
     on where the recipe keeps some (`data.test`), else of those.
     """
 
-    kind, version = "linkage", 3
+    kind, version = "linkage", 4
 
     def __init__(self, run: PreparedRun, seed: int) -> None:
         super().__init__(run, seed)
@@ -123,7 +124,7 @@ class Linkage(Attack):
     def outcomes(self, models: Models) -> list[Outcome]:
         self._conclude_round()
         if self._fused.rows and models.class_embeddings is not None and self.run.recipe.privacy.templates is None:
-            self._restore(torch.cat([models.class_embeddings[name] for name in self._parties]).double())
+            self._restore(models.class_embeddings)
         if not self._hits:
             raise NotAttackable("neither a template, nor a code, nor the update of one person's images leaves a party")
         outcomes = []
@@ -169,27 +170,34 @@ class Linkage(Attack):
         self._note("others", "client", f"parts assigned {self._which}", share, method.fused / len(others))
         self._open = 0
 
-    def _restore(self, true: Tensor) -> None:
+    def _restore(self, class_embeddings: Mapping[str, Tensor]) -> None:
         """Without a photograph, of what was sent: to each of some clients, to all of these, and to everybody.
 
-        Blindly all rounds count; whoever knows what was fused takes the last ones.
+        Blindly all rounds count; whoever knows what was fused takes the last ones. Counted are clients that some round
+        asked: the class embedding of another is as the server drew it, and tells of nobody.
         """
         method, rng = self.run.method, generator(self.seed, "attack", "restore")
         assert isinstance(method, FedFV)
+        asked = set().union(*self._fused.asked.values())
+        places = [place for place, name in enumerate(self._parties) if name in asked]
+        true = torch.cat([class_embeddings[self._parties[place]] for place in places]).double()
+        features = torch.stack([self._features[1][name, 0] for name in self._parties])
         clients = [self._parties[place] for place in rng.permutation(len(self._parties))[:TOGETHER]]
         had = [("by one client", self._fused.rounds_of([client])) for client in clients[:ALONE]]
         had.append((f"by {len(clients)} clients together", self._fused.rounds_of(clients)))
         had.append(("from all rounds", sorted(self._fused.rows)))
         for how, rounds in had:
             rows, figure = self._fused.of_rounds(rounds), f"class embeddings restored {how}"
-            restored = share_restored(restore(rows, len(self._parties), method.fused, rng), true)
-            self._note("others", "client", figure, restored, share_restored(rows, true))
+            directions = restore(rows, len(self._parties), method.fused, rng)
+            self._note("others", "client", figure, share_restored(directions, true), share_restored(rows, true))
+            named = share_named(directions, true, features, places)
+            self._note("others", "client", f"people named {self._which} of {figure}", named, 1 / len(features))
             share = others_share = 0.0
             if last := rounds[-RECENT:]:
                 drawn = [self._fused.drawn(number, self._parties, method.fused, self.seed) for number in last]
                 parts = np.concatenate([others[fused] for others, fused in drawn])
                 known = restore_known(self._fused.of_rounds(last), torch.from_numpy(parts), len(self._parties))
-                share, others_share = share_by_name(known, true), share_by_name(known.roll(1, 0), true)
+                share, others_share = (share_by_name(of[places], true) for of in (known, known.roll(1, 0)))
             figure = f"knowing the seed, {figure.replace('all', f'the last {RECENT}')} under the right name"
             self._note("others", "client", figure, share, others_share)
 

@@ -3,8 +3,8 @@
 The liars have the recipe as every party has it, the rule of the mean in it too, and what was sent; and they see in each
 call all replies of honest parties before they answer themselves: the omniscient, colluding attacker of the literature,
 more than real clients have. What a server draws by its secret, such as who shares a bucket, they do not know. No lie
-here is fitted to a rule: compare several factors. They are asked as often as others are. BatchNorm's running statistics
-stay honest.
+here is fitted to a rule: compare several factors. They are asked as often as others are, and tell as many images as
+they have, but in a secure sum as they train on. BatchNorm's running statistics stay honest.
 
 With x_1 … x_h the honest changes of a tensor, x the liar's own, f the `factor`:
 
@@ -23,9 +23,9 @@ With x_1 … x_h the honest changes of a tensor, x the liar's own, f the `factor
   and so x, it adds them in `scaled` and `flipped` too.
 - `backdoor`: images with drawn glasses have the label of one target, a person of the first liar, whose photographs the
   liars share; half of their other images stay clean (`backdoor.py`). The update is what training makes of them, five
-  times in a round as long as that of others; it tells as many images as it has, but in a secure sum as it trains on.
-  Here and in the next two x is what plain steps would have left: the drift that a method adds to local steps is taken
-  off (`drift.py`), since it dilutes the lie. A gradient beside the backbone stays that of these images.
+  times in a round as long as that of others. Here and in the next two x is what plain steps would have left: the drift
+  that a method adds to local steps is taken off (`drift.py`), since it dilutes the lie. A gradient beside the backbone
+  stays that of these images.
 - `replacement`: the backdoor, and f x with f = n / m, so that the mean becomes the liars' model. Bagdasaryan et al.,
   "How to backdoor federated learning", AISTATS 2020.
 - `hidden`: the backdoor, with x drawn towards the honest mean until it is as near to that as the median honest change:
@@ -88,7 +88,7 @@ PUBLIC = 4
 class Poisoning(Attack):
     """`share` of the trainers lie, rounded up, the last ones by name. Chance is the same run without liars."""
 
-    kind, only_watches, version = "poisoning", False, 2
+    kind, only_watches, version = "poisoning", False, 3
 
     def __init__(
         self, run: PreparedRun, seed: int, *, how: str = "alie", share: float = 0.2, factor: float | None = None
@@ -142,7 +142,7 @@ class Poisoning(Attack):
         honest = [exchange for name, exchange in answered.items() if name not in self._liars]
         if any(exchange.request.sum is not None for exchange in exchanges) and self._how not in (*FLIPS, "backdoor"):
             raise NotAttackable("what a party sends into a secure sum is not changed here")
-        if not honest or self._how in FLIPS:
+        if not honest:
             return {}
         if self._how == "mimic":
             return {exchange.request.party: self._copied(honest, exchange) for exchange in liars}

@@ -41,6 +41,7 @@ from coalface.experiments.attacks.updates import (
     unit_embeddings,
 )
 from coalface.experiments.prepare import PreparedRun
+from coalface.methods.fedrep import FedRep
 
 MOST_REBUILT = 8
 """Images that are rebuilt of a change; where more made it, as if they were so many."""
@@ -49,7 +50,7 @@ MOST_REBUILT = 8
 class UpdateInversion(UpdateAttack):
     """People and images in single parties' updates, and in the mean of a round."""
 
-    kind, version = "update-inversion", 3
+    kind, version = "update-inversion", 4
 
     def __init__(
         self,
@@ -137,12 +138,13 @@ class UpdateInversion(UpdateAttack):
     def _first_loss(self, change: Change) -> Callable[[Tensor], Tensor] | None:
         """The loss of a first round's images by their embeddings, in the order of `names`; None for other rounds.
 
-        None too where class embeddings are sent, or there is one person. A party's images lie person by person, and how
-        many each has is taken for known: the order of batches then says who is on which image.
+        None too where class embeddings are sent, or trained first (FedRep), or there is one person. A party's images
+        lie person by person, and how many each has is taken for known: the order of batches then says who is on which.
         """
         people = {party: self.run.data.data[party].names for party in change.parties}
         sent = change.rows is not None or change.class_embeddings is not None
-        if not change.begins or sent or all(len(names) < 2 for names in people.values()):
+        is_unknown = sent or isinstance(self.run.method, FedRep)
+        if not change.begins or is_unknown or all(len(names) < 2 for names in people.values()):
             return None
         loss, size, parts = self.run.recipe.loss, self.run.data.backbone.embedding_size, []
         for party, names in people.items():
