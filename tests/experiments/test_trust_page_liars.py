@@ -8,6 +8,7 @@ from trustpage import NOISE, assert_shows, assert_tells, bullet, cells, entries,
 
 from coalface.experiments.attacks.poisoning import HOW
 
+LOST, ACCEPTED = "accuracy lost, points", "impostors with glasses on both accepted, %"
 TRIMMED = "engine.aggregator.name=trimmed-mean engine.aggregator.byzantine=0.2"
 RULES = {
     "mean": "none",
@@ -30,8 +31,8 @@ def test_one_liar_of_ten_does_what_the_cells_have() -> None:
     accepted: dict[str, float] = {}
     for (title, options, defence, _, figure), value in of_cells.items():
         if title == "poisoned" and json.loads(options)["share"] == 0.1 and "hidden" not in options:
-            of_figure = lost if figure == "accuracy lost, points" else accepted
-            if figure in ("accuracy lost, points", "impostors with glasses on both accepted, %"):
+            of_figure = lost if figure == LOST else accepted
+            if figure in (LOST, ACCEPTED):
                 of_figure[defence] = max(value, of_figure.get(defence, value))
     two_held = [RULES["Multi-Krum"], RULES["trimmed mean, mixing"]]
     others = [value for defence, value in accepted.items() if defence not in ("none", *two_held)]
@@ -45,9 +46,6 @@ def test_one_liar_of_ten_does_what_the_cells_have() -> None:
     ]
     for text, value in zip(bullet("One liar of ten"), expected, strict=True):
         assert_shows(text, value)
-
-
-LOST, ACCEPTED = "accuracy lost, points", "impostors with glasses on both accepted, %"
 
 
 def by_method(scenario: str, figure: str, how: str, rule: str = "mean") -> dict[str, float]:
@@ -118,7 +116,7 @@ def test_what_liars_do_under_noise_is_what_the_cells_have() -> None:
     ]
     assert len({how for how, *_ in of_cells}) == 9
     expected = [
-        max(value for _, figure, value in of_cells if figure == "accuracy lost, points"),
+        max(value for _, figure, value in of_cells if figure == LOST),
         *(
             max(value for how, figure, value in of_cells if how in hows and "on both" in figure)
             for hows in (("backdoor", "replacement"), ("hidden",))
@@ -140,13 +138,12 @@ def test_what_liars_do_is_what_the_cells_have() -> None:
             known = [of_cells.get(("poisoned", o, defence, "unseen", figure)) for o in options]
             return max((v for v in known if v is not None), default=None)
 
-        lost, accepted = "accuracy lost, points", "impostors with glasses on both accepted, %"
-        others = value(lost, "flipped", "label-flip", "alie", "ipm", "mimic"), value(lost, "ipm", factor=5)
+        others = value(LOST, "flipped", "label-flip", "alie", "ipm", "mimic"), value(LOST, "ipm", factor=5)
         expected = [
-            (scaled, value(lost, "scaled"), True),
+            (scaled, value(LOST, "scaled"), True),
             (worst, max((v for v in others if v is not None), default=None), True),
-            (backdoor, value(accepted, "backdoor", "replacement"), False),
-            (near, value(accepted, "hidden"), False),
+            (backdoor, value(ACCEPTED, "backdoor", "replacement"), False),
+            (near, value(ACCEPTED, "hidden"), False),
         ]
         for text, of_rule, is_lost in expected:
             assert (text == "?") == (of_rule is None)
