@@ -10,6 +10,7 @@ A module holds parameters, float buffers (the running mean and variance of Batch
 | `local` | parameters outside BatchNorm layers | BatchNorm parameters, float buffers |
 
 `local` is FedBN (Li et al., ICLR 2021) with the running statistics kept as well. Without BatchNorm all are the same.
+A recipe's `frozen` is `average` with layers of which `freeze_batchnorm` took the statistics of a batch.
 """
 
 from __future__ import annotations
@@ -92,6 +93,33 @@ class Backbone:
                 torch._foreach_copy_([slot.tensor() for slot in slots], tensors)
             for slot in self._counters:
                 slot.tensor().zero_()
+
+
+def freeze_batchnorm(module: nn.Module) -> None:
+    """Have every BatchNorm layer work by its running statistics from here on, in training as well.
+
+    They stay as they are, and `module.train()` passes the layers by; scale and shift are trained. So an embedding is of
+    its image alone, whatever else is in the batch.
+
+    Examples:
+        >>> layer = nn.BatchNorm1d(1, eps=0.0)
+        >>> freeze_batchnorm(layer)
+        >>> nn.Sequential(layer).train()(torch.tensor([[3.0], [5.0]])).flatten().tolist()
+        [3.0, 5.0]
+    """
+    for layer in module.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.eval()
+            layer.train = _pass_by  # type: ignore[method-assign, assignment]
+
+
+def _pass_by(mode: bool = True) -> None:
+    """`train` of a frozen layer."""
+
+
+def is_frozen(layer: nn.Module) -> bool:
+    """Whether `freeze_batchnorm` had this layer."""
+    return layer.__dict__.get("train") is _pass_by
 
 
 class _Slot:

@@ -1,8 +1,11 @@
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
 
-from coalface.models.groups import Backbone
+from coalface.models.groups import Backbone, freeze_batchnorm
 
 
 def small(seed=0):
@@ -115,3 +118,18 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(change, names):
     with pytest.raises(ValueError, match=f"shared tensors .*policy 'average'.*{names}"):
         backbone.load(wrong)
     assert all(torch.equal(t, shared[name]) for name, t in backbone.shared().items())
+
+
+@pytest.mark.parametrize("made_again", [lambda module: module, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_frozen_network_embeds_an_image_by_itself_in_training_too_and_trains_scale_and_shift(made_again):
+    module = net()
+    before = {name: tensor.clone() for name, tensor in module[1].named_buffers()}
+    freeze_batchnorm(module)
+    module = made_again(module).train()
+    images = torch.randn(4, 1, 8, 8)
+    together = module(images)
+    torch.testing.assert_close(together, torch.cat([module(image[None]) for image in images]))
+    together.square().sum().backward()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module[1].named_buffers())
+    assert module[1].weight.grad.abs().sum() > 0 and module[1].bias.grad.abs().sum() > 0
+    assert module.training and module[0].training and not module[1].training

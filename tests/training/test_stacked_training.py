@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from coalface.core.method import Party, Tensors, generator
 from coalface.experiments.conformance.tiny_federation import LOSS, Tiny
 from coalface.models import build
-from coalface.models.groups import Backbone
+from coalface.models.groups import Backbone, freeze_batchnorm
 from coalface.training.classifier import HEAD, DenseClassifier
 from coalface.training.local_training import Learner, learn
 from coalface.training.local_work import LocalTraining
@@ -152,6 +152,11 @@ class WithStatistics(nn.Module):
         self.register_buffer("running", torch.zeros(1))
 
 
+def frozen(module: nn.Module) -> nn.Module:
+    freeze_batchnorm(module)
+    return module
+
+
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
@@ -160,6 +165,8 @@ class WithStatistics(nn.Module):
         (nn.BatchNorm2d(4, track_running_stats=False), "the backbone has BatchNorm"),
         (WithStatistics(), "the backbone has float buffers"),
         (nn.Sequential(nn.GroupNorm(2, 4), nn.LayerNorm(4)), ""),
+        (frozen(nn.Sequential(nn.BatchNorm2d(4))), ""),
+        (nn.Sequential(frozen(nn.BatchNorm2d(4)), nn.BatchNorm2d(4)), "the backbone has BatchNorm"),
     ],
 )
 def test_what_a_party_s_own_batch_changes_cannot_be_stacked(module: nn.Module, reason: str) -> None:

@@ -29,7 +29,7 @@ from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedrep import FedRep
 from coalface.methods.mime import Point
 from coalface.models.embedding import eval_mode
-from coalface.models.groups import Backbone, BatchNormPolicy
+from coalface.models.groups import Backbone
 from coalface.privacy.templates import templates
 from coalface.training.compute import Compute
 
@@ -190,7 +190,7 @@ class UpdateAttack(Attack):
     kind: ClassVar[str]
 
     def __init__(self, run: PreparedRun, seed: int, *, parties: int = 4) -> None:
-        policy: BatchNormPolicy = run.recipe.model.batchnorm
+        policy = run.recipe.model.policy
         network = Backbone(copy.deepcopy(run.data.backbone.module).cpu(), policy)
         network.module.requires_grad_(True)
         super().__init__(run, seed)

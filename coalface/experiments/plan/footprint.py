@@ -39,7 +39,7 @@ def footprint(recipe: Recipe, parties: Mapping[str, FaceSet]) -> Footprint:
     """What the largest party takes in a step, and keeps."""
     channels, size = 1 if recipe.data.grey else 3, recipe.data.size
     module = sketch(recipe.model.name, **network_options(recipe))
-    backbone, method = Backbone(module, recipe.model.batchnorm), recipe.build_method()
+    backbone, method = Backbone(module, recipe.model.policy), recipe.build_method()
     loss, work = recipe.loss, recipe.local
     classes = max(len(faces.names) for faces in parties.values())
     most = max(len(faces) for faces in parties.values())

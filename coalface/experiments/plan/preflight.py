@@ -185,7 +185,7 @@ def secure_sums(method: str) -> str:
 def check_leaves_shared(pretraining: Recipe) -> None:
     """Raise RecipeError for a pre-training that would leave no model to start from, before anybody trains."""
     if not plan(pretraining).leaves_shared:
-        policy = pretraining.model.batchnorm
+        policy = pretraining.model.policy
         norm = "" if policy == "average" else f", with pretrain.model.batchnorm=average in place of {policy}"
         raise RecipeError(
             f"{pretraining.method!r} leaves no global model to start from; use centralized{norm}",

@@ -123,7 +123,10 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
             check_shardable(recipe.loss)
     validate.check(recipe)
     recipe = _with_weights(_with_partition_file(recipe))
-    return recipe if pretrain is None else recipe.model_copy(update={"pretrain": _pretraining(recipe, pretrain)})
+    if pretrain is not None:
+        recipe = recipe.model_copy(update={"pretrain": _pretraining(recipe, pretrain)})
+    validate.check_frozen(recipe)
+    return recipe
 
 
 def _pretraining(recipe: Recipe, changes: Any) -> Pretraining:
@@ -140,6 +143,8 @@ def _pretraining(recipe: Recipe, changes: Any) -> Pretraining:
         )
     whole = recipe.model_dump(mode="json")
     tree = {key: whole[key] for key in ("seed", "data", "model")} | {"name": made_plain(f"{recipe.name}-pretrain")}
+    if recipe.model.batchnorm == "frozen":  # by statistics that this pre-training makes
+        tree["model"] |= {"batchnorm": "average"}
     tree["evaluation"] = {"pairs": whole["evaluation"]["pairs"]}  # a run stops where it would train on their people
     validators = {n: v for n, v in whole["validators"].items() if v["validates"] is None and not v["own"]}
     tree["validators"] = validators  # nor on theirs

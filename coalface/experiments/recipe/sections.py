@@ -15,7 +15,7 @@ from coalface.engine.robust.aggregators import AGGREGATORS, Aggregator
 from coalface.evaluation.metrics.pair_figures import PAIR_FIGURES
 from coalface.experiments.recipe.base import Kinds, PluginSection, Section
 from coalface.experiments.recipe.objects import Named, Settings
-from coalface.models import BACKBONES
+from coalface.models import BACKBONES, BatchNormPolicy
 from coalface.models.pretrained.input import IMAGENET, InputConvention
 from coalface.models.speed import Arithmetic
 from coalface.privacy.dp import PartyPrivacy
@@ -235,8 +235,9 @@ class Model(Section):
     """The network: one of those that `coalface models` lists."""
     embedding_size: int | None = None
     """Numbers of an embedding; None: as many as the network usually has."""
-    batchnorm: Literal["average", "local", "parameters-only"] = "average"
-    """What becomes of BatchNorm: all is averaged, all stays at the party, or running statistics alone stay."""
+    batchnorm: BatchNormPolicy | Literal["frozen"] = "average"
+    """What becomes of BatchNorm: all is averaged, all stays at the party, or running statistics alone stay; or they are
+    frozen as the model to start from has them, so that no batch's statistics are taken, or leave."""
     weights: str | None = None
     """Weights to start from: `.safetensors`, `.pt` or `.pth`, a run, or a folder with a model, matched to the network
     as `docs/models.md` says. None: drawn by the seed."""
@@ -250,6 +251,11 @@ class Model(Section):
     ] = None
     """What the network expects of its input; `imagenet` for torchvision's mean and std, or that of the weights, where
     they are a run's or a model folder's. None: pixels in [−1, 1], as every backbone trained from the start."""
+
+    @property
+    def policy(self) -> BatchNormPolicy:
+        """What is sent of BatchNorm; frozen statistics are, and are the same everywhere."""
+        return "average" if self.batchnorm == "frozen" else self.batchnorm
 
 
 class Privacy(Section):

@@ -36,6 +36,7 @@ from coalface.experiments.setup.teachers import open_teacher, teach
 from coalface.experiments.setup.weights import fit_backbone
 from coalface.methods.distill import Distill
 from coalface.models import Backbone, build
+from coalface.models.groups import freeze_batchnorm
 from coalface.models.pretrained.weights import read_weights
 from coalface.training.compute import Compute
 
@@ -361,7 +362,9 @@ def first_backbone(recipe: Recipe, start: Tensors | None = None) -> Backbone:
         module.load_state_dict(start, strict=False)
     if recipe.engine.arithmetic.channels_last:
         module = module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return Backbone(module.to(recipe.engine.device), recipe.model.batchnorm)
+    if recipe.model.batchnorm == "frozen":
+        freeze_batchnorm(module)
+    return Backbone(module.to(recipe.engine.device), recipe.model.policy)
 
 
 def network_options(recipe: Recipe) -> dict[str, Any]:

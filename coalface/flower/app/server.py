@@ -34,7 +34,7 @@ def server(recipe: Path) -> Any:
     def serve(grid: Any, run_config: Mapping[str, Any]) -> None:
         loaded = read(recipe, run_config)
         out = Path(str(run_config.get("out") or Path(os.environ.get("COALFACE_RUNS", "runs")) / loaded.name))
-        if loaded.starts_trained and loaded.model.batchnorm != "average":
+        if loaded.starts_trained and loaded.model.policy != "average":
             raise RecipeError(
                 f"with {loaded.model.batchnorm!r} parties keep BatchNorm's tensors of the pre-trained model, which "
                 "over Flower they do not have; use average",
