@@ -156,6 +156,9 @@ def test_frozen_statistics_are_the_pretrainings_to_the_bit_and_all_else_is_train
 
 
 def test_frozen_statistics_of_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="none: give model.weights or pretrain") as caught:
-        tiny(model={"batchnorm": "frozen"})
-    assert caught.value.where == "model.batchnorm"
+    recipe, view = tiny(model={"batchnorm": "frozen"}), Silent()
+    for refused in (lambda: preflight.check(recipe), lambda: experiment.run(recipe, tmp_path / "run", view)):
+        with pytest.raises(RecipeError, match="none: give model.weights or pretrain") as caught:
+            refused()
+        assert caught.value.where == "model.batchnorm"
+    assert not (tmp_path / "run").exists() and view.started == []

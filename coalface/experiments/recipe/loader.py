@@ -123,10 +123,7 @@ def parse(tree: Mapping[str, Any]) -> Recipe:
             check_shardable(recipe.loss)
     validate.check(recipe)
     recipe = _with_weights(_with_partition_file(recipe))
-    if pretrain is not None:
-        recipe = recipe.model_copy(update={"pretrain": _pretraining(recipe, pretrain)})
-    validate.check_frozen(recipe)
-    return recipe
+    return recipe if pretrain is None else recipe.model_copy(update={"pretrain": _pretraining(recipe, pretrain)})
 
 
 def _pretraining(recipe: Recipe, changes: Any) -> Pretraining:

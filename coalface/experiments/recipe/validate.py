@@ -121,15 +121,6 @@ def check_public_start(recipe: Recipe) -> None:
         )
 
 
-def check_frozen(recipe: Recipe) -> None:
-    """Raise RecipeError where BatchNorm would work by statistics of nothing."""
-    if recipe.model.batchnorm == "frozen" and not recipe.starts_trained:
-        raise RecipeError(
-            "'frozen' keeps the statistics of a model to start from, and there is none: give model.weights or pretrain",
-            where="model.batchnorm",
-        )
-
-
 def _check_held_out(recipe: Recipe, data: Assigned) -> None:
     """Raise RecipeError unless it is clear who is held out, and evaluated in a rehearsal."""
     if isinstance(data, Partitioned) and isinstance(data.partition, FromFile) and data.hold_out:

@@ -354,9 +354,14 @@ def make_data(
 def first_backbone(recipe: Recipe, start: Tensors | None = None) -> Backbone:
     """The network with its first weights, which follow from the seed, or are those of `start`.
 
-    Raises RecipeError where this machine has not got the recipe's device.
+    Raises RecipeError where this machine has not got the recipe's device, and for frozen BatchNorm that nothing trained.
     """
     check_device(recipe)
+    if recipe.model.batchnorm == "frozen" and start is None and not recipe.starts_trained:
+        raise RecipeError(
+            "'frozen' keeps the statistics of a model to start from, and there is none: give model.weights or pretrain",
+            where="model.batchnorm",
+        )
     module = build(recipe.model.name, **network_options(recipe), generator=generator(recipe.seed, "backbone"))
     if start is not None:
         module.load_state_dict(start, strict=False)
