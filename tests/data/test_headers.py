@@ -112,6 +112,7 @@ BROKEN = {
     "png, IHDR is not first": b"\x89PNG\r\n\x1a\n" + chunk(b"tEXt", 13 * b"\0") + chunk(b"IHDR", 13 * b"\1"),
     "pgm, a number without end": b"P5 3 " + 5000 * b"9" + b" 255\n",
     "pgm, a comment without end": b"P5 #" + 100_000 * b"#",
+    "ppm, a comment at once behind a number": b"P6\n16# 20\n255\n" + 960 * b"\0",
     "bmp, negative columns": b"BM" + 12 * b"\0" + struct.pack("<IiiHH", 40, -5, 10, 1, 32),
     "webp, no key frame": b"RIFF\x16\0\0\0WEBPVP8 \x0a\0\0\0" + 20 * b"\0",
     "webp, a sound": b"RIFF\x16\0\0\0WEBPWAVE\x0a\0\0\0" + 20 * b"\0",

@@ -178,7 +178,8 @@ def _jpeg(encoded: Bytes) -> tuple[int, int, int]:
     raise ValueError("no size before the image data")
 
 
-_PNM = re.compile(rb"P([1-6])" + 2 * rb"(?:\s|#[^\n\r]*[\n\r])+(\d{1,9})" + rb"(?=[\s#])")
+_PNM = re.compile(rb"P([1-6])" + 2 * rb"\s(?:\s|#[^\n\r]*[\n\r])*(\d{1,9})" + rb"(?=\s)")
+"""A comment follows white space: OpenCV takes what is behind `16#` for the next number."""
 
 
 def _pnm(encoded: Bytes) -> tuple[int, int, int]:

@@ -121,6 +121,8 @@ def _two_line_pairs(root: Path, file: Path) -> list[ListedPair]:
     lines = list(_lines(file))
     if lines[0][1][-1].lower() == "same_person":  # CPLFW's has a header, CALFW's has none
         del lines[0]
+    if not lines:
+        raise DataError("it has no pair below its header; fetch the list again", where=file)
     if len(lines) % 2:
         raise DataError("the last image has no second one; fetch the list again", where=lines[-1][0])
     pairs = []

@@ -82,7 +82,7 @@ def load_faces(
         folder = open_cache(default_cache()) / f"{source.fingerprint()[:24]}-{size}-{'grey' if grey else 'rgb'}"
         write_pack(source, folder, size=size, grey=grey, mode=0o700)
         return Faces(sections.Pack(path=str(folder)), size, grey)
-    path = Path(faces).expanduser().absolute()
+    path = Path(os.path.expanduser(faces)).absolute()
     store = open_store(path)
     if store.kind == "pack":
         height, _, channels = read_pack(path).shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -120,4 +121,4 @@ def parse(tree: Mapping[str, Any], where: str, base: Path) -> PartyFile:
 
 
 def _absolute(base: Path, path: str) -> str:
-    return str((base / Path(path).expanduser()).absolute())
+    return str((base / os.path.expanduser(path)).absolute())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -33,7 +34,7 @@ def read(text: str | None) -> dict[str, Any]:
         return {}
     if text.endswith(".toml"):
         try:
-            return dict(plain_values(tomllib.loads(read_text(Path(text).expanduser()))))
+            return dict(plain_values(tomllib.loads(read_text(Path(os.path.expanduser(text))))))
         except (OSError, ValueError) as error:
             raise RecipeError(f"cannot be read: {disk.explained(error)}", where=OPTION) from None
     if unread := _PAIR.sub("", text).split():
