@@ -30,7 +30,9 @@ from coalface.experiments.attacks.updates import (
     embeddings_told,
     embeddings_told_by_rows,
     ends_in_linear,
+    fold_frozen_batchnorm,
 )
+from coalface.models.groups import freeze_batchnorm
 from coalface.training.losses.margins import Softmax
 
 ONE_STEP = {"steps_per_round": 1, "batch_size": 1, "momentum": 0.0}
@@ -73,6 +75,24 @@ def test_one_image_s_embedding_is_told_by_the_last_layer_and_by_rows_of_class_em
 def test_a_network_that_ends_in_batchnorm_does_not_end_in_linear() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     assert not ends_in_linear(dict(net.named_parameters()))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_frozen_batchnorm_at_the_end_hides_nothing_of_one_image(bias: bool) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 5, 4), nn.Tanh(), nn.Conv2d(5, 6, 1, bias=bias), nn.BatchNorm2d(6), nn.Flatten())
+    for number, tensor in enumerate(net.double().state_dict().values()):
+        if tensor.is_floating_point():
+            tensor.copy_(random(*tensor.shape, seed=number).abs() + 0.1)
+    freeze_batchnorm(net)
+    image, head = random(1, 3, 4, 4, seed=7), random(9, 6, seed=8)
+    before = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+    gradient, weights = fold_frozen_batchnorm(gradient_of(net.train(), image, head), before, net)
+    assert ends_in_linear(gradient) and ends_in_linear(weights)
+    told = embeddings_told(gradient, weights)
+    torch.testing.assert_close(told, net(image).detach().expand(len(told), -1))
+    assert batch_statistics_told(before, net.state_dict(), steps=1) == {}
+    moving = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    assert not ends_in_linear(fold_frozen_batchnorm(before, before, moving)[0])
 
 
 def test_batch_statistics_are_those_of_the_batch_after_one_step_and_a_mean_after_several() -> None:

@@ -44,6 +44,7 @@ from coalface.experiments.attacks.fused_embeddings import (
 from coalface.experiments.attacks.updates import (
     batch_statistics_told,
     ends_in_linear,
+    fold_frozen_batchnorm,
     own_templates,
     reading,
     to_images,
@@ -209,8 +210,9 @@ def feature_by_update(exchange: Exchange) -> Tensor | None:
     if update is None or len(data.names) != 1:
         return None
     before = exchange.sent[0].backbone
-    if ends_in_linear(before):
-        return mean_feature_told(update, before)
+    change, weights = fold_frozen_batchnorm(update, before, run.data.backbone.module)
+    if ends_in_linear(weights):
+        return mean_feature_told(change, weights)
     run.data.backbone.load(before)
     after = {name: before[name] + change for name, change in update.items()}
     statistics = batch_statistics_told(before, after, run.recipe.local.work(party, len(data))[0])

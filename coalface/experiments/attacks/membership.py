@@ -41,6 +41,7 @@ from coalface.experiments.attacks.updates import (
     UpdateAttack,
     batch_statistics_told,
     ends_in_linear,
+    fold_frozen_batchnorm,
     people_of,
     reading,
     to_images,
@@ -80,8 +81,9 @@ class Membership(UpdateAttack):
         self.network.load(change.before)
         module, gradient = self.network.module, change.gradient(list(self.network.parameters))
         told = batch_statistics_told(change.before, change.after, change.steps)
-        if ends_in_linear(gradient):
-            shares = [span_shares(module, gradient, images, change.images) for images in candidates]
+        ending, _ = fold_frozen_batchnorm(gradient, change.before, module)
+        if ends_in_linear(ending):
+            shares = [span_shares(module, ending, images, change.images) for images in candidates]
             self._note_kinds(change, "the last layer's span", shares)
         if change.class_embeddings is not None:
             self.network.load(change.after)

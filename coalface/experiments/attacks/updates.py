@@ -29,7 +29,7 @@ from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedrep import FedRep
 from coalface.methods.mime import Point
 from coalface.models.embedding import eval_mode
-from coalface.models.groups import Backbone
+from coalface.models.groups import Backbone, is_frozen
 from coalface.privacy.templates import templates
 from coalface.training.compute import Compute
 
@@ -108,6 +108,29 @@ def ends_in_linear(tensors: Mapping[str, Tensor]) -> bool:
     return tensors[weight].dim() == 2 and bias == weight.removesuffix("weight") + "bias"
 
 
+def fold_frozen_batchnorm(change: Tensors, before: Tensors, module: nn.Module) -> tuple[Tensors, Tensors]:
+    """The change and the weights of a network with a frozen BatchNorm at its end folded into the layer that it is of.
+
+    γ (W h + b − μ) / σ + β is s W h + s (b − μ) + β with s = γ / σ, so that the network ends in linear: β changes by
+    ∝ Σ g, and W by ∝ Σ s g hᵀ, of which s is taken off. W may be a 1×1 convolution. Others are given back as they are.
+    """
+    *_, (name, layer), (norm_name, norm) = [(n, m) for n, m in module.named_modules() if m._parameters]
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    if not is_frozen(norm) or f"{norm_name}.bias" not in change or before[weight].shape[2:].numel() != 1:
+        return change, before
+    gamma, beta, mean, variance = (before[f"{norm_name}.{n}"].double() for n in _OF_BATCHNORM)
+    scale = gamma / (variance + norm.eps).sqrt()
+    offset = before[bias].double() if bias in before else torch.zeros_like(mean)
+    folded = {weight: scale[:, None] * before[weight].double().flatten(1), bias: scale * (offset - mean) + beta}
+    moved = {weight: change[weight].double().flatten(1) / scale[:, None], bias: change[f"{norm_name}.bias"].double()}
+    ends = {f"{part}.{n}" for part in (name, norm_name) for n in _OF_BATCHNORM}
+    change, before = ({n: t for n, t in tensors.items() if n not in ends} for tensors in (change, before))
+    return change | moved, before | folded
+
+
+_OF_BATCHNORM = ("weight", "bias", "running_mean", "running_var")
+
+
 def embeddings_told(gradient: Tensors, before: Tensors) -> Tensor:
     """(r, d) embeddings that the gradient of a last linear layer tells: W h + b of h_o = ∂W_o / ∂b_o, output by output.
 
@@ -147,11 +170,11 @@ def batch_statistics_told(before: Tensors, after: Tensors, steps: int, momentum:
     """Layer's name -> (2, channels) mean and variance over the images, of the change of BatchNorm's running ones.
 
     One step leaves r′ = (1 − m) r + m s, K steps r′ = (1 − m)^K r + (1 − (1 − m)^K) s̄, with s̄ a weighted mean of the
-    steps' statistics, m torch's `momentum`. Empty where none are sent.
+    steps' statistics, m torch's `momentum`. Empty where none are sent, or they are frozen.
     """
     kept = (1 - momentum) ** steps
     statistics: dict[str, Tensor] = {}
-    for name in (name for name in after if name.endswith("running_mean")):
+    for name in (n for n in after if n.endswith("running_mean") and not torch.equal(after[n], before[n])):
         layer = name.rpartition(".")[0]
         of_layer = [name, f"{layer}.running_var"]
         statistics[layer] = torch.stack(

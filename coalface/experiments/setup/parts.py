@@ -354,7 +354,7 @@ def make_data(
 def first_backbone(recipe: Recipe, start: Tensors | None = None) -> Backbone:
     """The network with its first weights, which follow from the seed, or are those of `start`.
 
-    Raises RecipeError where this machine has not got the recipe's device, or frozen BatchNorm has nothing to start from.
+    Raises RecipeError where this machine has not got the recipe's device, or frozen BatchNorm no start.
     """
     check_device(recipe)
     if recipe.model.batchnorm == "frozen" and start is None and not recipe.starts_trained:
