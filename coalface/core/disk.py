@@ -113,6 +113,14 @@ def put_in_place(partial: Path, path: Path) -> None:
     os.rename(partial, path)
 
 
+def from_home(path: str | os.PathLike[str]) -> Path:
+    """A path with `~` as the home of its user; as it stands where nobody has such a home."""
+    try:
+        return Path(os.path.expanduser(path))
+    except ValueError:  # a NUL in the name: no file has one
+        return Path(path)
+
+
 def named_by(error: OSError) -> Path | None:
     """The file that an error is about; None where it names none."""
     return Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes | os.PathLike) else None

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from coalface.models.pretrained.input import WithInput
+
 BatchNormPolicy = Literal["average", "local", "parameters-only"]
 
 
@@ -120,6 +122,11 @@ def _pass_by(mode: bool = True) -> None:
 def is_frozen(layer: nn.Module) -> bool:
     """Whether `freeze_batchnorm` had this layer."""
     return layer.__dict__.get("train") is _pass_by
+
+
+def has_constant_buffers(layer: nn.Module) -> bool:
+    """Whether the layer's buffers, if any, are no batch's to change: frozen, or what a network expects of its input."""
+    return is_frozen(layer) or isinstance(layer, WithInput)
 
 
 class _Slot:

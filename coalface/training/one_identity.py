@@ -31,7 +31,7 @@ def check_nothing_kept(fed: Federation) -> None:
     if fed.policy != "average":
         raise ValueError(
             f"clients of this method keep nothing between rounds, and with model.batchnorm={fed.policy} "
-            "they would keep BatchNorm's tensors: set model.batchnorm=average"
+            "they would keep BatchNorm's tensors: set model.batchnorm=average, or frozen"
         )
 
 

@@ -22,7 +22,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from coalface.core.method import Backbone, Party, Tensors
-from coalface.models.groups import is_frozen
+from coalface.models.groups import has_constant_buffers
 from coalface.training.classifier import HEAD, Classifier, DenseClassifier
 from coalface.training.local_training import Learner, Pull, Trained, add_to, learners_classifier
 from coalface.training.local_work import Cursor, LocalTraining
@@ -291,10 +291,9 @@ def embed_stacked(module: nn.Module, theta: Tensors, images: Tensor) -> Tensor:
 def unstackable_reason(backbone: Backbone) -> str:
     """Why parties' copies of a backbone cannot be trained as one; empty where they can."""
     module = backbone.module
-    moving = [layer for layer in module.modules() if not is_frozen(layer)]
+    moving = [layer for layer in module.modules() if not has_constant_buffers(layer)]
     if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in moving):
         return "the backbone has BatchNorm, whose statistics are of a party's own batch unless they are frozen"
-    state = [b for m in moving for name, b in m._buffers.items() if name not in m._non_persistent_buffers_set]
-    if any(buffer is not None and buffer.is_floating_point() for buffer in state):
+    if any(buffer.is_floating_point() for layer in moving for buffer in layer.buffers(recurse=False)):
         return "the backbone has float buffers, such as running statistics, that a party's own batches may change"
     return ""

@@ -182,3 +182,10 @@ def test_only_writes_are_named(tmp_path: Path) -> None:
         with pytest.raises(type(error)) as caught, disk.writing(tmp_path):
             raise error
         assert caught.value is error and getattr(error, "filename", None) in (None, "mine")
+
+
+def test_a_home_that_nobody_has_stands_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/of-mine")
+    assert disk.from_home("~/faces") == Path("/home/of-mine/faces")
+    for path in ("~nobody-here/faces", "~\0/faces", "a/~"):
+        assert disk.from_home(path) == Path(path)

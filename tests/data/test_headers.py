@@ -69,6 +69,7 @@ def test_the_header_says_what_the_decoder_finds(
 
 HANDMADE = {
     "pgm with comments": (b"P5\n# a comment 7 7\n 30 # another\n\t20\n255\n", Header("pnm", 30, 20, 1)),
+    "ppm with a comment at once behind its kind": (b"P6#c\n16 20\n255\n", Header("pnm", 16, 20, 3)),
     "plain pbm": (b"P1 3 2\n101010", Header("pnm", 3, 2, 1)),
     "jpeg, fill bytes and an APP0 before a CMYK frame": (
         b"\xff\xd8\xff\xff\xff\xe0\x00\x04ab\xff\xc2\x00\x14\x08\x01\x02\x03\x04\x04" + 12 * b"\0",

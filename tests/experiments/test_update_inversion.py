@@ -83,6 +83,8 @@ def test_a_frozen_batchnorm_at_the_end_hides_nothing_of_one_image(bias: bool) ->
     for number, tensor in enumerate(net.double().state_dict().values()):
         if tensor.is_floating_point():
             tensor.copy_(random(*tensor.shape, seed=number).abs() + 0.1)
+    with torch.no_grad():
+        net[3].weight[0] = 0
     freeze_batchnorm(net)
     image, head = random(1, 3, 4, 4, seed=7), random(9, 6, seed=8)
     before = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
@@ -91,8 +93,11 @@ def test_a_frozen_batchnorm_at_the_end_hides_nothing_of_one_image(bias: bool) ->
     told = embeddings_told(gradient, weights)
     torch.testing.assert_close(told, net(image).detach().expand(len(told), -1))
     assert batch_statistics_told(before, net.state_dict(), steps=1) == {}
+    for other in (nn.BatchNorm1d(3), nn.Sequential(nn.PReLU(3), nn.BatchNorm1d(3))):
+        freeze_batchnorm(other)
+        assert fold_frozen_batchnorm(gradient, before, other) == (gradient, before)
     moving = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    assert not ends_in_linear(fold_frozen_batchnorm(before, before, moving)[0])
+    assert fold_frozen_batchnorm(gradient, before, moving) == (gradient, before)
 
 
 def test_batch_statistics_are_those_of_the_batch_after_one_step_and_a_mean_after_several() -> None:

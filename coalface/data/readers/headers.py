@@ -178,8 +178,9 @@ def _jpeg(encoded: Bytes) -> tuple[int, int, int]:
     raise ValueError("no size before the image data")
 
 
-_PNM = re.compile(rb"P([1-6])" + 2 * rb"\s(?:\s|#[^\n\r]*[\n\r])*(\d{1,9})" + rb"(?=\s)")
-"""A comment follows white space: OpenCV takes what is behind `16#` for the next number."""
+_SPACE = rb"(?:\s|#[^\n\r]*[\n\r])"
+_PNM = re.compile(rb"P([1-6])" + _SPACE + rb"+(\d{1,9})\s" + _SPACE + rb"*(\d{1,9})(?=\s)")
+"""Behind a number a comment follows white space: OpenCV takes what is behind `16#` for the next number."""
 
 
 def _pnm(encoded: Bytes) -> tuple[int, int, int]:

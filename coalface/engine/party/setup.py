@@ -188,7 +188,7 @@ def set_gpu_arithmetic(wanted: GpuArithmetic) -> GpuArithmetic:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep up to 1 GiB of freed memory for reuse; other C libraries are left as they are.
+    """Tell glibc to keep freed memory for reuse, of the heap's end up to 1 GiB; other C libraries are left as they are.
 
     By default it gives the activations of every training step back to the kernel and takes them anew in the next, and
     the page faults cost up to a quarter of the step; those above 32 MiB it maps by themselves whatever the threshold,

@@ -7,12 +7,12 @@ import functools
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 
+from coalface.core.disk import from_home
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.text import several
 from coalface.data.arrays import Images
@@ -82,7 +82,7 @@ def load_faces(
         folder = open_cache(default_cache()) / f"{source.fingerprint()[:24]}-{size}-{'grey' if grey else 'rgb'}"
         write_pack(source, folder, size=size, grey=grey, mode=0o700)
         return Faces(sections.Pack(path=str(folder)), size, grey)
-    path = Path(os.path.expanduser(faces)).absolute()
+    path = from_home(faces).absolute()
     store = open_store(path)
     if store.kind == "pack":
         height, _, channels = read_pack(path).shape

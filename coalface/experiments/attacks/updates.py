@@ -112,17 +112,20 @@ def fold_frozen_batchnorm(change: Tensors, before: Tensors, module: nn.Module) -
     """The change and the weights of a network with a frozen BatchNorm at its end folded into the layer that it is of.
 
     γ (W h + b − μ) / σ + β is s W h + s (b − μ) + β with s = γ / σ, so that the network ends in linear: β changes by
-    ∝ Σ g, and W by ∝ Σ s g hᵀ, of which s is taken off. W may be a 1×1 convolution. Others are given back as they are.
+    ∝ Σ g and W by ∝ Σ s g hᵀ, beside which s Δβ is a bias's change. W may be a 1×1 convolution; nothing may lie between
+    the two. Others are given back as they are.
     """
-    *_, (name, layer), (norm_name, norm) = [(n, m) for n, m in module.named_modules() if m._parameters]
-    weight, bias = f"{name}.weight", f"{name}.bias"
-    if not is_frozen(norm) or f"{norm_name}.bias" not in change or before[weight].shape[2:].numel() != 1:
+    owners = [("", module), *((name, part) for name, part in module.named_modules() if part._parameters)]
+    (name, layer), (norm_name, norm) = owners[-2:]
+    pointwise = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.groups == 1
+    if not is_frozen(norm) or f"{norm_name}.bias" not in change or not (pointwise or isinstance(layer, nn.Linear)):
         return change, before
+    weight, bias = f"{name}.weight", f"{name}.bias"
     gamma, beta, mean, variance = (before[f"{norm_name}.{n}"].double() for n in _OF_BATCHNORM)
     scale = gamma / (variance + norm.eps).sqrt()
     offset = before[bias].double() if bias in before else torch.zeros_like(mean)
     folded = {weight: scale[:, None] * before[weight].double().flatten(1), bias: scale * (offset - mean) + beta}
-    moved = {weight: change[weight].double().flatten(1) / scale[:, None], bias: change[f"{norm_name}.bias"].double()}
+    moved = {weight: change[weight].double().flatten(1), bias: scale * change[f"{norm_name}.bias"].double()}
     ends = {f"{part}.{n}" for part in (name, norm_name) for n in _OF_BATCHNORM}
     change, before = ({n: t for n, t in tensors.items() if n not in ends} for tensors in (change, before))
     return change | moved, before | folded

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from coalface.core.checks import nearest
+from coalface.core.disk import from_home
 from coalface.core.errors import RecipeError
 from coalface.core.parsing import parse_yaml, read_text
 from coalface.experiments.recipe import loader
@@ -121,4 +121,4 @@ def parse(tree: Mapping[str, Any], where: str, base: Path) -> PartyFile:
 
 
 def _absolute(base: Path, path: str) -> str:
-    return str((base / os.path.expanduser(path)).absolute())
+    return str((base / from_home(path)).absolute())

@@ -235,7 +235,7 @@ class Model(Section):
     """The network: one of those that `coalface models` lists."""
     embedding_size: int | None = None
     """Numbers of an embedding; None: as many as the network usually has."""
-    batchnorm: BatchNormPolicy | Literal["frozen"] = "average"
+    batchnorm: Literal["average", "local", "parameters-only", "frozen"] = "average"
     """What becomes of BatchNorm: all is averaged, all stays at the party, or running statistics alone stay; or they are
     frozen as the model to start from has them, so that no batch's statistics are taken, or leave."""
     weights: str | None = None

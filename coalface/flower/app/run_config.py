@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -34,7 +33,7 @@ def read(text: str | None) -> dict[str, Any]:
         return {}
     if text.endswith(".toml"):
         try:
-            return dict(plain_values(tomllib.loads(read_text(Path(os.path.expanduser(text))))))
+            return dict(plain_values(tomllib.loads(read_text(disk.from_home(text)))))
         except (OSError, ValueError) as error:
             raise RecipeError(f"cannot be read: {disk.explained(error)}", where=OPTION) from None
     if unread := _PAIR.sub("", text).split():
