@@ -3,7 +3,7 @@
 - *Templates that are sent up* carry their sender's name; by photographs of people the server finds out who it is, of
   the people of all parties where a party has several.
 - *Updates of a party of one identity*, though no template is sent: the last layer's change is Σ g hᵀ, whose rows by the
-  bias's change Σ g are a mean feature; where BatchNorm stands at the end, its running mean tells one.
+  bias's change Σ g are a mean feature; where BatchNorm stands at the end, its running mean tells one, unless frozen.
 - *Equivalent class embeddings* (FedFV): a client with photographs of all clients' people, who knows whom else the round
   asked, looks for the k that each was fused of. Without any the class embeddings are restored from those of many
   rounds: by one client, of the rounds in which it is asked, by clients who put together what they were sent, and by
