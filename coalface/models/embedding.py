@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from coalface.data.faceset import FaceSet
+
+PIXELS = 2**18
+"""Of the images that are embedded at once on a CPU, or up to twice as many: 256 images of 32×32, 20 of 112×112."""
 
 
 def embed(
@@ -81,6 +84,20 @@ def raw_features(
         return np.asarray(torch.cat(sides, dim=1).float().cpu().numpy(), np.float32)
 
 
+def cache_sized(images: Tensor) -> Sequence[Tensor]:
+    """Parts of (n, channels, height, width) to compute one after the other without gradients; on a GPU all at once.
+
+    On a CPU the activations of a larger part leave the cache, and above 32 MiB the kernel hands out their memory anew
+    for each layer: 256 images at once take MobileFaceNet at 112×112 3.5 times as long as 20. Parts are alike in size,
+    as the kernels of a few images may round in another way than those of many.
+
+    >>> [len(part) for part in cache_sized(torch.zeros(64, 3, 112, 112))]
+    [22, 21, 21]
+    """
+    pixels = len(images) * images.shape[-1] * images.shape[-2]
+    return images.tensor_split(max(1, pixels // PIXELS)) if images.device.type == "cpu" else (images,)
+
+
 def images_needed(
     left: NDArray[np.int64], right: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
@@ -106,13 +123,16 @@ def _forward(module: nn.Module, images: Tensor) -> Tensor:
     """(b, d) of pixels (b, channels, height, width); ValueError where the module gives something else."""
     if any(parameter.dtype == torch.float64 for parameter in module.parameters()):
         images = images.double()  # a float64 backbone takes no other
-    raw: Tensor = module(images)
-    if raw.ndim != 2 or len(raw) != len(images):
-        raise ValueError(
-            f"the module made {tuple(raw.shape)} of {len(images)} images: "
-            "a backbone must give one embedding per image, (images, d)"
-        )
-    return raw
+    parts = []
+    for part in cache_sized(images):
+        raw: Tensor = module(part)
+        if raw.ndim != 2 or len(raw) != len(part):
+            raise ValueError(
+                f"the module made {tuple(raw.shape)} of {len(part)} images: "
+                "a backbone must give one embedding per image, (images, d)"
+            )
+        parts.append(raw)
+    return torch.cat(parts)
 
 
 def _pixels(images: NDArray[np.uint8], device: str | torch.device) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from coalface.core.method import Backbone
 from coalface.data.augment import DRAWS, Augment, to_tensor
 from coalface.data.faceset import FaceSet
+from coalface.models.embedding import cache_sized
 
 BATCH = 256
 """Images that are embedded at a time where all of a set are."""
@@ -66,7 +67,8 @@ class Compute:
         """(n, d) embeddings of all images as they are, `BATCH` at a time; the module is left in evaluation mode."""
         module, places = backbone.module.eval(), np.arange(len(faces))
         starts = range(0, len(faces), BATCH)
-        parts = [self.embed(module, self.plain(faces.select(places[at : at + BATCH]))) for at in starts]
+        blocks = (self.plain(faces.select(places[at : at + BATCH])) for at in starts)
+        parts = [self.embed(module, part) for block in blocks for part in cache_sized(block)]
         return torch.cat(parts) if parts else torch.empty(0, backbone.embedding_size, device=self.device)
 
     def _ready(self, images: Tensor) -> Tensor:

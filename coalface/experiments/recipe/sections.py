@@ -295,9 +295,10 @@ class Engine(Section):
     Silos, validators and `pooled`, the one party of centralised training, whatever the method: those that it has not
     are not used. Part of the numerics; `threads` are of each process. On `cuda` each has a GPU of its own."""
     client_batch: Literal["auto"] | Annotated[int, Field(ge=0)] | None = None
-    """Images of several parties that are computed as one batch, where the method has a form for that. `auto`: 256 where
-    a party takes one SGD step; where it takes several, as many as are fastest, measured when the run begins, and kept;
-    0 where the method or its settings do not allow it. None as 0: party by party. Part of the numerics."""
+    """Images of several parties that are computed as one batch, where the method has a form for that. `auto`: 256 (of
+    images above 64×64 on a CPU, 32) where a party takes one SGD step; where it takes several, as many as are fastest,
+    measured when the run begins, and kept; 0 where the method or its settings do not allow it. None as 0: party by
+    party. Part of the numerics."""
     update_dtype: Updates | None = None
     """The type in which float32 tensors of a reply are sent, as differences to what the party was sent where it is the
     same field: see `coalface.core.compression`. None: as they are. Part of the numerics."""

@@ -43,8 +43,9 @@ from coalface.training.compute import Compute
 VALIDATOR = "validator"
 """The role of the parties that score models."""
 
-CLIENT_BATCH = 256
-"""Images of a client batch where `engine.client_batch` is `auto`."""
+CLIENT_BATCH, LARGE, LARGE_BATCH = 256, 64, 32
+"""Images of a client batch where `engine.client_batch` is `auto`; on a CPU 32 of images larger than 64×64: of
+those a step of 256 takes MobileFaceNet 1.6 times as long an image."""
 MANY, SMALL = 20, 32
 """From so many parties on, of fewer images than that, client batches are worth a word."""
 
@@ -275,7 +276,10 @@ class Parts:
                 f"{why}; set engine.client_batch to 0, or to auto",
                 where="engine.client_batch",
             )
-        return 0 if why else CLIENT_BATCH if batch == "auto" else batch
+        if why or batch != "auto":
+            return 0 if why else int(batch)
+        large = self.recipe.data.size > LARGE and self.recipe.engine.device == "cpu"
+        return LARGE_BATCH if large else CLIENT_BATCH
 
     @cached_property
     def left_open(self) -> tuple[str, ...]:
