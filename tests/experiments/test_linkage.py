@@ -22,7 +22,7 @@ from coalface.experiments.attacks.fused_embeddings import (
     share_restored,
 )
 from coalface.experiments.attacks.linkage import code_told, embedding_by_statistics, mean_feature_told
-from coalface.experiments.attacks.updates import batch_statistics_told
+from coalface.experiments.attacks.updates import LastLayer, batch_statistics_told
 from coalface.training.bch_codes import BCH, Codebook
 from coalface.training.fedfv import draw_subsets, equivalent_embeddings
 
@@ -98,11 +98,10 @@ def test_a_client_has_the_rows_of_the_rounds_in_which_it_was_asked_and_no_others
 
 
 def test_a_change_of_the_last_layer_tells_the_embedding_of_a_single_image() -> None:
-    backbone = {"fc.weight": directions(5, 7), "fc.bias": torch.arange(5.0).double()}
+    weight, bias = directions(5, 7), torch.arange(5.0).double()
     h, g = directions(1, 7, "h")[0], torch.tensor([0.5, -1.0, 0.0, 2.0, 0.1]).double()
-    update = {"conv.weight": torch.ones(1, 1, 1, 1), "fc.weight": torch.outer(g, h), "fc.bias": g}
-    told = mean_feature_told(update, backbone)
-    torch.testing.assert_close(told, backbone["fc.weight"] @ h + backbone["fc.bias"])
+    told = mean_feature_told(LastLayer("fc", weight, bias, torch.outer(g, h), g))
+    torch.testing.assert_close(told, weight @ h + bias)
 
 
 @pytest.mark.parametrize("steps", [1, 3])

@@ -26,7 +26,7 @@ from coalface.experiments.attacks.membership import (
     span_shares,
 )
 from coalface.experiments.attacks.replay import replay
-from coalface.experiments.attacks.updates import MEAN, UPDATE, people_of
+from coalface.experiments.attacks.updates import MEAN, UPDATE, last_layer, people_of
 from coalface.experiments.prepare import prepare
 from coalface.experiments.run import begin_or_resume
 
@@ -55,9 +55,11 @@ def test_what_a_layer_reads_of_the_images_of_a_step_lies_in_the_span_of_its_grad
     slopes = torch.from_numpy(generator(2, "slopes").standard_normal((3, 8))).float()
     named = dict(net.named_parameters())
     gradient = dict(zip(named, torch.autograd.grad((embeddings * slopes).sum(), list(named.values())), strict=True))
-    shares = span_shares(net, gradient, images, 3)
+    layer = last_layer(gradient, net.state_dict(), net)
+    assert layer is not None
+    shares = span_shares(net, layer, images, 3)
     torch.testing.assert_close(shares[:3], torch.ones(3).double(), rtol=0, atol=1e-6)
-    torch.testing.assert_close(span_shares(net, gradient, images.flip(-1), 3), shares)
+    torch.testing.assert_close(span_shares(net, layer, images.flip(-1), 3), shares)
     read = torch.cat([net[:3](images).detach().double(), torch.ones(5, 1)], 1)
     mixture = torch.linalg.lstsq(read[:3].T, read[3]).solution
     own = (read[:3].T @ mixture).norm() / read[3].norm()

@@ -26,11 +26,11 @@ from coalface.experiments.attacks.updates import (
     MEAN,
     UPDATE,
     Change,
+    LastLayer,
     batch_statistics_told,
     embeddings_told,
     embeddings_told_by_rows,
-    ends_in_linear,
-    fold_frozen_batchnorm,
+    last_layer,
 )
 from coalface.models.groups import freeze_batchnorm
 from coalface.training.losses.margins import Softmax
@@ -56,13 +56,17 @@ def gradient_of(net: nn.Module, images: Tensor, head: Tensor) -> dict[str, Tenso
     return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
 
 
+def the(layer: LastLayer | None) -> LastLayer:
+    assert layer is not None
+    return layer
+
+
 def test_one_image_s_embedding_is_told_by_the_last_layer_and_by_rows_of_class_embeddings() -> None:
     net, image, head = network(), random(1, 3, 4, 4, seed=7), random(9, 6, seed=8)
     embedding = net(image).detach()
     gradient = gradient_of(net, image, head)
     before = {name: p.detach() for name, p in net.named_parameters()}
-    assert ends_in_linear(before)
-    told = embeddings_told(gradient, before)
+    told = embeddings_told(the(last_layer(gradient, before, net)))
     torch.testing.assert_close(told, embedding.expand(len(told), -1))
     rows = head.clone().requires_grad_(True)
     loss = Softmax(scale=4.0)(embedding, rows, torch.tensor([0]))
@@ -74,7 +78,8 @@ def test_one_image_s_embedding_is_told_by_the_last_layer_and_by_rows_of_class_em
 
 def test_a_network_that_ends_in_batchnorm_does_not_end_in_linear() -> None:
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    assert not ends_in_linear(dict(net.named_parameters()))
+    before = net.state_dict()
+    assert last_layer(before, before, net) is None
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -88,16 +93,12 @@ def test_a_frozen_batchnorm_at_the_end_hides_nothing_of_one_image(bias: bool) ->
     freeze_batchnorm(net)
     image, head = random(1, 3, 4, 4, seed=7), random(9, 6, seed=8)
     before = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
-    gradient, weights = fold_frozen_batchnorm(gradient_of(net.train(), image, head), before, net)
-    assert ends_in_linear(gradient) and ends_in_linear(weights)
-    told = embeddings_told(gradient, weights)
+    told = embeddings_told(the(last_layer(gradient_of(net.train(), image, head), before, net)))
     torch.testing.assert_close(told, net(image).detach().expand(len(told), -1))
     assert batch_statistics_told(before, net.state_dict(), steps=1) == {}
     for other in (nn.BatchNorm1d(3), nn.Sequential(nn.PReLU(3), nn.BatchNorm1d(3))):
         freeze_batchnorm(other)
-        assert fold_frozen_batchnorm(gradient, before, other) == (gradient, before)
-    moving = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    assert fold_frozen_batchnorm(gradient, before, moving) == (gradient, before)
+        assert last_layer(other.state_dict(), other.state_dict(), other) is None
 
 
 def test_batch_statistics_are_those_of_the_batch_after_one_step_and_a_mean_after_several() -> None:

@@ -42,9 +42,9 @@ from coalface.experiments.attacks.fused_embeddings import (
     share_restored,
 )
 from coalface.experiments.attacks.updates import (
+    LastLayer,
     batch_statistics_told,
-    ends_in_linear,
-    fold_frozen_batchnorm,
+    last_layer,
     own_templates,
     reading,
     to_images,
@@ -210,9 +210,9 @@ def feature_by_update(exchange: Exchange) -> Tensor | None:
     if update is None or len(data.names) != 1:
         return None
     before = exchange.sent[0].backbone
-    change, weights = fold_frozen_batchnorm(update, before, run.data.backbone.module)
-    if ends_in_linear(weights):
-        return mean_feature_told(change, weights)
+    layer = last_layer(update, before, run.data.backbone.module)
+    if layer is not None:
+        return mean_feature_told(layer)
     run.data.backbone.load(before)
     after = {name: before[name] + change for name, change in update.items()}
     statistics = batch_statistics_told(before, after, run.recipe.local.work(party, len(data))[0])
@@ -220,15 +220,14 @@ def feature_by_update(exchange: Exchange) -> Tensor | None:
     return embedding_by_statistics(run.data.backbone.module, statistics, image.to(run.numerics.device))
 
 
-def mean_feature_told(update: Tensors, backbone: Tensors) -> Tensor:
+def mean_feature_told(layer: LastLayer) -> Tensor:
     """(d,) the embedding that the change of a backbone's last linear layer tells, through the layer as it was sent.
 
     ΔW ∝ Σ g hᵀ and Δb ∝ Σ g, so h is about Σ_o Δb_o ΔW_o / Σ_o Δb_o².
     """
-    weight, bias = list(backbone)[-2:]
-    change = update[bias].double()
-    h = change @ update[weight].double() / change.square().sum().clamp_min(1e-30)
-    return backbone[weight].double() @ h + backbone[bias].double()
+    change = layer.bias_change
+    h = change @ layer.weight_change / change.square().sum().clamp_min(1e-30)
+    return layer.weight @ h + layer.bias
 
 
 def embedding_by_statistics(module: nn.Module, statistics: Mapping[str, Tensor], image: Tensor) -> Tensor | None:

@@ -38,10 +38,10 @@ from coalface.evaluation.metrics.verification import tar_at_far
 from coalface.experiments.attacks.base import Attacker, NotAttackable, Outcome, accuracies
 from coalface.experiments.attacks.updates import (
     Change,
+    LastLayer,
     UpdateAttack,
     batch_statistics_told,
-    ends_in_linear,
-    fold_frozen_batchnorm,
+    last_layer,
     people_of,
     reading,
     to_images,
@@ -81,9 +81,9 @@ class Membership(UpdateAttack):
         self.network.load(change.before)
         module, gradient = self.network.module, change.gradient(list(self.network.parameters))
         told = batch_statistics_told(change.before, change.after, change.steps)
-        ending, _ = fold_frozen_batchnorm(gradient, change.before, module)
-        if ends_in_linear(ending):
-            shares = [span_shares(module, ending, images, change.images) for images in candidates]
+        layer = last_layer(gradient, change.before, module)
+        if layer is not None:
+            shares = [span_shares(module, layer, images, change.images) for images in candidates]
             self._note_kinds(change, "the last layer's span", shares)
         if change.class_embeddings is not None:
             self.network.load(change.after)
@@ -176,7 +176,7 @@ def nearest_cosines(module: nn.Module, class_embeddings: Tensor, images: Tensor)
     return (unit_embeddings(module, images) @ normalize(class_embeddings.double(), dim=1).T).max(1).values
 
 
-def span_shares(module: nn.Module, gradient: Tensors, images: Tensor, count: int) -> Tensor:
+def span_shares(module: nn.Module, layer: LastLayer, images: Tensor, count: int) -> Tensor:
     """(n,) how much of what a last linear layer reads of each image lies in the span of its gradient's rows, 0 to 1.
 
     The gradient (d, m + 1), the bias's beside it, is G = Σ_i u_i h̃_iᵀ over `count` images, with h̃ = (h, 1), h what the
@@ -185,13 +185,12 @@ def span_shares(module: nn.Module, gradient: Tensors, images: Tensor, count: int
 
     Source: Petrov et al., "DAGER" (NeurIPS 2024), for the tokens of a text.
     """
-    weight, bias = list(gradient)[-2:]
-    whole = torch.cat([gradient[weight].double(), gradient[bias].double()[:, None]], dim=1)
+    whole = torch.cat([layer.weight_change, layer.bias_change[:, None]], dim=1)
     _, sizes, directions = torch.linalg.svd(whole, full_matrices=False)
     rank = min(count, len(sizes) // 2, int((sizes > sizes[0] / 1000).sum()))
     shares = []
     for side in (images, images.flip(-1)):
-        inputs = layer_inputs(module, [weight.rpartition(".")[0]], side)
+        inputs = layer_inputs(module, [layer.name], side)
         read = nn.functional.pad(next(iter(inputs.values())), (0, 1), value=1.0)
         shares.append((read @ directions[:rank].T).norm(dim=1) / read.norm(dim=1))
     return torch.maximum(*shares)

@@ -34,8 +34,7 @@ from coalface.experiments.attacks.updates import (
     batch_statistics_told,
     embeddings_told,
     embeddings_told_by_rows,
-    ends_in_linear,
-    fold_frozen_batchnorm,
+    last_layer,
     people_of,
     person_means,
     to_images,
@@ -87,9 +86,9 @@ class UpdateInversion(UpdateAttack):
         self.network.load(change.before)
         templates, gradient = self._templates(self.network.module), change.gradient(list(self.network.parameters))
         rows, told = change.row_gradient(), {}
-        ending, weights = fold_frozen_batchnorm(gradient, change.before, self.network.module)
-        if ends_in_linear(ending):
-            told["last layer"] = embeddings_told(ending, weights)
+        layer = last_layer(gradient, change.before, self.network.module)
+        if layer is not None:
+            told["last layer"] = embeddings_told(layer)
         if rows is not None and change.rows is not None:
             told["head rows"] = embeddings_told_by_rows(rows, change.rows[0])
         chance = 100 * len(people) / len(templates)

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -102,39 +102,51 @@ class Change:
         return (before - after) / (self.lr * self.steps) - self.weight_decay * before
 
 
-def ends_in_linear(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the last two tensors of a backbone are weight (d, m) and bias (d,) of one layer."""
-    weight, bias = list(tensors)[-2:]
-    return tensors[weight].dim() == 2 and bias == weight.removesuffix("weight") + "bias"
+@dataclass(frozen=True)
+class LastLayer:
+    """The linear layer W h + b that a backbone ends in, and how much an update changed it."""
+
+    name: str
+    weight: Tensor
+    """(d, m) W."""
+    bias: Tensor
+    """(d,) b."""
+    weight_change: Tensor
+    bias_change: Tensor
 
 
-def fold_frozen_batchnorm(change: Tensors, before: Tensors, module: nn.Module) -> tuple[Tensors, Tensors]:
-    """The change and the weights of a network with a frozen BatchNorm at its end folded into the layer that it is of.
+def last_layer(change: Tensors, before: Tensors, module: nn.Module) -> LastLayer | None:
+    """The linear layer that a network ends in, with a frozen BatchNorm after it folded into it; None: in no such layer.
 
     γ (W h + b − μ) / σ + β is s W h + s (b − μ) + β with s = γ / σ, so that the network ends in linear: β changes by
-    ∝ Σ g and W by ∝ Σ s g hᵀ, beside which s Δβ is a bias's change. W may be a 1×1 convolution; nothing may lie between
-    the two. Others are given back as they are.
+    ∝ Σ g and W by ∝ Σ s g hᵀ, beside which s Δβ is a bias's change. W may be a 1×1 convolution there; nothing may lie
+    between the two.
     """
+    *_, weight, bias = before
+    name = weight.removesuffix(".weight")
+    if before[weight].dim() == 2 and bias == f"{name}.bias":
+        return LastLayer(name, *(tensors[n].double() for tensors in (before, change) for n in (weight, bias)))
     owners = [("", module), *((name, part) for name, part in module.named_modules() if part._parameters)]
     (name, layer), (norm_name, norm) = owners[-2:]
     pointwise = isinstance(layer, nn.Conv2d) and layer.kernel_size == (1, 1) and layer.groups == 1
     if not is_frozen(norm) or f"{norm_name}.bias" not in change or not (pointwise or isinstance(layer, nn.Linear)):
-        return change, before
+        return None
     weight, bias = f"{name}.weight", f"{name}.bias"
-    gamma, beta, mean, variance = (before[f"{norm_name}.{n}"].double() for n in _OF_BATCHNORM)
+    gamma, beta, mean, variance = (
+        before[f"{norm_name}.{n}"].double() for n in ("weight", "bias", "running_mean", "running_var")
+    )
     scale = gamma / (variance + norm.eps).sqrt()
     offset = before[bias].double() if bias in before else torch.zeros_like(mean)
-    folded = {weight: scale[:, None] * before[weight].double().flatten(1), bias: scale * (offset - mean) + beta}
-    moved = {weight: change[weight].double().flatten(1), bias: scale * change[f"{norm_name}.bias"].double()}
-    ends = {f"{part}.{n}" for part in (name, norm_name) for n in _OF_BATCHNORM}
-    change, before = ({n: t for n, t in tensors.items() if n not in ends} for tensors in (change, before))
-    return change | moved, before | folded
+    return LastLayer(
+        name,
+        scale[:, None] * before[weight].double().flatten(1),
+        scale * (offset - mean) + beta,
+        change[weight].double().flatten(1),
+        scale * change[f"{norm_name}.bias"].double(),
+    )
 
 
-_OF_BATCHNORM = ("weight", "bias", "running_mean", "running_var")
-
-
-def embeddings_told(gradient: Tensors, before: Tensors) -> Tensor:
+def embeddings_told(layer: LastLayer) -> Tensor:
     """(r, d) embeddings that the gradient of a last linear layer tells: W h + b of h_o = ∂W_o / ∂b_o, output by output.
 
     Of one image, ∂W = g hᵀ and ∂b = g, and each h_o is the image's h; of several each is a mean of theirs with
@@ -142,11 +154,10 @@ def embeddings_told(gradient: Tensors, before: Tensors) -> Tensor:
 
     Source: Geiping et al., "Inverting gradients" (NeurIPS 2020), proposition 3.1; Zhu & Blaschko, "R-GAP" (ICLR 2021).
     """
-    weight, bias = list(gradient)[-2:]
-    slopes = gradient[bias]
+    slopes = layer.bias_change
     moved = slopes.abs() > slopes.abs().max() / 1000
-    inputs = gradient[weight][moved] / slopes[moved, None]
-    return inputs @ before[weight].double().T + before[bias].double()
+    inputs = layer.weight_change[moved] / slopes[moved, None]
+    return inputs @ layer.weight.T + layer.bias
 
 
 def embeddings_told_by_rows(gradient: Tensor, before: Tensor) -> Tensor:
