@@ -33,12 +33,14 @@ def images(method: str = "fedface", **changes: Any) -> int:
 
 
 @pytest.mark.parametrize("method", ["fedface", "feduv", "fedavg", "pfm"])
-def test_where_clients_take_one_step_auto_is_a_batch_of_256_images(method: str) -> None:
+def test_where_clients_take_one_step_auto_is_a_batch_of_256_images_or_32_large_ones(method: str) -> None:
     assert images(method, engine={"client_batch": "auto"}) == 256
     assert images(method, engine={"client_batch": 12}) == 12
     assert images(method) == images(method, engine={"client_batch": 0}) == 0
     assert images(method, engine={"client_batch": "auto"}, local={"steps_per_round": 1, "batch_size": 2}) == 256
     assert images(method, engine={"client_batch": 12}, local={"epochs": 2}) == 12
+    assert images(method, engine={"client_batch": "auto"}, data={"size": 112}) == 32
+    assert images(method, engine={"client_batch": "auto"}, data={"size": 64}) == 256
     with pytest.raises(RecipeError, match=r"engine\.device: 'cuda:99'"):  # and no error of torch
         images(method, engine={"client_batch": "auto", "device": "cuda:99"})
 

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from coalface.data.faceset import FaceSet
+from coalface.models import embedding
 from coalface.models.embedding import embed
 
 
@@ -58,6 +59,14 @@ def test_batches_stream_and_do_not_change_the_answer():
     features = embed(module, faces(), batch=4)
     assert module.batches == [4, 4, 2]
     np.testing.assert_allclose(features, embed(Project(), faces(), batch=100), atol=1e-6)
+
+
+def test_a_batch_is_computed_in_parts_alike_in_size_and_put_together_in_order(monkeypatch):
+    whole = embed(Project(), faces())
+    monkeypatch.setattr(embedding, "PIXELS", 3 * faces().pixels[0, :, :, 0].size)
+    module = Project()
+    np.testing.assert_allclose(embed(module, faces()), whole, atol=1e-6)
+    assert module.batches == [4, 3, 3]
 
 
 def test_every_part_is_back_in_its_own_mode_even_after_an_error():
