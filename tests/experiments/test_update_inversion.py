@@ -56,7 +56,7 @@ def gradient_of(net: nn.Module, images: Tensor, head: Tensor) -> dict[str, Tenso
     return dict(zip(named, torch.autograd.grad(loss, list(named.values())), strict=True))
 
 
-def the(layer: LastLayer | None) -> LastLayer:
+def found(layer: LastLayer | None) -> LastLayer:
     assert layer is not None
     return layer
 
@@ -66,7 +66,7 @@ def test_one_image_s_embedding_is_told_by_the_last_layer_and_by_rows_of_class_em
     embedding = net(image).detach()
     gradient = gradient_of(net, image, head)
     before = {name: p.detach() for name, p in net.named_parameters()}
-    told = embeddings_told(the(last_layer(gradient, before, net)))
+    told = embeddings_told(found(last_layer(gradient, before, net)))
     torch.testing.assert_close(told, embedding.expand(len(told), -1))
     rows = head.clone().requires_grad_(True)
     loss = Softmax(scale=4.0)(embedding, rows, torch.tensor([0]))
@@ -82,6 +82,12 @@ def test_a_network_that_ends_in_batchnorm_does_not_end_in_linear() -> None:
     assert last_layer(before, before, net) is None
 
 
+def test_a_last_linear_layer_is_found_behind_batchnorm_whatever_the_order_of_what_was_sent() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 5, 4), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(5, 6))
+    sent = dict(net.named_parameters()) | dict(net.named_buffers())
+    assert found(last_layer(dict(net.named_parameters()), sent, net)).name == "3"
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_frozen_batchnorm_at_the_end_hides_nothing_of_one_image(bias: bool) -> None:
     net = nn.Sequential(nn.Conv2d(3, 5, 4), nn.Tanh(), nn.Conv2d(5, 6, 1, bias=bias), nn.BatchNorm2d(6), nn.Flatten())
@@ -93,7 +99,7 @@ def test_a_frozen_batchnorm_at_the_end_hides_nothing_of_one_image(bias: bool) ->
     freeze_batchnorm(net)
     image, head = random(1, 3, 4, 4, seed=7), random(9, 6, seed=8)
     before = {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
-    told = embeddings_told(the(last_layer(gradient_of(net.train(), image, head), before, net)))
+    told = embeddings_told(found(last_layer(gradient_of(net.train(), image, head), before, net)))
     torch.testing.assert_close(told, net(image).detach().expand(len(told), -1))
     assert batch_statistics_told(before, net.state_dict(), steps=1) == {}
     for other in (nn.BatchNorm1d(3), nn.Sequential(nn.PReLU(3), nn.BatchNorm1d(3))):

@@ -6,6 +6,8 @@ from torch import nn
 from coalface.data.faceset import FaceSet
 from coalface.models import embedding
 from coalface.models.embedding import embed
+from coalface.models.groups import Backbone
+from coalface.training.compute import Compute
 
 
 def faces(count=10, height=6, width=4, channels=3, seed=0):
@@ -67,6 +69,10 @@ def test_a_batch_is_computed_in_parts_alike_in_size_and_put_together_in_order(mo
     module = Project()
     np.testing.assert_allclose(embed(module, faces()), whole, atol=1e-6)
     assert module.batches == [4, 3, 3]
+    monkeypatch.setattr(embedding, "PIXELS", 1)
+    module = Project()
+    np.testing.assert_allclose(embed(module, faces()), whole, atol=1e-6)
+    assert module.batches == [1] * 10
 
 
 def test_every_part_is_back_in_its_own_mode_even_after_an_error():
@@ -100,3 +106,12 @@ def test_what_is_not_finite_is_named():
 
     with pytest.raises(ValueError, match="2 of 5 embeddings are not finite, the first is that of image 8"):
         embed(Diverged(), faces(), np.array([9, 8, 7, 6, 5]))
+
+
+def test_training_embeds_all_images_in_parts_and_in_order_too(monkeypatch):
+    module, compute = Project(), Compute()
+    whole = compute.embed(module, compute.plain(faces()))
+    monkeypatch.setattr(embedding, "PIXELS", 3 * faces().pixels[0, :, :, 0].size)
+    module = Project()
+    torch.testing.assert_close(compute.embed_all(Backbone(module), faces()), whole.detach(), rtol=0, atol=1e-5)
+    assert module.batches == [4, 3, 3]

@@ -116,13 +116,13 @@ class LastLayer:
 
 
 def last_layer(change: Tensors, before: Tensors, module: nn.Module) -> LastLayer | None:
-    """The linear layer that a network ends in, with a frozen BatchNorm after it folded into it; None: in no such layer.
+    """The linear layer that a network ends in, a frozen BatchNorm after it folded in; None: it ends in another.
 
     γ (W h + b − μ) / σ + β is s W h + s (b − μ) + β with s = γ / σ, so that the network ends in linear: β changes by
     ∝ Σ g and W by ∝ Σ s g hᵀ, beside which s Δβ is a bias's change. W may be a 1×1 convolution there; nothing may lie
     between the two.
     """
-    *_, weight, bias = before
+    *_, weight, bias = (name for name, _ in module.named_parameters() if name in before)
     name = weight.removesuffix(".weight")
     if before[weight].dim() == 2 and bias == f"{name}.bias":
         return LastLayer(name, *(tensors[n].double() for tensors in (before, change) for n in (weight, bias)))

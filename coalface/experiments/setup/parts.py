@@ -276,8 +276,10 @@ class Parts:
                 f"{why}; set engine.client_batch to 0, or to auto",
                 where="engine.client_batch",
             )
-        if why or batch != "auto":
-            return 0 if why else int(batch)
+        if why:
+            return 0
+        if batch != "auto":
+            return batch
         large = self.recipe.data.size > LARGE and self.recipe.engine.device == "cpu"
         return LARGE_BATCH if large else CLIENT_BATCH
 
