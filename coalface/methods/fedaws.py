@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from coalface.methods.fedface import PRESETS, FedFace
+from coalface.methods.fedface import FedFace
 from coalface.training.losses.spreadout import Spreading
 
 
@@ -37,4 +37,4 @@ class FedAwS(FedFace):
     def spread(self, centres: Tensor) -> Tensor:
         if not self.spreadout or self.top_k is None:
             return super().spread(centres)
-        return replace(self.spreading or PRESETS[self.preset], top_k=self.top_k)(centres)
+        return replace(self.spreading or self.presets[self.preset], top_k=self.top_k)(centres)

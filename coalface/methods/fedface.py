@@ -6,7 +6,7 @@ Aggarwal, Zhou, Jain, "FedFace: Collaborative Learning of Face Recognition Model
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -114,6 +114,7 @@ class FedFace(Method):
     """The constants of the server's step: those of the text, or of the authors' code."""
     spreading: Spreading | None = None
     """The server's step; None: the preset's."""
+    presets: ClassVar[Mapping[str, Spreading]] = PRESETS
 
     def __post_init__(self) -> None:
         PositiveHinge(self.target_cosine)  # which says what it cannot be
@@ -153,7 +154,7 @@ class FedFace(Method):
 
     def spread(self, centres: Tensor) -> Tensor:
         """(C, d) class embeddings after the server's step (9), at length one."""
-        return (self.spreading or PRESETS[self.preset])(centres) if self.spreadout else unit(centres)
+        return (self.spreading or self.presets[self.preset])(centres) if self.spreadout else unit(centres)
 
     @step(role="trainer")
     def train(self, party: Party, common: Global, each: Centre) -> Update:

@@ -73,7 +73,7 @@ def drawn(build: Tiny) -> Tensors:
 
 def agree(method: FedFace, folder: Path, monkeypatch: pytest.MonkeyPatch, build: Tiny, **rules: Any) -> set[str]:
     """Hold every round of a run against the plain loop; returns what came to pass on the way."""
-    settings = method.spreading or PRESETS[method.preset]
+    settings = method.spreading or method.presets[method.preset]
     states = naive.watched(type(method), monkeypatch)
     _, heard = heard_run(method, folder, build, **rules)
     theta, centres, branches = (

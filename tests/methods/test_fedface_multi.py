@@ -20,7 +20,7 @@ from coalface.core.method import Party, Tensors, step
 from coalface.data.faceset import FaceSet
 from coalface.engine.faults import SimulatedFaults
 from coalface.experiments.conformance.tiny_federation import NUMERICS, Tiny, faces, run
-from coalface.methods.fedface import PRESETS, Centre, FedFace, Global
+from coalface.methods.fedface import Centre, FedFace, Global
 from coalface.methods.fedface_multi import FedFaceMulti, Update
 from coalface.training.local_work import Cursor, LocalTraining
 from coalface.training.losses.margins import CosFace
@@ -43,6 +43,9 @@ EXACT = Mixed(flip=False, double=True)
 KNOWN = {"silo-0": 3, "silo-1": 1, "silo-2": 2}
 
 
+MEAN = Spreading(step=0.1, steps=3, momentum=0.9, reduce="mean", tangent=True)
+
+
 def multi(**changes: Any) -> FedFaceMulti:
     return FedFaceMulti(**{"rounds": 3, "local": WORK, "loss": COSFACE, **changes})
 
@@ -56,7 +59,7 @@ def multi(**changes: Any) -> FedFaceMulti:
         2,
         [
             ({}, Tiny(parties=5, one_identity=True, norm=True), {}),
-            ({"sample": 3, "local": WORK, "preset": "official"}, Tiny(parties=5, one_identity=True), {}),
+            ({"sample": 3, "local": WORK, "spreading": MEAN}, Tiny(parties=5, one_identity=True), {}),
             (
                 {"fixed": True, "local": LocalTraining(steps_per_round=3, batch_size=2)},
                 Tiny(parties=5, one_identity=True),
@@ -79,6 +82,22 @@ def test_with_one_identity_a_client_it_is_fedface_bit_for_bit(
         ]
         heads.append((ran.bytes(), down, [h.data for h in heard]))
     assert heads[0] == heads[1] and len(heads[0][2]) >= 10
+
+
+def test_the_authors_spreadout_is_of_their_own_code() -> None:
+    """(cos − 0.4)², the mean over ordered pairs, twenty steps with momentum 0.9, through the normalisation."""
+    rows = torch.tensor([[1.0, 0.0, 0.0], [0.8, 0.6, 0.0], [0.5, 0.5, 0.7]], dtype=torch.float64)
+    w = (rows / rows.norm(dim=1, keepdim=True)).requires_grad_()
+    velocity = torch.zeros_like(rows)
+    for _ in range(20):
+        near = [cosine(w[i], w[j]) - 0.4 for i in range(3) for j in range(3) if i != j]
+        (slope,) = torch.autograd.grad(sum(max(c, 0 * c) ** 2 for c in near) / 6, w)
+        velocity = 0.9 * velocity + slope
+        moved = w.detach() - 0.01 * velocity
+        w = (moved / moved.norm(dim=1, keepdim=True)).requires_grad_()
+    method = FedFaceMulti(preset="official")
+    assert naive.furthest({"w": method.spread(rows)}, {"w": w.detach()}) < 1e-12
+    assert naive.furthest({"w": FedFace(preset="official").spread(rows)}, {"w": w.detach()}) > 1e-3
 
 
 # --- several ----------------------------------------------------------------------------------------------------------
@@ -185,7 +204,7 @@ def test_the_rounds_are_those_of_a_plain_loop(
         theta = naive.mean(shares, [ends[name][0] for name in came])
         centres |= {name: w / w.norm(dim=1, keepdim=True) for name, (_, w) in ends.items()}
         if method.spreadout:
-            before, centres = centres, spread_over_all(centres, method.spreading or PRESETS[method.preset])
+            before, centres = centres, spread_over_all(centres, method.spreading or method.presets[method.preset])
             assert len(centres) < 2 or naive.furthest(before, centres) > 1e-4
         assert {name: len(w) for name, w in state.centres.items()} == {name: KNOWN[name] for name in centres}
         assert naive.furthest(state.backbone, theta) < 1e-10

@@ -28,7 +28,7 @@ from coalface.experiments.attacks.drift import KnownDrift, sent_drift
 from coalface.experiments.prepare import PreparedRun
 from coalface.methods.fedrep import FedRep
 from coalface.methods.mime import Point
-from coalface.models.embedding import eval_mode
+from coalface.models.embedding import cache_sized, eval_mode
 from coalface.models.groups import Backbone, is_frozen
 from coalface.privacy.templates import templates
 from coalface.training.compute import Compute
@@ -394,10 +394,10 @@ def to_images(faces: FaceSet) -> Tensor:
     return to_tensor(faces.take(np.arange(len(faces))))
 
 
-def unit_embeddings(module: nn.Module, images: Tensor, batch: int = 256) -> Tensor:
+def unit_embeddings(module: nn.Module, images: Tensor) -> Tensor:
     """(n, d) of images (n, c, h, w) in [−1, 1], in evaluation mode, float64."""
     with eval_mode(module), torch.no_grad():
-        parts = [normalize(module(part).double(), dim=1) for part in images.split(batch)]
+        parts = [normalize(module(part).double(), dim=1) for part in cache_sized(images)]
     return torch.cat(parts)
 
 
