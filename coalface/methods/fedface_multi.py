@@ -39,7 +39,9 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True)
 class FedFaceMulti(FedFace):
-    """`fedface` whose messages carry (k, d) class embeddings, k the identities of a client; with k = 1 it is `fedface`.
+    """`fedface` whose messages carry (k, d) class embeddings, k the identities of a client.
+
+    With k = 1 it is `fedface`, but for the constants of `preset: official`.
 
     A client that was sent (1, d) zeros starts each class embedding from the mean feature of its identity, and thereby
     says how many it has. What it sends in another shape later, or with a row of zeros, leaves what it had.
