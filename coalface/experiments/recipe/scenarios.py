@@ -187,6 +187,9 @@ class Domains(OfFaces):
     """Target clients, to whom its identities are assigned equally."""
     hold_out: int = Field(0, ge=0)
     """Identities of the target that nobody trains on, to be evaluated."""
+    rehearsal: int | None = Field(None, ge=1)
+    """How many more of the target to set aside, who are evaluated in place of those held out. To choose settings on, so
+    that the people that figures are of remain unseen."""
     split: int | None = Field(None, ge=0)
     """Which of them: splits evaluate other people as long as there are enough. None: the run's seed."""
     calibrate: int = Field(0, ge=0)

@@ -33,10 +33,12 @@ def split_domains(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSe
     """(for training, target identities to evaluate, source identities to choose a threshold by), disjoint by identity.
 
     Split number s evaluates `hold_out` identities from the s-th such group of the target's on, in an order drawn by a
-    fixed seed, so that the evaluated people of different splits differ as long as there are enough. Raises RecipeError.
+    fixed seed, so that the evaluated people of different splits differ as long as there are enough; in a rehearsal the
+    next `rehearsal` ones, and those are left out. Raises RecipeError.
     """
     source, target = identities_of(faces, data.source_domain), identities_of(faces, data.target_domain)
     asked = {"hold_out": (data.hold_out, target, data.target_domain)}
+    asked |= {"rehearsal": (data.hold_out + (data.rehearsal or 0), target, data.target_domain)}
     asked |= {"calibrate": (data.calibrate, source, data.source_domain)}
     for key, (count, identities, domain) in asked.items():
         if count >= len(identities):
@@ -46,9 +48,10 @@ def split_domains(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSe
             )
     order = generator(SPLIT_SEED, "domains", "target").permutation(target)
     split = recipe.seed if data.split is None else data.split
-    evaluated = order[(split * data.hold_out + np.arange(data.hold_out)) % len(order)]
+    aside = order[(split * data.hold_out + np.arange(data.hold_out + (data.rehearsal or 0))) % len(order)]
+    evaluated = aside[data.hold_out :] if data.rehearsal else aside
     calibrating = generator(SPLIT_SEED, "domains", "source").permutation(source)[: data.calibrate]
-    trained = np.setdiff1d(np.concatenate([source, target]), np.concatenate([evaluated, calibrating]))
+    trained = np.setdiff1d(np.concatenate([source, target]), np.concatenate([aside, calibrating]))
     if data.side == "source":
         trained = np.setdiff1d(trained, target)
     return faces.only(trained), faces.only(np.sort(evaluated)), faces.only(np.sort(calibrating))

@@ -29,7 +29,7 @@ from coalface.evaluation.metrics.identification import query_and_gallery
 from coalface.evaluation.metrics.verification import tenths
 from coalface.evaluation.verification import VerificationPairs
 from coalface.experiments.recipe import sections
-from coalface.experiments.recipe.scenarios import Assigned, OfFaces
+from coalface.experiments.recipe.scenarios import Assigned, Domains, OfFaces
 from coalface.experiments.recipe.schema import Recipe
 from coalface.experiments.recipe.sections import Pairs
 from coalface.experiments.setup.sources import Packing, below_root, folder, open_source, origin, pixels
@@ -50,7 +50,7 @@ def evaluation_pairs(
     """
     lists = []
     halved = {validator.validates for validator in recipe.validators.values()}
-    rehearsed = isinstance(recipe.data, Assigned) and recipe.data.rehearsal is not None
+    rehearsed = isinstance(recipe.data, Assigned | Domains) and recipe.data.rehearsal
     for name, evaluated in recipe.evaluation.pairs.items():
         if rehearsed and (evaluated.kind not in sections.DRAWN or evaluated.source is not None):
             continue
