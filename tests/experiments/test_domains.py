@@ -68,6 +68,15 @@ def test_a_split_is_the_seeds_unless_it_is_given() -> None:
     assert evaluated(two_domains({"seed": 7}, domains(split=1))) == by_seed[1]
 
 
+def test_a_rehearsal_evaluates_the_next_people_and_nobody_held_out() -> None:
+    whole_run, rehearsed = (splits.split(two_domains(domains(split=1, rehearsal=r))) for r in (None, 2))
+    held, aside = people(whole_run.held), people(rehearsed.held)
+    assert len(aside) == 2 and not held & aside and aside < people(whole_run.train)
+    assert people(rehearsed.train) == people(whole_run.train) - aside
+    with pytest.raises(RecipeError, match="data.rehearsal: 9 of the 9 identities of street leave nobody to train on"):
+        splits.split(two_domains(domains(rehearsal=6)))
+
+
 @pytest.mark.parametrize("split", [0, 1])
 @every_method
 def test_a_split_evaluates_and_calibrates_on_the_same_people_whatever_the_method(method: str, split: int) -> None:

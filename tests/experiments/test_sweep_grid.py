@@ -107,6 +107,10 @@ def test_the_settings_of_a_method_hold_for_its_cells_alone(recipe: Path) -> None
         "method=fedprox, methods.fedprox.mu=0.01",
         "method=fedprox, methods.fedprox.mu=0.1",
     ]
+    assert [cell.setting for cell in grid(recipe, ["method=fedavg,fedprox", "methods.fedprox={mu: 0.5}"])] == [
+        "method=fedavg",
+        "method=fedprox",
+    ]
     with pytest.raises(RecipeError) as error:
         grid(recipe, ["method=fedavg,solo", "methods.fedprox.mu=0.01,0.1"])
     assert error.value.where == "methods.fedprox.mu"

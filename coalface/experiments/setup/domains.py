@@ -37,9 +37,12 @@ def split_domains(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSe
     next `rehearsal` ones, and those are left out. Raises RecipeError.
     """
     source, target = identities_of(faces, data.source_domain), identities_of(faces, data.target_domain)
-    asked = {"hold_out": (data.hold_out, target, data.target_domain)}
-    asked |= {"rehearsal": (data.hold_out + (data.rehearsal or 0), target, data.target_domain)}
-    asked |= {"calibrate": (data.calibrate, source, data.source_domain)}
+    rehearsed = data.rehearsal or 0
+    asked = {
+        "hold_out": (data.hold_out, target, data.target_domain),
+        "rehearsal": (data.hold_out + rehearsed, target, data.target_domain),
+        "calibrate": (data.calibrate, source, data.source_domain),
+    }
     for key, (count, identities, domain) in asked.items():
         if count >= len(identities):
             raise RecipeError(
@@ -48,8 +51,8 @@ def split_domains(recipe: Recipe, data: Domains, faces: FaceSet) -> tuple[FaceSe
             )
     order = generator(SPLIT_SEED, "domains", "target").permutation(target)
     split = recipe.seed if data.split is None else data.split
-    aside = order[(split * data.hold_out + np.arange(data.hold_out + (data.rehearsal or 0))) % len(order)]
-    evaluated = aside[data.hold_out :] if data.rehearsal else aside
+    aside = order[(split * data.hold_out + np.arange(data.hold_out + rehearsed)) % len(order)]
+    evaluated = aside[data.hold_out :] if rehearsed else aside
     calibrating = generator(SPLIT_SEED, "domains", "source").permutation(source)[: data.calibrate]
     trained = np.setdiff1d(np.concatenate([source, target]), np.concatenate([aside, calibrating]))
     if data.side == "source":
