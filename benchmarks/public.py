@@ -1,7 +1,7 @@
 """What it saves that parties of one process compute the features of the public images together, once a round.
 
     python benchmarks/public.py                                        # 10 clients of 600 images, 3,000 public ones
-    python benchmarks/public.py --recipe joint/synthetic  # 40 clients
+    python benchmarks/public.py --recipe joint/synthetic               # 10 clients of 300 images, 15,000 public ones
 
 Rounds of `fedfr-joint` by a recipe, from its pre-trained model: as they are, and with every client computing the
 features by itself. Both run in this process and take turns; a run's first round is left out. The ratio is of the

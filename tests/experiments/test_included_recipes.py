@@ -51,4 +51,4 @@ def test_a_file_of_the_other_ending_and_a_folder_of_recipes_are_offered(
 
 
 def test_sweeps_and_federations_have_names_too() -> None:
-    assert {"joint/sweeps/lfw", "synthetic/three-silos/federation"} <= set(names())
+    assert {"joint/sweeps/southasian", "synthetic/three-silos/federation"} <= set(names())

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[2] / "recipes"
 
 
 def names() -> list[str]:
-    """The included recipes, files of grids and federations: `lfw/silos`, `uda/sweeps/lfw`, …"""
+    """The included recipes, files of grids and federations: `lfw/silos`, `uda/sweeps/cfp`, …"""
     return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml"))
 
 
