@@ -130,7 +130,9 @@ def _points(tree: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> list[
     for point in itertools.product(*axes.values()):
         chosen, changed = dict(zip(axes, point, strict=True)), dict(tree)
         method = str(chosen.get("method", tree.get("method", Recipe.model_fields["method"].default)))
-        of_others = [key for key in chosen if key.startswith("methods.") and not f"{key}.".startswith(f"methods.{method}.")]
+        of_others = [
+            key for key in chosen if key.startswith("methods.") and not f"{key}.".startswith(f"methods.{method}.")
+        ]
         chosen = {key: value for key, value in chosen.items() if key not in of_others}
         if any(chosen == before for before, _ in points):
             continue
