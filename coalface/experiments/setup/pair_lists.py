@@ -50,7 +50,7 @@ def evaluation_pairs(
     """
     lists = []
     halved = {validator.validates for validator in recipe.validators.values()}
-    rehearsed = isinstance(recipe.data, Assigned | Domains) and recipe.data.rehearsal
+    rehearsed = isinstance(recipe.data, Assigned | Domains) and recipe.data.rehearsal is not None
     for name, evaluated in recipe.evaluation.pairs.items():
         if rehearsed and (evaluated.kind not in sections.DRAWN or evaluated.source is not None):
             continue
