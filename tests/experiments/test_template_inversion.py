@@ -287,6 +287,19 @@ def test_what_clients_of_fedfv_have_is_judged_as_well_and_what_cannot_be_restore
         assert rows["others, restored from all rounds", figure].value == rows[MEAN_FACE, figure].value
 
 
+def test_of_a_client_that_no_round_asked_nothing_is_judged(tmp_path: Path) -> None:
+    """Its class embedding is as the server drew it."""
+    few = {"fedfv": {"sample": 2, "equivalents": 20}}
+    attack, models = attacked(judge_file(tmp_path), method="fedfv", methods=few)
+    asked = {exchange.request.party for exchange in attack.passed if exchange.request.step == "train"}
+    rows = by_row(attack.outcomes(models))
+    assert models.class_embeddings is not None and len(models.class_embeddings) == 8 > len(asked) > 2
+    restored = {party for party, _ in attack._told["others, restored from all rounds", "client"]}
+    assert restored == asked > {party for party, _ in attack._told["others", "client"]}
+    figure = "accepted as the person (type I), %"
+    assert {rows[what, figure].trials for what in ("centre", MEAN_FACE)} == {len(asked)}
+
+
 def test_whose_equivalents_are_is_what_the_server_drew() -> None:
     exchanges: list[Exchange] = []
 

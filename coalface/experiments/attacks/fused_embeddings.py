@@ -40,6 +40,11 @@ class Fused:
         self.rows.setdefault(round_, equivalents)
         self.asked.setdefault(round_, set()).add(party)
 
+    @property
+    def ever_asked(self) -> set[str]:
+        """Who some round asked: the class embedding of another is as the server drew it, and tells of nobody."""
+        return set().union(*self.asked.values())
+
     def rounds_of(self, clients: Collection[str]) -> list[int]:
         """The rounds whose rows some clients have together."""
         return [number for number in sorted(self.rows) if not self.asked[number].isdisjoint(clients)]

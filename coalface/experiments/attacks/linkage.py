@@ -175,11 +175,11 @@ class Linkage(Attack):
         """Without a photograph, of what was sent: to each of some clients, to all of these, and to everybody.
 
         Blindly all rounds count; whoever knows what was fused takes the last ones. Counted are clients that some round
-        asked: the class embedding of another is as the server drew it, and tells of nobody.
+        asked.
         """
         method, rng = self.run.method, generator(self.seed, "attack", "restore")
         assert isinstance(method, FedFV)
-        asked = set().union(*self._fused.asked.values())
+        asked = self._fused.ever_asked
         places = [place for place, name in enumerate(self._parties) if name in asked]
         true = torch.cat([class_embeddings[self._parties[place]] for place in places]).double()
         features = torch.stack([self._features[1][name, 0] for name in self._parties])

@@ -196,6 +196,8 @@ class TemplateInversion(Attack):
 
         for number, ((what, to), told) in enumerate(self._told.items()):
             places = [place for place, person in enumerate(drawn) if person in told]
+            if not places:
+                continue
             # not at length one: the less several releases agree, the nearer to the mean face it is painted
             directions = torch.stack([torch.stack(told[drawn[place]]).mean(0) for place in places])
             judge(what, to, decoder(directions), places)
@@ -211,18 +213,22 @@ class TemplateInversion(Attack):
         return outcomes
 
     def _tell_clients(self, models: Models) -> None:
-        """What a client has of FedFV's equivalent class embeddings; whose they are is known for counting alone."""
+        """What a client has of FedFV's equivalent class embeddings; whose they are is known for counting alone.
+
+        Counted are clients that some round asked.
+        """
         method, parties = self.run.method, self.run.data.by_role().get("trainer", [])
         if not isinstance(method, FedFV) or not self._fused.rows or models.class_embeddings is None:
             return
         rounds = sorted(self._fused.rows)
         others, fused = self._fused.drawn(rounds[-1], parties, method.fused, self.seed)
         for row, first in zip(self._fused.rows[rounds[-1]], others[fused[:, 0]], strict=True):
-            if (parties[first], 0) not in self._told.get(("others", "client"), {}):
-                self._tell("others", parties[first], 0, row, "client")
+            name = parties[first]
+            if name in self._fused.ever_asked and (name, 0) not in self._told.get(("others", "client"), {}):
+                self._tell("others", name, 0, row, "client")
         seen = self._fused.of_rounds(rounds)
         directions = restore(seen, len(parties), method.fused, generator(self.seed, "attack", "restore"))
-        for name in parties:
+        for name in sorted(self._fused.ever_asked):
             cosines = directions @ F.normalize(models.class_embeddings[name][0].double(), dim=0)
             restored = directions[cosines.argmax()] * (cosines.max() >= SAME)  # else zero: the mean face, nearly
             self._tell("others, restored from all rounds", name, 0, restored, "client")
