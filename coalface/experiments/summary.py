@@ -117,7 +117,7 @@ def trained(method: Method, summary: Mapping[str, Any], records: Sequence[Mappin
     """Local `steps` and `images` seen, of all trainers together, a pre-training apart; None where nothing tells.
 
     A method whose rounds are alike has them from the rounds of each party. One that says what a round is
-    (`WorksByRound`) has them round by round, if nobody was left out of any.
+    (`WorksByRound`) has them round by round; where it asks some parties a round, if such rounds are alike.
     """
     local = getattr(method, "local", None)
     trainers = [party for party in summary["parties"] if plays(party["role"], "trainer")]
@@ -127,12 +127,21 @@ def trained(method: Method, summary: Mapping[str, Any], records: Sequence[Mappin
     rounds = [record for record in records if not record["abandoned"]]
     pairs: list[tuple[int, int] | None] = []
     if isinstance(method, WorksByRound):
-        if getattr(method, "sample", None) is not None or any(record["failed"] for record in rounds):
+        is_sampled = getattr(method, "sample", None) is not None
+        if any(record["failed"] for record in rounds) or (is_sampled and used):
             return None
+        active = sum(bool(party["rounds"]) for party in summary["parties"])
         for party in trainers:
-            for place, record in enumerate(rounds):
-                images = party["images"] + (used[party["name"]][place] if party["name"] in used else 0)
-                pairs.append(method.round_work(record["stage"], record["round"], party["role"], party["name"], images))
+            more = used.get(party["name"], [0] * len(rounds))
+            works = [
+                method.round_work(
+                    record["stage"], record["round"], party["role"], party["name"], party["images"] + more[place]
+                )
+                for place, record in enumerate(rounds)
+            ]
+            if is_sampled:
+                works = _works_of_sampled(works, [record["arrived"] < active for record in rounds], party["rounds"])
+            pairs += works
     elif isinstance(local, LocalTraining) and type(method).stages is Method.stages:
         for party in trainers:
             steps, images = local.work(party["name"], party["images"])
@@ -141,6 +150,20 @@ def trained(method: Method, summary: Mapping[str, Any], records: Sequence[Mappin
         return None
     steps_of, images_of = zip(*filter(None, pairs), strict=True)
     return {"steps": sum(steps_of), "images": sum(images_of)}
+
+
+def _works_of_sampled(
+    works: Sequence[tuple[int, int] | None], is_of_some: Sequence[bool], asked: int
+) -> list[tuple[int, int] | None]:
+    """Of what each round would be to a party, what `asked` rounds were: all rounds that were not of some parties alone.
+
+    Which of some it was in nobody has written down, so these must be alike; else [None].
+    """
+    of_all = [work for work, of_some in zip(works, is_of_some, strict=True) if not of_some]
+    kinds = {work for work, of_some in zip(works, is_of_some, strict=True) if of_some}
+    if not asked:
+        return []
+    return [*of_all, *list(kinds) * (asked - len(of_all))] if len(kinds) < 2 else [None]
 
 
 def _numbers(member: Member) -> dict[str, Any]:

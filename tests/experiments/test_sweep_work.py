@@ -20,6 +20,8 @@ from coalface.experiments.sweep.run import read_cells, sweep
 from coalface.experiments.sweep.table import table
 from coalface.training.compute import Compute
 
+DEVICES = {"scenario": "devices", "test": {"images": 1}}
+
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
@@ -44,6 +46,9 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         {"method": "centralized", "methods": {"centralized": {"batch_size": 12}}},
         {"method": "pfm", "local": {"steps_per_round": 3, "batch_size": 99, "party_batch_size": {"silo-00": 4}}},
         {"method": "solo"},
+        {"method": "feduv", "rounds": 3, "methods": {"feduv": {"sample": 2, "length": 127}}, "data": DEVICES},
+        {"method": "fedrep", "rounds": 3, "methods": {"fedrep": {"sample": 1}}},
+        {"method": "fedbabu", "rounds": 3, "methods": {"fedbabu": {"sample": 1}}},
     ],
 )
 def test_the_steps_and_images_are_those_that_were_loaded(
