@@ -1,10 +1,11 @@
-"""Images of a gradient: gradient matching among the faces that eigenfaces make, and how near they are to others.
+"""Images of a gradient: gradient matching among the faces that eigenfaces make, then pixel by pixel, and how near the
+images are to others.
 
 Geiping et al., "Inverting gradients: how easy is it to break privacy in federated learning?" (NeurIPS 2020), match
-the cosine of the gradients over pixels under total variation. Over pixels it finds nothing here: `cnn-small` keeps 128
-numbers of 3,072, by strided convolutions. Over the coefficients of public eigenfaces it does; a prior in the place of
-pixels is that of Jeon et al., "Gradient inversion with generative image prior" (NeurIPS 2021). Batch statistics as
-BatchNorm's running ones tell them: Yin et al., "See through gradients" (CVPR 2021).
+the cosine of the gradients over pixels under total variation. Begun at noise, as public code does, that takes thousands
+of iterations (`benchmarks/public_inversion.py`); begun at a face of public eigenfaces, hundreds. A prior of faces is
+that of Jeon et al., "Gradient inversion with generative image prior" (NeurIPS 2021). Batch statistics as BatchNorm's
+running ones tell them: Yin et al., "See through gradients" (CVPR 2021).
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ WINDOW = 7
 """Side of the windows of SSIM."""
 RANGE = 2.0
 """Of pixels in [−1, 1]."""
-COMPONENTS, LR, PRIOR, STATISTICS = 64, 0.1, 0.003, 0.01
+COMPONENTS, LR, PRIOR, STATISTICS, VARIATION = 64, 0.1, 0.003, 0.01, 0.15
 """Eigenfaces; the learning rate of Adam, 0.4 times it after 3/8, 5/8 and 7/8 of the iterations; and the weights of the
-mean squared coefficient, and of the mean squared distance of batch statistics in units of the told variance. All were
-chosen on other synthetic people, with an untrained network."""
+mean squared coefficient, of the mean squared distance of batch statistics in units of the told variance, and of total
+variation. All were chosen on other synthetic people, with an untrained network."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,9 @@ def rebuild(
     found with the images. Where the module ends in a bias, its gradient is Σ u_i, and of one image u is known.
     `statistics` are those of `batch_statistics_told`.
 
+    So many `iterations` go over the coefficients of eigenfaces, then as many over pixels from there. Contrast stays that
+    of the first: a network that normalises its maps tells none.
+
     The module is used as it is, in training mode where its BatchNorm is to see the batch.
     """
     named = {name: p for name, p in module.named_parameters() if name in gradient}
@@ -84,35 +88,66 @@ def rebuild(
     coefficients, slopes = (torch.from_numpy(rng.standard_normal(shape, dtype=np.float32)) for shape in shapes)
     coefficients.mul_(0.1).requires_grad_(True)
     slopes.requires_grad_(True)
-    optimiser = torch.optim.Adam([coefficients, slopes], lr=LR)
-    marks = [iterations * eighths // 8 for eighths in (3, 5, 7)]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, marks, gamma=0.4)
     norms = [name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm) and name in statistics]
     distances: list[Tensor] = []
 
     def measure(name: str, maps: Tensor) -> None:
         distances.append(statistics_distance(maps, statistics[name].float()))
 
+    def mismatch(images: Tensor) -> Tensor:
+        distances.clear()
+        embeddings = module(images)
+        if loss_of is None:
+            u = spread * slopes if total is None else spread * (slopes - slopes.mean(0)) + total / count
+            of_images = (embeddings * u).sum()
+        else:
+            of_images = loss_of(embeddings)
+        own = torch.autograd.grad(of_images, list(named.values()), create_graph=True)
+        along = torch.stack([(a * b).sum() for a, b in zip(own, targets, strict=True)]).sum()
+        loss = 1 - along / (_norm(own) * length).clamp_min(1e-30)
+        return loss + STATISTICS * torch.stack(distances).mean() if distances else loss
+
+    def among_faces() -> Tensor:
+        return mismatch(faces.draw(coefficients)) + PRIOR * coefficients.square().mean()
+
+    def among_pixels() -> Tensor:
+        return mismatch(pixels) + VARIATION * total_variation(pixels)
+
     with reading(module, norms, measure):
-        for _ in range(iterations):
-            distances.clear()
-            embeddings = module(faces.draw(coefficients))
-            loss = PRIOR * coefficients.square().mean()
-            if distances:
-                loss = loss + STATISTICS * torch.stack(distances).mean()
-            if loss_of is None:
-                u = spread * slopes if total is None else spread * (slopes - slopes.mean(0)) + total / count
-                of_images = (embeddings * u).sum()
-            else:
-                of_images = loss_of(embeddings)
-            own = torch.autograd.grad(of_images, list(named.values()), create_graph=True)
-            along = torch.stack([(a * b).sum() for a, b in zip(own, targets, strict=True)]).sum()
-            loss = loss + 1 - along / (_norm(own) * length).clamp_min(1e-30)
-            grads = torch.autograd.grad(loss, [coefficients, slopes], materialize_grads=True)
-            coefficients.grad, slopes.grad = grads
-            optimiser.step()
-            schedule.step()
-    return faces.draw(coefficients.detach()).clamp_(-1, 1)
+        _descend(among_faces, [coefficients, slopes], iterations)
+        face = faces.draw(coefficients.detach())
+        pixels = face.clone().requires_grad_(True)
+        _descend(among_pixels, [pixels, slopes], iterations)
+    return at_contrast_of(face, pixels.detach()).clamp_(-1, 1)
+
+
+def _descend(loss_of: Callable[[], Tensor], variables: list[Tensor], iterations: int) -> None:
+    optimiser = torch.optim.Adam(variables, lr=LR)
+    marks = [iterations * eighths // 8 for eighths in (3, 5, 7)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimiser, marks, gamma=0.4)
+    for _ in range(iterations):
+        grads = torch.autograd.grad(loss_of(), variables, materialize_grads=True)
+        for variable, grad in zip(variables, grads, strict=True):
+            variable.grad = grad
+        optimiser.step()
+        schedule.step()
+
+
+def total_variation(images: Tensor) -> Tensor:
+    """The mean over pixels of images (n, c, h, w), less the last row and column, of how far the next two are from them.
+
+    √(Δ_right² + Δ_down²), with 1e-8 under the root, whose slope at zero would be infinite.
+    """
+    right, down = images.diff(dim=3)[..., :-1, :], images.diff(dim=2)[..., :-1]
+    return (right.square() + down.square() + 1e-8).sqrt().mean()
+
+
+def at_contrast_of(others: Tensor, images: Tensor) -> Tensor:
+    """Images (n, c, h, w) with each the mean and deviation of the other in its place."""
+    (mean, deviation), (own_mean, own_deviation) = (
+        (x.mean((1, 2, 3), keepdim=True), x.std((1, 2, 3), keepdim=True)) for x in (others, images)
+    )
+    return (images - own_mean) / own_deviation.clamp_min(1e-6) * deviation + mean
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
