@@ -71,8 +71,8 @@ def rebuild(
     found with the images. Where the module ends in a bias, its gradient is Σ u_i, and of one image u is known.
     `statistics` are those of `batch_statistics_told`.
 
-    So many `iterations` go over the coefficients of eigenfaces, then as many over pixels from there. Contrast stays that
-    of the first: a network that normalises its maps tells none.
+    So many `iterations` go over the coefficients of eigenfaces, then as many over pixels from there. Contrast stays
+    that of the first: a network that normalises its maps tells none.
 
     The module is used as it is, in training mode where its BatchNorm is to see the batch.
     """

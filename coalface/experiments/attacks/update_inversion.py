@@ -62,8 +62,8 @@ class UpdateInversion(UpdateAttack):
         judge: str = "",
         input: Any = None,
     ) -> None:
-        """`iterations` of either half of gradient matching, 0: no images are rebuilt; `judge` a run, a model's folder or
-        an ONNX file that says whom an image shows, `input` what an ONNX file expects, as `model.input` of a recipe.
+        """`iterations` of either half of gradient matching, 0: no images are rebuilt; `judge` a run, a model's folder
+        or an ONNX file that says whom an image shows, `input` what an ONNX file expects, as `model.input` of a recipe.
         """
         super().__init__(run, seed, parties=parties)
         photographs = run.test_images or people_of(run)
