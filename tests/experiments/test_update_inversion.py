@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,15 @@ from torch import Tensor, nn
 from coalface.core.method import generator
 from coalface.experiments.attacks import measure, update_inversion
 from coalface.experiments.attacks.base import Outcome
-from coalface.experiments.attacks.gradient_matching import Eigenfaces, assign, psnr, rebuild, ssim
+from coalface.experiments.attacks.gradient_matching import (
+    Eigenfaces,
+    assign,
+    at_contrast_of,
+    psnr,
+    rebuild,
+    ssim,
+    total_variation,
+)
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.attacks.update_inversion import UpdateInversion, nearness, share_named
 from coalface.experiments.attacks.updates import (
@@ -170,6 +180,31 @@ def test_an_image_is_rebuilt_from_its_gradient_and_not_from_another_s() -> None:
     known = rebuilt(gradient_of(net, images[:1], head), lambda x: Softmax(scale=4.0)(x, head, torch.tensor([0])))
     other = rebuilt(gradient_of(net, images[:1], head), lambda x: Softmax(scale=4.0)(x, -head, torch.tensor([0])))
     assert psnr(known, images[:1]).item() > max(mean, psnr(other, images[:1]).item()) + 5
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_what_eigenfaces_cannot_draw_is_rebuilt_pixel_by_pixel() -> None:
+    net, head = network().float(), random(5, 6, seed=5).float()
+    faces = Eigenfaces.of(random(40, 3, 4, 4, seed=3).float().tanh() / 2, 8)
+    ramp = torch.linspace(-0.5, 0.5, 4).expand(1, 3, 4, 4)
+    image = faces.mean + ramp
+    basis = torch.linalg.qr(faces.scaled.T).Q
+    nearest_face = faces.mean + (ramp.flatten(1) @ basis @ basis.T).unflatten(1, (3, 4, 4))
+    rebuilt = rebuild(net, gradient_of(net, image, head), 1, faces, generator(0, "rebuild"), 300, {})
+    assert psnr(rebuilt, image).item() > psnr(nearest_face, image).item() + 3
+
+
+def test_total_variation_by_a_loop_and_contrast_by_hand() -> None:
+    image = random(1, 2, 3, 4, seed=1)
+    slopes = [
+        math.hypot(*(float(image[0, c, y + down, x + 1 - down] - image[0, c, y, x]) for down in (0, 1)))
+        for c, y, x in itertools.product(range(2), range(2), range(3))
+    ]
+    assert total_variation(image).item() == pytest.approx(sum(slopes) / 12, abs=1e-6)
+    stretched = at_contrast_of(torch.tensor([[[[3.0, 5.0]]]]), torch.tensor([[[[-9.0, 1.0]]]]))
+    assert stretched.flatten().tolist() == [3.0, 5.0]
+    assert at_contrast_of(image, torch.zeros_like(image)).isfinite().all()
 
 
 def attacked(**changes: Any) -> dict[tuple[str, str], Outcome]:
