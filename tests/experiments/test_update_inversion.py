@@ -243,7 +243,9 @@ def test_rebuilt_images_are_held_against_those_trained_on(told: bool, monkeypatc
             changes.append(change)
             super().study(change)
 
-    def planted(module: nn.Module, gradient: dict[str, Tensor], count: int, faces: Eigenfaces, *_: Any) -> Tensor:
+    def planted(
+        module: nn.Module, gradient: dict[str, Tensor], count: int, faces: Eigenfaces, *_: Any, **__: Any
+    ) -> Tensor:
         change = changes[-1]
         assert count == change.images == len(change.trained_on)
         moved = change.after["fc.weight"] - change.before["fc.weight"]  # two steps, at a rate of 0.05, decayed by 5e-4

@@ -63,6 +63,8 @@ def rebuild(
     iterations: int,
     statistics: Mapping[str, Tensor],
     loss_of: Callable[[Tensor], Tensor] | None = None,
+    *,
+    is_exact: bool = True,
 ) -> Tensor:
     """(count, c, h, w) images in [−1, 1] of which the module has such a gradient by the names of its parameters.
 
@@ -71,8 +73,9 @@ def rebuild(
     found with the images. Where the module ends in a bias, its gradient is Σ u_i, and of one image u is known.
     `statistics` are those of `batch_statistics_told`.
 
-    So many `iterations` go over the coefficients of eigenfaces, then as many over pixels from there. Contrast stays
-    that of the first: a network that normalises its maps tells none.
+    So many `iterations` go over the coefficients of eigenfaces. Where the gradient is exactly that of so many images,
+    and no more, as many then go over pixels from there; contrast stays, since a network that normalises its maps tells
+    none.
 
     The module is used as it is, in training mode where its BatchNorm is to see the batch.
     """
@@ -115,10 +118,12 @@ def rebuild(
 
     with reading(module, norms, measure):
         _descend(among_faces, [coefficients, slopes], iterations)
-        face = faces.draw(coefficients.detach())
-        pixels = face.clone().requires_grad_(True)
-        _descend(among_pixels, [pixels, slopes], iterations)
-    return at_contrast_of(face, pixels.detach()).clamp_(-1, 1)
+        images = faces.draw(coefficients.detach())
+        if is_exact:
+            pixels = images.clone().requires_grad_(True)
+            _descend(among_pixels, [pixels, slopes], iterations)
+            images = at_contrast_of(images, pixels.detach())
+    return images.clamp_(-1, 1)
 
 
 def _descend(loss_of: Callable[[], Tensor], variables: list[Tensor], iterations: int) -> None:

@@ -13,6 +13,7 @@ like. The network's own first model, or another by `judge`, says whom a rebuilt 
 from __future__ import annotations
 
 import copy
+import functools
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -121,13 +122,16 @@ class UpdateInversion(UpdateAttack):
         count = min(change.images, MOST_REBUILT)
         statistics = batch_statistics_told(change.before, change.after, change.steps)
         module = copy.deepcopy(self.network.module).train()  # running statistics move, and may be in no message
-        rebuilt = rebuild(module, gradient, count, self._faces, rng, self._iterations, statistics)
+        is_exact = change.steps == 1 and change.images == count
+        rebuild_by = functools.partial(
+            rebuild, module, gradient, count, self._faces, rng, self._iterations, statistics, is_exact=is_exact
+        )
+        rebuilt = rebuild_by()
         others = self._others[torch.from_numpy(rng.choice(len(self._others), size=count))]
         mean_faces = self._faces.mean.expand_as(rebuilt)
         guesses = {"rebuilt": rebuilt, "mean face": mean_faces, "another's face": others}
         if (loss_of := self._first_loss(change)) is not None and len(change.names) == count:
-            with_loss = rebuild(module, gradient, count, self._faces, rng, self._iterations, statistics, loss_of)
-            guesses["rebuilt, class embeddings known by the seed"] = with_loss
+            guesses["rebuilt, class embeddings known by the seed"] = rebuild_by(loss_of)
         expected = nearness(mean_faces, change.trained_on)
         for name, images in guesses.items():
             self._judge_whom(change, name, images, people, chance)
