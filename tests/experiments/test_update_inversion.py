@@ -303,7 +303,7 @@ def test_the_seed_gives_the_loss_of_a_first_round_and_of_no_later_one(
             studied.append((change, False))
             super().study(change)
 
-    def noting(module: nn.Module, gradient: dict[str, Tensor], *arguments: Any) -> Tensor:
+    def noting(module: nn.Module, gradient: dict[str, Tensor], *arguments: Any, **_: Any) -> Tensor:
         change, loss_of = studied[-1][0], arguments[5] if len(arguments) > 5 else None
         if loss_of is not None:
             studied[-1] = change, True
