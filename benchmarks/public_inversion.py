@@ -83,13 +83,6 @@ class Settings(dict[str, Any]):
             return value
 
 
-def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    both = {
-        k: merged(base[k], v) if isinstance(base.get(k), dict) and isinstance(v, dict) else v for k, v in over.items()
-    }
-    return base | both
-
-
 class Breaching:
     """The public attacks of a checkout."""
 
@@ -102,7 +95,7 @@ class Breaching:
 
     def settings(self, attack: str, count: int) -> Settings:
         texts = [(self._configs / f"{name}.yaml").read_text() for name in ("_default_optimization_attack", attack)]
-        settings = Settings.of(functools.reduce(merged, map(yaml.safe_load, texts)))
+        settings = Settings.of(functools.reduce(loader.merged, map(yaml.safe_load, texts)))
         settings["attack_type"] = "optimization"  # by labels that are known
         settings.optim["max_iterations"] = self._iterations or settings.optim.max_iterations
         if count > 1 and settings.regularization and "features" in settings.regularization:

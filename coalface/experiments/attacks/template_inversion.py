@@ -220,15 +220,15 @@ class TemplateInversion(Attack):
         method, parties = self.run.method, self.run.data.by_role().get("trainer", [])
         if not isinstance(method, FedFV) or not self._fused.rows or models.class_embeddings is None:
             return
-        rounds = sorted(self._fused.rows)
+        rounds, asked = sorted(self._fused.rows), self._fused.ever_asked
         others, fused = self._fused.drawn(rounds[-1], parties, method.fused, self.seed)
         for row, first in zip(self._fused.rows[rounds[-1]], others[fused[:, 0]], strict=True):
             name = parties[first]
-            if name in self._fused.ever_asked and (name, 0) not in self._told.get(("others", "client"), {}):
+            if name in asked and (name, 0) not in self._told.get(("others", "client"), {}):
                 self._tell("others", name, 0, row, "client")
         seen = self._fused.of_rounds(rounds)
         directions = restore(seen, len(parties), method.fused, generator(self.seed, "attack", "restore"))
-        for name in sorted(self._fused.ever_asked):
+        for name in sorted(asked):
             cosines = directions @ F.normalize(models.class_embeddings[name][0].double(), dim=0)
             restored = directions[cosines.argmax()] * (cosines.max() >= SAME)  # else zero: the mean face, nearly
             self._tell("others, restored from all rounds", name, 0, restored, "client")
