@@ -45,6 +45,11 @@ def test_where_clients_take_one_step_auto_is_a_batch_of_256_images_or_32_large_o
         images(method, engine={"client_batch": "auto", "device": "cuda:99"})
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_a_batch_of_large_images_is_of_256_too() -> None:
+    assert images(engine={"client_batch": "auto", "device": "cuda"}, data={"size": 112}) == 256
+
+
 CANNOT: list[tuple[str, dict[str, Any], str]] = [
     ("scaffold", {}, "the method has no batched form"),
     ("fedavg-fv", {}, "validators' weightings are of single replies"),
