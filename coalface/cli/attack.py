@@ -43,7 +43,8 @@ def attack(
         list[str] | None,
         typer.Option(
             help="A setting of the attack; repeatable. template-inversion: judge, input, far, sheet; update-inversion: "
-            "judge, input, iterations, parties; membership: parties, candidates; poisoning: how, share, factor."
+            "judge, input, iterations, parties; membership: parties, candidates; poisoning: how, share, factor, until. "
+            "Their values: docs/trust.md."
         ),
     ] = None,
     seed: Annotated[

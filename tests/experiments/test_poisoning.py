@@ -17,6 +17,7 @@ from tinyruns import Silent, tiny
 
 from coalface.core.errors import RecipeError
 from coalface.core.method import Models, Tensors
+from coalface.engine.party.request import Withheld
 from coalface.experiments.attacks import measure
 from coalface.experiments.attacks.base import Exchange, NotAttackable
 from coalface.experiments.attacks.cells import read_cells
@@ -139,6 +140,25 @@ def test_replacement_puts_the_liars_model_in_the_place_of_the_mean(share: float,
     for name, before in theta.items():
         moved = sum(weight * (trained[party].backbone[name] - before) for party, weight in weights.items())
         torch.testing.assert_close(models[name], before + moved, rtol=0, atol=1e-5)
+
+
+def test_liars_who_have_left_lie_until_then_and_the_others_go_on_alone() -> None:
+    """Of two rounds the first is that of liars, and the second one without them."""
+    two = {**FOUR, "rounds": 2}
+    stays, spoilt = played(tiny(**two), how="backdoor", share=0.25)
+    leaves, left = played(tiny(**two), how="backdoor", share=0.25, until=1)
+    _, honest = played(tiny(**two), how="scaled", factor=1.0, share=0.25)
+    _, to_the_end = played(tiny(**two), how="backdoor", share=0.25, until=2)
+    assert isinstance(leaves.passed["silo-03"].answer, Withheld) and not isinstance(
+        stays.passed["silo-03"].answer, Withheld
+    )
+    begins = [attack.passed["silo-00"].sent[0].backbone for attack in (stays, leaves)]  # of the second round
+    assert alike(*begins) and alike(to_the_end, spoilt)
+    assert not alike(left, spoilt, atol=1e-4) and not alike(left, honest, atol=1e-4)
+    replies = [leaves.passed[party].reply.backbone for party in ("silo-00", "silo-01", "silo-02")]
+    mean = {name: sum(reply[name] for reply in replies) / 3 for name in replies[0]}
+    for name, tensor in mean.items():
+        torch.testing.assert_close(left[name], tensor, rtol=0, atol=1e-5, check_dtype=False)
 
 
 def test_what_liars_leave_is_beside_the_honest_and_the_first_model() -> None:

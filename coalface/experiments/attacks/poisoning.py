@@ -4,7 +4,8 @@ The liars have the recipe as every party has it, the rule of the mean in it too,
 call all replies of honest parties before they answer themselves: the omniscient, colluding attacker of the literature,
 more than real clients have. What a server draws by its secret, such as who shares a bucket, they do not know. No lie
 here is fitted to a rule: compare several factors. They are asked as often as others are, and tell as many images as
-they have, but in a secure sum as they train on. BatchNorm's running statistics stay honest.
+they have, but in a secure sum as they train on. BatchNorm's running statistics stay honest. After round `until` they
+answer no more, so that one sees what outlasts them; without it they lie to the end.
 
 With x_1 … x_h the honest changes of a tensor, x the liar's own, f the `factor`:
 
@@ -43,6 +44,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import PositiveInt
 from torch import Tensor
 
 from coalface.core import codec, compression
@@ -50,13 +52,14 @@ from coalface.core.checks import nearest
 from coalface.core.errors import RecipeError
 from coalface.core.method import Models, Tensors, generator
 from coalface.data.faceset import FaceSet
+from coalface.engine.party.request import Withheld
 from coalface.engine.party.setup import FederatedData
 from coalface.engine.transport import Reply
 from coalface.evaluation import embedding
 from coalface.evaluation.metrics.verification import ACCURACY as EVALUATED
 from coalface.evaluation.verification import Verification
 from coalface.experiments.attacks import backdoor
-from coalface.experiments.attacks.base import Attack, Exchange, K, NotAttackable, Outcome
+from coalface.experiments.attacks.base import Attack, Exchange, K, NotAttackable, Outcome, RoundCounter
 from coalface.experiments.attacks.drift import OwnDrift, rate_times_steps
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.callbacks.base import Callback
@@ -91,7 +94,14 @@ class Poisoning(Attack):
     kind, only_watches, version = "poisoning", False, 3
 
     def __init__(
-        self, run: PreparedRun, seed: int, *, how: str = "alie", share: float = 0.2, factor: float | None = None
+        self,
+        run: PreparedRun,
+        seed: int,
+        *,
+        how: str = "alie",
+        share: float = 0.2,
+        factor: float | None = None,
+        until: PositiveInt | None = None,
     ) -> None:
         super().__init__(run, seed)
         self._how = nearest(how, dict.fromkeys(HOW), "--option how")
@@ -99,7 +109,7 @@ class Poisoning(Attack):
             raise RecipeError(f"give a share of the parties between 0 and 1; got {share}", where="--option share")
         trainers = sorted(run.data.by_role().get("trainer", []))
         self._liars = trainers[-math.ceil(share * len(trainers) - 1e-9) :]
-        self._factor = factor
+        self._factor, self._until, self._rounds = factor, until, RoundCounter()
         self._mimicked, self._first, self._drift = "", run.data.backbone.shared(), OwnDrift()
 
     def poison(self, data: FederatedData) -> FederatedData:
@@ -137,6 +147,12 @@ class Poisoning(Attack):
         return self.run.data.data[self._liars[0]].only([0])
 
     def lie(self, exchanges: Sequence[Exchange]) -> Mapping[str, Reply]:
+        for exchange in exchanges:
+            if getattr(exchange.sent[0], "backbone", None) is not None:
+                self._rounds.count(exchange.request)
+        if self._until is not None and self._rounds.number > self._until:
+            asked = [exchange.request for exchange in exchanges if exchange.request.party in self._liars]
+            return {request.party: Withheld(f"{request.where}: a liar who has left") for request in asked}
         answered = {e.request.party: e for e in exchanges if e.reply is not None}
         liars = [answered[name] for name in self._liars if name in answered]
         honest = [exchange for name, exchange in answered.items() if name not in self._liars]
