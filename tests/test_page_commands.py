@@ -38,6 +38,7 @@ ELSEWHERE = {
     "python.md": "experiments/test_python_page.py",
     "spec/recipes-and-runs.md": "experiments/test_experiment.py",
     "secure-sums.md": "privacy/test_secure_sums_page.py",
+    "trust.md": "experiments/test_poisoning.py",
     "tutorials/photos.md": "test_photos_page.py",
     "use.md": "experiments/test_gallery.py",
     "writing-a-method.md": "experiments/test_check_method.py",
