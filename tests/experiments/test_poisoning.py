@@ -195,6 +195,10 @@ def test_images_are_poisoned_whatever_the_workers_and_under_a_secure_sum() -> No
     secure = {"privacy": {"secure": {"dropouts": 0, "corrupt": 0}}, "data": {"partition": {"parties": 3}}}
     recipe, options = tiny(**secure, rounds=1), {"share": 0.3}
     _, flipped = played(recipe, how="label-flip", **options)
+    left, _ = played(
+        tiny(**{**secure, "data": {"partition": {"parties": 4}}}, rounds=2), how="label-flip", share=0.25, until=1
+    )
+    assert isinstance(left.passed["silo-03"].answer, Withheld)
     honest = honest_model(json.dumps(recipe.resolved()))
     assert honest is not None and not alike(flipped, honest)
     with pytest.raises(NotAttackable):

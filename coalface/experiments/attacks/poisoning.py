@@ -147,10 +147,7 @@ class Poisoning(Attack):
         return self.run.data.data[self._liars[0]].only([0])
 
     def lie(self, exchanges: Sequence[Exchange]) -> Mapping[str, Reply]:
-        for exchange in exchanges:
-            if getattr(exchange.sent[0], "backbone", None) is not None:
-                self._rounds.count(exchange.request)
-        if self._until is not None and self._rounds.number > self._until:
+        if self._until is not None and self._round_of(exchanges) > self._until:
             asked = [exchange.request for exchange in exchanges if exchange.request.party in self._liars]
             return {request.party: Withheld(f"{request.where}: a liar who has left") for request in asked}
         answered = {e.request.party: e for e in exchanges if e.reply is not None}
@@ -163,6 +160,13 @@ class Poisoning(Attack):
         if self._how == "mimic":
             return {exchange.request.party: self._copied(honest, exchange) for exchange in liars}
         return {exchange.request.party: self._lie(honest, exchange, len(liars)) for exchange in liars}
+
+    def _round_of(self, exchanges: Sequence[Exchange]) -> int:
+        for exchange in exchanges:
+            begins = exchange.request.sum is None or exchange.request.sum.stage == "advertise"
+            if begins and getattr(exchange.sent[0], "backbone", None) is not None:
+                self._rounds.count(exchange.request)
+        return self._rounds.number
 
     def _lie(self, honest: Sequence[Exchange], liar: Exchange, liars: int) -> Reply:
         changes = [dict(self._changes(exchange)) for exchange in honest]
