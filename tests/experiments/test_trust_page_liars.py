@@ -102,6 +102,13 @@ def test_one_liar_of_ten_does_what_the_cells_have() -> None:
         assert_shows(text, value)
 
 
+def test_the_default_bound_does_what_the_cells_have() -> None:
+    bound, told = "engine.max_update_norm=30", bullet("The default bound")
+    (twenty,) = {key for key in by_seed(f"poisoned {bound}") if key[2] == LOST}
+    assert_shows(told[1], mean_of((options("scaled"), bound, LOST)))
+    assert_shows(told[3], statistics.mean(value for value, _ in by_seed(f"poisoned {bound}")[twenty].values()))
+
+
 def test_a_backdoor_does_what_the_cells_have() -> None:
     """In the table: as the target, of two liars and near, and of one; seeds within the goal; both with glasses."""
     shown = rows("| mean | as the target |")
