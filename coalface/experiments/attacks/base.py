@@ -22,6 +22,7 @@ from coalface.engine.transport import Reply
 from coalface.evaluation.metrics.verification import ACCURACY
 from coalface.evaluation.verification import Verification
 from coalface.experiments.prepare import PreparedRun
+from coalface.experiments.recipe.schema import Recipe
 from coalface.models.embedding import embed
 
 K = TypeVar("K")
@@ -112,6 +113,11 @@ class Attack(ABC):
     """Whether the replay leaves the model that the run has left."""
     version: ClassVar[int] = 1
     """Raised where the same recipe comes to other figures: cells of an earlier version are computed anew."""
+
+    @classmethod
+    def version_of(cls, recipe: Recipe) -> int:
+        """That of the cells of a recipe, where not all have changed with it; never less than `version`."""
+        return cls.version
 
     def __init__(self, run: PreparedRun, seed: int) -> None:
         self.run, self.seed = run, seed

@@ -37,7 +37,7 @@ class Cell:
     """Why there is none: the run cannot be had so, or leaves the attacker nothing."""
     seconds: float = 0.0
     version: int = 1
-    """`Attack.version` of the attack that was made."""
+    """`Attack.version_of` the attack that was made."""
     judge: str = ""
     """SHA-256 of the judge's file, where the attack has one."""
 
@@ -52,8 +52,8 @@ class Cell:
 
     @property
     def key(self) -> tuple[str | int, ...]:
-        """What the cell follows from."""
-        return self.recipe, self.kind, self.options, self.version, self.judge
+        """What the cell follows from, but for the version."""
+        return self.recipe, self.kind, self.options, self.judge
 
 
 def read_cells(path: Path) -> Iterator[Cell]:

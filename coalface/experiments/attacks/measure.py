@@ -93,11 +93,11 @@ def measure(
     if run is not None and not (run / "model").exists():
         callback.warn(f"{run} is not finished: the replay goes on to the end of its recipe, to a model that it lacks")
     out.mkdir(parents=True, exist_ok=True)
-    known = {cell.key: cell for cell in read_cells(out / CELLS) if cell.version == attack_of(cell.kind).version}
+    known = {cell.key: cell for cell in read_cells(out / CELLS) if cell.version >= attack_of(cell.kind).version}
     text, judge = json.dumps(options, sort_keys=True, default=str), digest_of(options.get("judge", ""))
     for seed, defence, recipe in recipes:
-        cell = Cell(title, recipe.digest(), kind, text, defence, seed, version=attack.version, judge=judge)
-        if cell.key not in known:
+        cell = Cell(title, recipe.digest(), kind, text, defence, seed, version=attack.version_of(recipe), judge=judge)
+        if cell.key not in known or known[cell.key].version < cell.version:
             callback.note(f"{kind}, seed {seed}, defence {defence}")
             make_attack = functools.partial(attack, **options)
             known[cell.key] = _computed(cell, recipe, make_attack, callback, run)

@@ -6,8 +6,9 @@ like. The network's own first model, or another by `judge`, says whom a rebuilt 
 
 - *Embeddings* by the last linear layer and by rows of class embeddings that are sent (`updates`): the people whose
   photographs are nearest to any of them are named, as many as there are.
-- *Images* by gradient matching (`gradient_matching`). In a first round whoever knows the recipe's seed knows the loss
-  too: class embeddings that parties keep begin as the seed draws them, and the order of batches follows from it.
+- *Images* by gradient matching (`gradient_matching`); of an update of several local steps these are played
+  (`local_steps`), if all its images are rebuilt. In a first round whoever knows the recipe's seed knows the loss of one
+  step too: class embeddings that parties keep begin as the seed draws them, and the order of batches follows from it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.attacks.base import Attacker, NotAttackable, Outcome
 from coalface.experiments.attacks.gradient_matching import COMPONENTS, Eigenfaces, assign, psnr, rebuild, ssim
 from coalface.experiments.attacks.judge import opening
+from coalface.experiments.attacks.local_steps import LocalSteps
 from coalface.experiments.attacks.updates import (
     Change,
     UpdateAttack,
@@ -42,7 +44,10 @@ from coalface.experiments.attacks.updates import (
     unit_embeddings,
 )
 from coalface.experiments.prepare import PreparedRun
+from coalface.experiments.recipe.schema import Recipe
+from coalface.methods.fedavg import FedAvg
 from coalface.methods.fedrep import FedRep
+from coalface.training.sgd import MOMENTUM, SGD
 
 MOST_REBUILT = 8
 """Images that are rebuilt of a change; where more made it, as if they were so many."""
@@ -52,6 +57,11 @@ class UpdateInversion(UpdateAttack):
     """People and images in single parties' updates, and in the mean of a round."""
 
     kind, version = "update-inversion", 5
+
+    @classmethod
+    def version_of(cls, recipe: Recipe) -> int:
+        """Since 6 several local steps are played."""
+        return cls.version + (recipe.local.steps_per_round != 1)
 
     def __init__(
         self,
@@ -122,15 +132,17 @@ class UpdateInversion(UpdateAttack):
         count = min(change.images, MOST_REBUILT)
         statistics = batch_statistics_told(change.before, change.after, change.steps)
         module = copy.deepcopy(self.network.module).train()  # running statistics move, and may be in no message
-        is_exact = change.steps == 1 and change.images == count
+        steps = self._local_steps(change)
+        is_exact = steps is not None or (change.steps == 1 and change.images == count)
         rebuild_by = functools.partial(
             rebuild, module, gradient, count, self._faces, rng, self._iterations, statistics, is_exact=is_exact
         )
-        rebuilt = rebuild_by()
+        rebuilt = rebuild_by(steps=steps)
         others = self._others[torch.from_numpy(rng.choice(len(self._others), size=count))]
         mean_faces = self._faces.mean.expand_as(rebuilt)
         guesses = {"rebuilt": rebuilt, "mean face": mean_faces, "another's face": others}
-        if (loss_of := self._first_loss(change)) is not None and len(change.names) == count:
+        loss_of = self._first_loss(change) if change.steps == 1 else None
+        if loss_of is not None and len(change.names) == count:
             guesses["rebuilt, class embeddings known by the seed"] = rebuild_by(loss_of)
         expected = nearness(mean_faces, change.trained_on)
         for name, images in guesses.items():
@@ -139,6 +151,15 @@ class UpdateInversion(UpdateAttack):
             for figure, value, of_mean in zip(("PSNR, dB", "SSIM, %"), near, expected, strict=True):
                 self._note(change, f"{name}: {figure}", value, of_mean)
         self._judge_whom(change, "the photograph itself", change.photographs, people, chance)  # the most there can be
+
+    def _local_steps(self, change: Change) -> LocalSteps | None:
+        """The steps to play, where there are several and each image that made them is in one; else None."""
+        local, method, (party, *others) = self.run.recipe.local, self.run.method, change.parties
+        batch = local.party_batch_size.get(party, local.batch_size)
+        if others or change.steps < 2 or batch * change.steps != change.images or change.images > MOST_REBUILT:
+            return None
+        beta = MOMENTUM[method.momentum].factor(local.momentum) if isinstance(method, FedAvg) else 0.0
+        return LocalSteps(change.steps, SGD(change.lr, beta, change.weight_decay), change.drift)
 
     def _first_loss(self, change: Change) -> Callable[[Tensor], Tensor] | None:
         """The loss of a first round's images by their embeddings, in the order of `names`; None for other rounds.
