@@ -140,6 +140,11 @@ def test_faces_made_of_updates_are_what_the_cells_have() -> None:
     ]
     by_method = [independent[f"{lfw} none"], *(independent[f"{lfw} method={m} none"] for m in SAME_FIRST_ROUND)]
     assert len(found) == 6 and len({round(value) for value in by_method}) == 1
+    (nearest_of_feduv,) = (
+        value
+        for (title, _, _, target, figure), value in of_cells.items()
+        if title == f"{lfw} method=feduv" and (target, figure) == ("backbone: nearest public face", accepted)
+    )
     learn = [by_network[f"{at} none"]]
     learn += [by_network[f"{at} method={m} none"] for m in ("fedaws", "fedfv", "feduv", "positive-only")]
     drawn = [value for run, value in independent.items() if run.startswith("devices")]
@@ -147,7 +152,7 @@ def test_faces_made_of_updates_are_what_the_cells_have() -> None:
     expected = [
         *(min(learn), max(learn), by_network[f"{at} method=random-init none"]),
         *(by_network[f"{at} privacy.templates.noise_multiplier=0.2"], min(drawn), max(drawn)),
-        *(by_method[0], independent[f"{lfw} method=feduv none"], min(found), max(found)),
+        *(by_method[0], independent[f"{lfw} method=feduv none"], nearest_of_feduv, min(found), max(found)),
         independent[f"{lfw} model.batchnorm=frozen"],
     ]
     for text, value in zip(re.findall(r"\d+", told.replace("z = 0.2", "")), expected, strict=True):
@@ -169,12 +174,49 @@ SCORED = [
 def test_membership_is_what_the_cells_have() -> None:
     of_cells, lines = cells("membership"), list(rows("| who, of what |").values())
     for line, (target, figure) in zip(lines[:-1], SCORED, strict=True):
-        for text, defence in zip(line, ("none", SMALL, SECURE, f"{SECURE} {SMALL}", NOISE), strict=True):
+        for text, defence in zip(
+            line, ("none", SMALL, SECURE, f"{SECURE} {SMALL}", NOISE, f"{NOISE} {SMALL}"), strict=True
+        ):
             key = "silos", "{}", defence, target
             rates = [of_cells.get((*key, f"{figure}: {rate}, %")) for rate in ("AUC", "TPR at FPR 1 %")]
             assert (text == "–") == (rates == [None, None])
             if text != "–":
                 assert_shows(text, *(rate for rate in rates if rate is not None))
+
+
+def test_one_update_with_batchnorm_at_home_is_what_the_cells_have() -> None:
+    of_cells, shown = cells("update-inversion-batchnorm"), bullet("Keeping BatchNorm at home")
+    (title, options) = {key[:2] for key in of_cells}.pop()
+    figures = ("rebuilt: PSNR, dB", "rebuilt: SSIM, %")
+    kept, sent = (
+        [of_cells[title, options, defence, UPDATE, figure] for figure in figures]
+        for defence in ("model.batchnorm=parameters-only", "none")
+    )
+    shows = of_cells[title, options, "none", UPDATE, "rebuilt: shows somebody in the update, %"]
+    for text, value in zip(shown[1:], (*kept, *sent, shows), strict=True):
+        assert_shows(text, value)
+
+
+def test_faces_of_templates_on_lfw_are_what_the_cells_have() -> None:
+    """The judge's two types, and the nearest public face beside."""
+    of_cells, told = cells("template-inversion"), PAGE.read_text(encoding="utf-8")
+    (key,) = {key[:3] for key in of_cells if key[0] == "lfw model.weights=mobilefacenet.pt" and key[2] == "none"}
+    first, second = (f"accepted as the person (type {number}), %" for number in ("I", "II"))
+    better = told.partition("**A better decoder shows more.**")[2].partition("\n")[0]
+    shown = re.findall(r"\d+", better.partition("takes ")[2])[:2]
+    for text, figure in zip(shown, (first, second), strict=True):
+        assert_shows(text, of_cells[*key, "centre", figure])
+    row = rows("| z (ε) | found: template")["none"][3:]
+    for text, figure in zip(row, (second, PEOPLE_FOUND), strict=True):
+        assert_shows(text, of_cells[*key, "centre", figure])
+        nearest = re.findall(r"public face: (\d+)", text)[0]
+        assert_shows(nearest, of_cells[*key, "centre: nearest public face", figure])
+    spoilt = key[0] + " method=fedfv local.lr=0.5", key[1], "model.batchnorm=frozen"
+    told = told.partition("or of their change, the judge")[2].partition("by them")[0]
+    targets = ("centre", second), ("centre, its change", second), ("backbone", second)
+    found = [("centre", PEOPLE_FOUND), ("centre, its change", PEOPLE_FOUND)]
+    for text, of in zip(re.findall(r"\d+", told.replace("92 people", "")), [*targets, *found], strict=True):
+        assert_shows(text, of_cells[*spoilt, *of])
 
 
 def test_methods_that_protect_no_more_than_fedavg_are_what_the_cells_have() -> None:
