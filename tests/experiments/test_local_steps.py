@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from coalface.core.method import generator
 from coalface.experiments.attacks import update_inversion
-from coalface.experiments.attacks.gradient_matching import Eigenfaces, psnr, rebuild
-from coalface.experiments.attacks.local_steps import LocalSteps
+from coalface.experiments.attacks.gradient_matching import Eigenfaces, LocalSteps, psnr, rebuild
 from coalface.experiments.attacks.replay import replay
 from coalface.experiments.attacks.update_inversion import UpdateInversion
 from coalface.experiments.attacks.updates import UPDATE, Change

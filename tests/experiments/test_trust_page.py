@@ -219,6 +219,20 @@ def test_faces_of_templates_on_lfw_are_what_the_cells_have() -> None:
         assert_shows(text, of_cells[*spoilt, *of])
 
 
+def test_public_code_beside_ours_is_what_its_table_has() -> None:
+    """Of two updates each: public code, ours as told, ours untold."""
+    lines = (PAGE.parent / "results" / "attacks" / "public-inversion" / "table.md").read_text("utf-8").splitlines()
+    table = {line.split(" | ")[0].strip("| "): line.split(" | ") for line in lines if line.startswith("| ")}
+    column = next(of for name, of in table.items() if "seed" in name).index(
+        "PSNR at its best brightness and contrast, dB"
+    )
+    names = "modern", "rebuilt, class embeddings known by the seed", "rebuilt"
+    expected = [float(value) for name in names for value in table[name][column].split()]
+    shown = [text for text in bullet("Public code comes nearer") if "." in text]
+    for text, value in zip(shown, expected, strict=True):
+        assert_shows(text, value)
+
+
 def test_methods_that_protect_no_more_than_fedavg_are_what_the_cells_have() -> None:
     of_cells = cells("membership")
     person = [f"a person {SPAN}: {rate}, %" for rate in ("AUC", "TPR at FPR 1 %")]

@@ -6,9 +6,9 @@ like. The network's own first model, or another by `judge`, says whom a rebuilt 
 
 - *Embeddings* by the last linear layer and by rows of class embeddings that are sent (`updates`): the people whose
   photographs are nearest to any of them are named, as many as there are.
-- *Images* by gradient matching (`gradient_matching`); of an update of several local steps these are played
-  (`local_steps`), if all its images are rebuilt. In a first round whoever knows the recipe's seed knows the loss of one
-  step too: class embeddings that parties keep begin as the seed draws them, and the order of batches follows from it.
+- *Images* by gradient matching (`gradient_matching`); of an update of several local steps these are played, if all
+  its images are rebuilt. In a first round whoever knows the recipe's seed knows the loss of one step too: class
+  embeddings that parties keep begin as the seed draws them, and the order of batches follows from it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,16 @@ from torch import Tensor, nn
 from coalface.core.method import Models, Tensors, generator
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.attacks.base import Attacker, NotAttackable, Outcome
-from coalface.experiments.attacks.gradient_matching import COMPONENTS, Eigenfaces, assign, psnr, rebuild, ssim
+from coalface.experiments.attacks.gradient_matching import (
+    COMPONENTS,
+    Eigenfaces,
+    LocalSteps,
+    assign,
+    psnr,
+    rebuild,
+    ssim,
+)
 from coalface.experiments.attacks.judge import opening
-from coalface.experiments.attacks.local_steps import LocalSteps
 from coalface.experiments.attacks.updates import (
     Change,
     UpdateAttack,
