@@ -88,14 +88,15 @@ class LocalSteps:
         whatever the class embeddings were by then: with them a step's gradient is that of Σ ⟨x, ∂L/∂x⟩.
         """
         start: Tensors = {**dict(module.named_parameters())}
-        theta, speeds, moved = start, Tensors(), Tensors()
+        theta, speeds = start, {name: torch.zeros_like(w) for name, w in start.items()}
+        moved = dict(speeds)
         for own, u in zip(images.chunk(self.count), slopes.chunk(self.count), strict=True):
             along = (functional_call(module, theta, (own,)) * u).sum()
             gradients = torch.autograd.grad(along, list(theta.values()), create_graph=True)
             for (name, w), g in zip(theta.items(), gradients, strict=True):
                 added = g + self.sgd.weight_decay * w + self.drift.get(name, 0)
-                speeds[name] = self.sgd.momentum * speeds[name] + added if name in speeds else added
-                moved[name] = moved[name] + speeds[name] if name in moved else speeds[name]
+                speeds[name] = self.sgd.momentum * speeds[name] + added
+                moved[name] = moved[name] + speeds[name]
             theta = {name: w - self.sgd.lr * speeds[name] for name, w in theta.items()}
         decay = self.sgd.weight_decay
         return {n: m / self.count - decay * start[n] - self.drift.get(n, 0) for n, m in moved.items()}
