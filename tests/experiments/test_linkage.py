@@ -75,7 +75,7 @@ def test_whoever_knows_what_was_fused_has_the_class_embeddings_of_few_rows_under
 
 
 def test_a_person_is_named_whose_direction_is_restored_and_nearest_to_his_own_photographs() -> None:
-    w, features = directions(4, 32), directions(5, 32)
+    w, features = directions(4, 32), directions(5, 32, "features")
     features[[2, 0, 1, 4]] = w  # whose photographs these are
     assert share_named(w, w, features, [2, 0, 1, 4]) == 1
     assert share_named(w, w, features, [0, 2, 1, 4]) == 0.5

@@ -343,7 +343,7 @@ def test_head_rows_name_the_people_of_a_step_and_those_of_no_step_come_to_chance
     local = {"batch_size": 100, "momentum": 0.0, "lr": lr}
     data = {"partition": {"parties": 6}, "augment": {"flip": False}}
     fedfr = {"fedfr-joint": {"threshold": 1.0}}  # no public image is trained on
-    recipe = public_images(local=local, data=data, methods=fedfr, pretrain={"rounds": 6})
+    recipe = public_images(local=local, data=data, methods=fedfr, pretrain={"rounds": 12})
     attack, models = replay(recipe, functools.partial(UpdateInversion, iterations=0, parties=6), Silent())
     rows = attack.outcomes(models)
     assert [(row.target, row.attacker, row.figure, row.trials) for row in rows] == [
