@@ -223,12 +223,12 @@ def test_a_run_s_templates_show_faces_and_none_with_much_noise(judged: tuple[Kee
     attack, _, rows = judged
     names = "centre", "centre: nearest public face", MEAN_FACE
     centre, nearest, mean_face = (rows[what, "accepted as the person (type I), %"] for what in names)
-    gain = centre.value - centre.chance
+    baselines, gain = max(centre.chance, nearest.value, mean_face.value), centre.value - centre.chance
     assert rows["nothing: public face", "accepted as the person (type I), %"].value < 50
     if attack.run.recipe.privacy.templates:
-        assert gain < 15
+        assert gain < 10 and centre.value < baselines + 10
     else:
-        assert gain > 25 and centre.value > max(nearest.value, mean_face.value)
+        assert gain > 20 and centre.value > baselines + 10
 
 
 @pytest.mark.parametrize("judged", [None], indirect=True)
