@@ -36,8 +36,8 @@ def written(text: str) -> str:
             summed += hours
         elif found := RUN.match(line):
             summed += float(found[1])
-        elif SUM.match(line):
-            lines[number] = SUM.sub(rf"\g<1>{summed:.1f}\g<3>", line)
+        elif found := SUM.match(line):
+            lines[number] = f"{found[1]}{summed:.1f}{found[3]}\n"
             summed = 0.0
     return "".join(lines)
 
