@@ -27,6 +27,8 @@ def read_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
             file.seek(0)
             with np.load(file, allow_pickle=False) as arrays:
                 read = {name: arrays[name] for name in arrays.files if not names or name in names}
+            for text in (value for value in read.values() if value.dtype.kind == "U"):
+                text.tolist()  # NumPy takes four bytes that are no character, and fails where they are used
         except Exception as error:  # of bytes from elsewhere, any
             raise ValueError(f"{type(error).__name__}: {error}") from error
     if not all(isinstance(value, np.ndarray) for value in read.values()):

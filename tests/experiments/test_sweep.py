@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +156,11 @@ def test_a_last_line_that_was_cut_off_is_run_again(swept: Path, tmp_path: Path) 
     assert [c["figures"] for c in again] == [c["figures"] for c in cells(swept / "out")]
 
 
-def test_a_line_that_is_damaged_is_named(swept: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [lambda line: line[:-9], lambda line: line.replace('"seed": 1', '"seed": 2')])
+def test_a_line_that_is_damaged_is_named(swept: Path, tmp_path: Path, damage: Callable[[str], str]) -> None:
     path = tmp_path / "cells.jsonl"
     lines = (swept / "out" / "cells.jsonl").read_text().splitlines()
-    path.write_text("\n".join([lines[0], lines[1][:-9], lines[2], ""]))
+    path.write_text("\n".join([lines[0], damage(lines[1]), lines[2], ""]))
     with pytest.raises(DataError) as error:
         read_cells(path)
     assert error.value.where == f"{path}, line 2"
@@ -189,10 +191,11 @@ def test_each_kind_of_start_has_a_row_by_its_own_name(tmp_path: Path) -> None:
 def test_cells_that_start_from_another_pretrained_model_are_named_beneath_the_table(tmp_path: Path) -> None:
     swept, out = ["pretrain={method: centralized, rounds: 1}", "local.lr=0.1,0.2", "seed=0"], tmp_path / "out"
     assert "Not from one model" not in sweep(recipe(tmp_path), swept, out, Silent())
-    lines = cells(out)
-    for figure in lines[0]["untrained"]["unseen"]:
-        lines[0]["untrained"]["unseen"][figure] += 3.0
-    (out / "cells.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    first, second = cells(out)
+    for figure in first["untrained"]["unseen"]:
+        first["untrained"]["unseen"][figure] += 3.0
+    del first["sha256"]
+    (out / "cells.jsonl").write_text("".join(json.dumps(line) + "\n" for line in (first, second)), encoding="utf-8")
     assert "**Not from one model:**" in sweep(recipe(tmp_path), swept, out, Silent())
 
 
@@ -271,6 +274,9 @@ def test_a_failed_cell_that_comes_through_is_no_failure_any_more(
     sweep(path, ["seed=0,1"], out, Silent())
     assert len(cells(out)) == 2 and json.loads((out / "failed.json").read_text()) == {}
     assert "failed" not in (out / "table.md").read_text()
+    (out / "failed.json").write_text('{"a": ')  # damaged, it holds up nothing
+    sweep(path, ["seed=0,1"], out, Silent())
+    assert len(cells(out)) == 2
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["told", "behind another error"])

@@ -15,6 +15,7 @@ import tinyruns
 from tinyruns import Silent
 
 from coalface.engine.transport import RunFailed
+from coalface.experiments.sweep.cells import read_cells
 from coalface.experiments.sweep.jobs import run_jobs
 from coalface.experiments.sweep.run import sweep
 
@@ -23,8 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_workers")
 
 def cells(out: Path) -> dict[str, Any]:
     """What finished cells hold by their hash, but for the time they took."""
-    lines = [json.loads(line) for line in (out / "cells.jsonl").read_text().splitlines()]
-    return {line["hash"]: {**line, "seconds": None} for line in lines}
+    return {digest: {**cell, "seconds": None} for digest, cell in read_cells(out / "cells.jsonl").items()}
 
 
 def test_jobs_change_no_result_and_a_failed_cell_stops_no_other(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
+from google.protobuf.message import DecodeError
 from grids import InProcessGrid, over_flower
 from worlds import recipe
 
@@ -139,15 +140,16 @@ def test_a_reply_of_an_earlier_round_is_refused(tmp_path: Path) -> None:
     assert (ran.server.at.party_stats["silo-0"].rounds, ran.server.at.party_stats["silo-0"].failed) == (1, 2)
 
 
+@pytest.mark.parametrize("error", [KeyError("a class that Flower has not"), DecodeError("no message of protobuf")])
 def test_a_message_that_flower_cannot_read_takes_no_other_along(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     right = InProcessGrid.pull_messages
 
     def pull(self: InProcessGrid, message_ids: Iterable[str]) -> list[Message]:
         messages = right(self, message_ids)
         if any((m.metadata.src_node_id, m.metadata.message_type) == (1000, records.STEP) for m in messages):
-            raise KeyError("a class that Flower has not")
+            raise error
         return messages
 
     monkeypatch.setattr(InProcessGrid, "pull_messages", pull)

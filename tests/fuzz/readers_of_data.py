@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 import struct
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,7 @@ import cv2
 import numpy as np
 from field_layouts import WRITERS
 from numpy.typing import NDArray
-from reader import PLACE, Reader, joined, of_file, parts, put
+from reader import PLACE, Reader, joined, of_file, parts, put, whole_or_within
 
 from coalface.data.faceset import FaceSet
 from coalface.data.partition_file import read_partition
@@ -51,6 +52,36 @@ def read_image(data: bytes) -> None:
     assert sorted(photograph.shape[:2]) == sorted((header.height, header.width))
     assert decode(data, "image", size=8, grey=True).shape == (8, 8, 1)
 
+
+def of_chunks(data: bytes) -> bytes:
+    """A PNG of chunks, each after its length in two bytes: with the lengths and checksums that a PNG has."""
+    png = b"\x89PNG\r\n\x1a\n"
+    while data:
+        (chunk,), data = parts(data, 1), data[2 + int.from_bytes(data[:2], "big") :]
+        png += struct.pack(">I", max(len(chunk) - 4, 0)) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return png
+
+
+def chunks(png: bytes) -> bytes:
+    """What `of_chunks` makes a PNG of."""
+    at, found = 8, []
+    while at < len(png):
+        end = at + 8 + int.from_bytes(png[at : at + 4], "big")
+        found.append(png[at + 4 : end])
+        at = end + 4
+    return joined(*found)
+
+
+def png_of(pixels: NDArray[np.uint8], *options: int) -> bytes:
+    return b"\0" + chunks(bytes(cv2.imencode(".png", pixels, options)[1]))
+
+
+PNGS = (
+    png_of(SHADES),
+    png_of(SHADES[:, :, 0]),
+    png_of(np.dstack([SHADES, SHADES[:, :, :1]])),
+    png_of(SHADES[:, :, 0] & np.uint8(1), cv2.IMWRITE_PNG_BILEVEL, 1),
+)
 
 # --- stores -----------------------------------------------------------------------------------------------------------
 
@@ -233,7 +264,7 @@ def layout(name: str) -> Reader:
 
 
 DATA = {
-    "image": Reader(read_image, IMAGES),
+    "image": Reader(whole_or_within(read_image, lambda data: read_image(of_chunks(data))), (*IMAGES, *PNGS)),
     "bin": Reader(
         read_verification_pack,
         (written_bin(), of_python_2(), pickle.dumps(([IMAGES[0]] * 2, [True]), 0), *map(of_arrays, (2, 4, 5))),

@@ -9,17 +9,22 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Callable
+import sqlite3
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from reader import PLACE, Reader, joined, of_file, parts, put
+from reader import PLACE, Reader, joined, of_file, parts, put, whole_or_within
 from safetensors.torch import save
 from torch import nn
 
 from coalface.core.errors import DataError, RecipeError
+from coalface.core.method import generator
 from coalface.core.parsing import parse_json
 from coalface.data.tools import aligned_folder
 from coalface.engine import checkpoint, receipts
@@ -29,11 +34,13 @@ from coalface.engine.party.encryption import Vault
 from coalface.engine.party.sums import HiddenReply
 from coalface.engine.sums.opened import Opened
 from coalface.evaluation import feature_file, membership, verification
-from coalface.evaluation.metrics import evidence
+from coalface.evaluation.metrics import evidence, paired
+from coalface.evaluation.metrics.bootstrap import PairIdentities, draw_identities
+from coalface.evaluation.metrics.verification import EER
 from coalface.experiments import ledger_summary, provenance, receipt_comparison, status
 from coalface.experiments.attacks import cells as attack_cells
 from coalface.experiments.attacks.base import Outcome
-from coalface.experiments.gallery.file import Enrolled, GalleryFile
+from coalface.experiments.gallery.file import Checksum, Enrolled, GalleryFile
 from coalface.experiments.report import runs
 from coalface.experiments.sweep.cells import read_cells
 from coalface.models import calibration, folder
@@ -212,6 +219,27 @@ def npz(**arrays: Any) -> bytes:
     return file.getvalue()
 
 
+def arrays_of(*names: str) -> Callable[[bytes], bytes]:
+    """An archive of parts, each an array's file."""
+    return lambda data: archive(
+        {f"{name}.npy": part for name, part in zip(names, parts(data, len(names)), strict=True)}
+    )
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archived:
+        for name, content in members.items():
+            archived.writestr(name, content)
+    return file.getvalue()
+
+
+def npy(values: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray(values))
+    return file.getvalue()
+
+
 def read_members(data: bytes) -> None:
     membership.read(put("run/trained_on.npz", data).parent)
 
@@ -221,6 +249,44 @@ def read_lists(data: bytes) -> None:
 
 
 ATTACKED = attack_cells.Cell("a", "b", "linkage", "{}", "none", 0, (Outcome("centre", "server", "found", 1.0, 0.5, 2),))
+PAIRS = PairIdentities(
+    np.array([0, 1, 2, 0, 1, 2]), np.array([0, 1, 2, 1, 2, 0]), "list", fold=np.arange(6) % 3, queries=np.arange(3)
+)
+TAIL = dataclasses.replace(PAIRS, sha256="tail", headline=np.ones(6, dtype=bool))
+BOOTSTRAPS = {pairs.sha256: draw_identities(pairs, generator(1, "fuzz"), 5) for pairs in (PAIRS, TAIL)}
+
+
+def evidences() -> Iterator[dict[str, Any]]:
+    """What a run leaves: by ranks, by ranks of some folds, by a tail; with hits, with a figure of one's own."""
+    scores = np.array([0.9, 0.5, 0.7, 0.1, 0.5, 0.2])
+    hits = evidence.hits_evidence(np.array([True, False, True]))
+    yield {**evidence.accuracy_evidence(scores, PAIRS, [0.5]), **hits}
+    drawn = evidence.drawn_evidence({EER: (1.0, np.arange(5.0))}, BOOTSTRAPS["list"])
+    yield {**evidence.accuracy_evidence(scores, PAIRS, [0.5], folds=[0, 1]), **drawn}
+    yield evidence.tar_evidence(scores, TAIL, [0.5])
+
+
+def evidence_parts(found: dict[str, Any]) -> bytes:
+    """What `read_evidence` takes: the numbers as they are before they are packed."""
+    own: dict[str, Any] = next(iter(found.get("own", {}).values()), {})
+    packed = (found["data"], found.get("hits"), own.get("data"))
+    numbers = [zlib.decompress(base64.b85decode(text)) if text else b"" for text in packed]
+    return b"\0" + joined(json.dumps({key: found[key] for key in found.keys() - {"data", "hits"}}).encode(), *numbers)
+
+
+def read_evidence(data: bytes) -> None:
+    text, *numbers = parts(data, 4)
+    found = parsed(text)
+    found["data"], hits, drawn = (base64.b85encode(zlib.compress(part, 1)).decode() for part in numbers)
+    found |= {"hits": hits} if numbers[1] else {}
+    for own in found.get("own", {}).values() if isinstance(found.get("own"), dict) else ():
+        if isinstance(own, dict):
+            own["data"] = drawn
+    paired.resample(found, BOOTSTRAPS.get(str(found.get("list")), BOOTSTRAPS["list"]))
+
+
+MEMBERS = {"names": np.arange(3, dtype=np.uint64), "images": np.arange(2, dtype=np.uint64)}
+JUDGED = {"left": [0, 1], "right": [1, 2], "sha256": "0", "headline": [True, False], "fold": [0, 1], "queries": [2, 0]}
 CELL = {"hash": "a", "seed": 0, "figures": {"unseen": {"accuracy": 90.0}}, "own_figures": {}}
 RUN = joined(
     b"name: tiny\nmethod: fedavg\nrounds: 2\n",
@@ -244,6 +310,19 @@ def torch_file(tensors: Any) -> bytes:
     return file.getvalue()
 
 
+def read_pickled(data: bytes) -> None:
+    """The pickle of a torch file in an archive whose checksums are right."""
+    with zipfile.ZipFile(io.BytesIO(TORCH_FILE)) as archived:
+        members = {name: archived.read(name) for name in archived.namelist()}
+    pickled = next(name for name in members if name.endswith("/data.pkl"))
+    weights("weights.pt")(archive(members | {pickled: data}))
+
+
+def pickled_part() -> bytes:
+    with zipfile.ZipFile(io.BytesIO(TORCH_FILE)) as archived:
+        return b"\0" + next(archived.read(name) for name in archived.namelist() if name.endswith("/data.pkl"))
+
+
 def weights(name: str) -> Callable[[bytes], object]:
     return of_file(name, lambda path: fit_weights(read_weights(path), network()))
 
@@ -265,11 +344,27 @@ ONNX = base64.b64decode(
 """`torch.nn.Flatten` of an image (1, 3, 4, 4)."""
 
 
+ENROLLED = Enrolled("Ann", "a.jpg", "0" * 64)
+
+
 def gallery_file() -> bytes:
     path = anew("galleries") / "people.gallery"
     gallery = GalleryFile.create(path, {"embedding_size": 2})
-    gallery.add([Enrolled("Ann", "a.jpg", "0" * 64)], np.ones((1, 2), np.float32))
+    gallery.add([ENROLLED], np.ones((1, 2), np.float32))
     return path.read_bytes()
+
+
+def read_rows(data: bytes) -> None:
+    """What a gallery says of itself, and a row, with the checksums that they must have."""
+    text, about, embedding = parts(data, 3)
+    seal = Checksum().seal
+    sealed = seal(about, b"about")
+    path = put("galleries/rows.gallery", GALLERY)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE gallery SET about=?, mark=?", (text, seal(b"", text)))
+        database.execute("UPDATE images SET about=?, embedding=?", (sealed, seal(embedding, sealed)))
+        database.commit()
+    GalleryFile(path).read()
 
 
 def read_features(data: bytes) -> None:
@@ -282,6 +377,8 @@ def read_features(data: bytes) -> None:
 LINEAR = network().eval()
 STATE = {name: torch.ones_like(tensor) for name, tensor in LINEAR.state_dict().items()}
 SAFETENSORS = save(STATE)
+GALLERY = gallery_file()
+TORCH_FILE = torch_file({"state_dict": STATE})
 FEATURES = {"model": feature_file.model_stamp(LINEAR), "images": "stamp", "count": 3, "kind": "raw", "width": 2}
 ABOUT = {"backbone": "cnn-small", "size": 32, "channels": 3, "embedding_size": 64}
 
@@ -339,19 +436,23 @@ RUNS = {
         (gzip.compress(json.dumps(CELL).encode() + b"\n", mtime=0),),
     ),
     "trained-on": Reader(
-        read_members, (npz(names=np.arange(3, dtype=np.uint64), images=np.arange(2, dtype=np.uint64)),)
+        whole_or_within(read_members, lambda data: read_members(arrays_of(*MEMBERS)(data))),
+        (npz(**MEMBERS), b"\0" + joined(*map(npy, MEMBERS.values()))),
     ),
-    "judged-pairs": Reader(read_lists, (npz(left=np.array([0]), right=np.array([1]), sha256=np.array("0")),)),
+    "judged-pairs": Reader(
+        whole_or_within(read_lists, lambda data: read_lists(arrays_of(*JUDGED)(data))),
+        (npz(**JUDGED), b"\0" + joined(*map(npy, JUDGED.values()))),
+    ),
     "evidence": Reader(
-        lambda data: evidence._unpacked(data.decode("ascii", "replace"), [3]),
-        (evidence._packed([np.arange(3)]).encode(),),
+        whole_or_within(lambda data: evidence._unpacked(data.decode("ascii", "replace"), [3]), read_evidence),
+        (evidence._packed([np.arange(3)]).encode(), *map(evidence_parts, evidences())),
         (ValueError,),
     ),
     "features": Reader(read_features, (json.dumps(FEATURES | {"done": 3}).encode(),)),
     "align-journal": Reader(read_journal, (JOURNAL,)),
     "gallery": Reader(
-        of_file("galleries/fuzzed.gallery", lambda path: GalleryFile(path).read()),
-        (gallery_file(),),
+        whole_or_within(of_file("galleries/fuzzed.gallery", lambda path: GalleryFile(path).read()), read_rows),
+        (GALLERY, b"\0" + joined(b'{"embedding_size": 2}', ENROLLED.encode(), bytes(8))),
         (DataError, RecipeError),
     ),
     "model": Reader(read_about, (json.dumps(ABOUT).encode(),)),
@@ -360,6 +461,6 @@ RUNS = {
         (b'{"00": [{"cosine": 0.3, "rate": 0.01}]}',),
     ),
     "weights-safetensors": Reader(weights("weights.safetensors"), (SAFETENSORS,)),
-    "weights-torch": Reader(weights("weights.pt"), (torch_file({"state_dict": STATE}),)),
+    "weights-torch": Reader(whole_or_within(weights("weights.pt"), read_pickled), (TORCH_FILE, pickled_part())),
     "onnx": Reader(of_file("network.onnx", read_onnx), (ONNX,)),
 }

@@ -98,8 +98,16 @@ def resample(evidence: dict[str, Any], bootstrap: Bootstrap, seed: int = 0) -> d
             f"the evidence is of pair list {evidence.get('list')}, the comparison is on {pairs.sha256}: "
             "evaluate the run again on this list, or compare on that one"
         )
-    if evidence.get("form") not in RESAMPLERS:
+    if str(evidence.get("form")) not in RESAMPLERS:
         raise ValueError(f"evidence of form {evidence.get('form')!r} is unknown: it must be one of {list(RESAMPLERS)}")
+    try:
+        return _resampled(evidence, bootstrap, seed)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # of numbers from a file
+        raise ValueError(f"the evidence is damaged ({error}): evaluate the run again") from error
+
+
+def _resampled(evidence: dict[str, Any], bootstrap: Bootstrap, seed: int) -> dict[str, Resampled]:
+    pairs = bootstrap.pairs
     everybody = Bootstrap(pairs, np.ones((len(pairs.people), 1), dtype=np.int32))
     resampler = RESAMPLERS[evidence["form"]]
     points, drawn = resampler(evidence, everybody), resampler(evidence, bootstrap)

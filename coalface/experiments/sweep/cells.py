@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -29,16 +30,18 @@ def packed(path: Path) -> Path:
 def read_cells(path: Path, *, mend: bool = True) -> dict[str, dict[str, Any]]:
     """Finished cells by the hash of their recipe, packed or not; a last line that was cut off does not count.
 
-    With `mend` it is taken away.
+    With `mend` it is taken away. Raises DataError for a line that is no cell, or not as it was written.
     """
     cells: dict[str, dict[str, Any]] = {}
     for file in (packed(path), path):
         for number, line in enumerate(_lines(file, mend), start=1):
             try:
                 cell = json.loads(line)
+                if cell.pop("sha256", None) not in (None, _digest(cell)):  # versions before this one wrote none
+                    raise ValueError("it was changed")
                 cells[cell["hash"]] = cell
                 declare_all(cell.get("own_figures"))
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 where = f"{file}, line {number}"
                 raise DataError(f"not a cell ({error!r}); delete the line to run the cell again", where=where) from None
     return cells
@@ -47,7 +50,11 @@ def read_cells(path: Path, *, mend: bool = True) -> dict[str, dict[str, Any]]:
 def append_cell(path: Path, cell: Mapping[str, Any]) -> None:
     """Add a finished cell."""
     with writing(path), open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(cell) + "\n")
+        file.write(json.dumps({**cell, "sha256": _digest(cell)}) + "\n")
+
+
+def _digest(cell: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(cell).encode()).hexdigest()
 
 
 def pack_cells(path: Path) -> None:

@@ -211,9 +211,13 @@ def _changed_code(cell: Cell, finished: Mapping[str, Mapping[str, Any]]) -> list
 
 
 def _read_failed(out: Path) -> dict[str, str]:
-    """The reason of each cell that has failed and was not done since, by the hash of its recipe."""
-    path = out / "failed.json"
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    """The reason of each cell that has failed and was not done since, by the hash of its recipe.
+
+    Of a damaged file, none: the cells are run again all the same.
+    """
+    with contextlib.suppress(FileNotFoundError, TypeError, ValueError):
+        return dict(json.loads((out / "failed.json").read_text(encoding="utf-8")))
+    return {}
 
 
 def _line(cell: Cell, place: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
+from google.protobuf.message import DecodeError
 
 from coalface.core import codec
 from coalface.core.method import Tensors, Ticket
@@ -45,7 +46,7 @@ Answer = tuple[dict[str, Any], dict[str, bytes]]
 """What a node says: plain values, and bytes by name."""
 _NO_ANSWER: Answer = {"failed": "no reply will come"}, {}
 """For a node that will not answer."""
-_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError)
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, MemoryError, DecodeError)
 """What Flower raises for a message that it cannot read; where it does not reach the SuperLink it raises others."""
 _PLAIN = tuple(f.name for f in fields(Request) if f.name not in ("common", "each"))
 
