@@ -269,6 +269,7 @@ def ranged(labels: list[float], ranges: list[Sequence[float]], *, border: float 
         ([2, 0, 0, 1], [(2, 4), (4, 5), (1, 2)], []),
         ([0, 0, 1, 2], [(3, 1), (3, 4), (4, 5)], ["record 5: its range, 3 to 1, is empty"]),
         ([0, 0, 1, 2], [(1, 3), (3, 4), (4, float("nan"))], ["record 7: its range, 4 to nan, is empty"]),
+        ([0, 0, 1, 2], [(1, 3), (3, 4), (4, float("inf"))], ["record 7: its range, 4 to inf, is empty"]),
         ([0, 0, 1, 2], [(0, 3), (3, 4), (4, 5)], ["record 5: its range, 0 to 2, reaches beyond the images, rec"]),
         (
             [0, 0, 1, 2],

@@ -138,7 +138,7 @@ class Machine:
             case "PUT" | "BINPUT" | "LONG_BINPUT":
                 self.note(argument)
             case "GET" | "BINGET" | "LONG_BINGET":
-                if argument >= len(self.memo) or self.memo[argument] is _ABSENT:
+                if not 0 <= argument < len(self.memo) or self.memo[argument] is _ABSENT:
                     raise Damaged(f"value {argument:,} was never noted")
                 self.push(self.memo[argument])
             case "EMPTY_LIST" | "LIST":
@@ -211,6 +211,8 @@ class Machine:
         return values
 
     def note(self, place: int) -> None:
+        if place < 0:
+            raise Damaged(f"a value noted as number {place:,}")
         if max(place, len(self.memo)) >= self.notes:
             raise Refused(f"more than {self.notes:,} values noted")
         value = self.pop()

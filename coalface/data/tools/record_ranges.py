@@ -31,7 +31,7 @@ def misfits(rec: Rec) -> Iterator[str]:
         where = f"{path}, record {key}"
         if flag != 2 or length:
             yield f"{where}: it should be an identity's range, two labels without an image, and is something else"
-        elif not (a < b and a == int(a) and b == int(b)):
+        elif not (a < b and a.is_integer() and b.is_integer()):
             yield f"{where}: its range, {a:g} to {b:g}, is empty"
         elif a < 1 or b > border:
             yield f"{where}: its range, {a:.0f} to {b - 1:.0f}, reaches beyond the images, records 1 to {border - 1}"
