@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import io
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coalface.core.errors import DataError
+from coalface.core.parsing import parse_json
 
 PLACE = Path(tempfile.mkdtemp(prefix="coalface-fuzz-"))
 atexit.register(shutil.rmtree, PLACE, ignore_errors=True)
@@ -44,6 +48,14 @@ def put(name: str, data: bytes) -> Path:
     return path
 
 
+def anew(name: str) -> Path:
+    """An empty folder."""
+    path = PLACE / name
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
 def of_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], object]:
     """A reader of a path as one of bytes."""
     return lambda data: read(put(name, data))
@@ -67,3 +79,21 @@ def parts(data: bytes, count: int) -> list[bytes]:
 def joined(*pieces: bytes) -> bytes:
     """What `parts` takes apart."""
     return b"".join(len(piece).to_bytes(2, "big") + piece for piece in pieces)
+
+
+def archive(members: dict[str, bytes]) -> bytes:
+    """A zip of files by name, not packed."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archived:
+        for name, content in members.items():
+            archived.writestr(name, content)
+    return file.getvalue()
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """JSON of keys and values to which a digest is added, which mutation would not find."""
+    try:
+        about = parse_json(data, any_number=True)
+    except ValueError as error:
+        raise DataError(str(error)) from None
+    return about if isinstance(about, dict) else {}

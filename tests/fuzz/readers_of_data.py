@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
-import shutil
 import struct
 import zlib
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import cv2
 import numpy as np
 from field_layouts import WRITERS
 from numpy.typing import NDArray
-from reader import PLACE, Reader, joined, of_file, parts, put, whole_or_within
+from reader import PLACE, Reader, anew, joined, of_file, parts, put, whole_or_within
 
 from coalface.data.faceset import FaceSet
 from coalface.data.partition_file import read_partition
@@ -127,14 +126,6 @@ def written_records() -> bytes:
     folder = anew("sound") / "set"
     write_rec([(0, IMAGES[0]), (0, IMAGES[1]), (1, IMAGES[2])], folder, size=(20, 16))
     return joined(*((folder / name).read_bytes() for name in ("train.rec", "train.idx", "property")))
-
-
-def anew(name: str) -> Path:
-    """An empty folder."""
-    path = PLACE / name
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    return path
 
 
 PACK_FILES = ("pixels.u8", "labels.npy", "index.json")

@@ -1,4 +1,4 @@
-"""Readers of what runs and models leave on a disk: commits, checkpoints, ledgers, cells, galleries, weights."""
+"""Readers of what runs leave on a disk: commits, checkpoints, ledgers, receipts, evidence, cells."""
 
 from __future__ import annotations
 
@@ -8,24 +8,15 @@ import gzip
 import hashlib
 import io
 import json
-import shutil
-import sqlite3
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from reader import PLACE, Reader, joined, of_file, parts, put, whole_or_within
-from safetensors.torch import save
-from torch import nn
+from reader import PLACE, Reader, anew, archive, joined, of_file, parsed, parts, put, whole_or_within
 
 from coalface.core.errors import DataError, RecipeError
 from coalface.core.method import generator
-from coalface.core.parsing import parse_json
 from coalface.data.tools import aligned_folder
 from coalface.engine import checkpoint, receipts
 from coalface.engine.party import commits
@@ -33,19 +24,15 @@ from coalface.engine.party.commits import Commit, DamagedCommit, LockedCommit
 from coalface.engine.party.encryption import Vault
 from coalface.engine.party.sums import HiddenReply
 from coalface.engine.sums.opened import Opened
-from coalface.evaluation import feature_file, membership, verification
+from coalface.evaluation import membership, verification
 from coalface.evaluation.metrics import evidence, paired
 from coalface.evaluation.metrics.bootstrap import PairIdentities, draw_identities
 from coalface.evaluation.metrics.verification import EER
 from coalface.experiments import ledger_summary, provenance, receipt_comparison, status
 from coalface.experiments.attacks import cells as attack_cells
 from coalface.experiments.attacks.base import Outcome
-from coalface.experiments.gallery.file import Checksum, Enrolled, GalleryFile
 from coalface.experiments.report import runs
 from coalface.experiments.sweep.cells import read_cells
-from coalface.models import calibration, folder
-from coalface.models.pretrained.onnx import read_onnx
-from coalface.models.pretrained.weights import fit_weights, read_weights
 from coalface.privacy import countersign, ledger
 from coalface.privacy.secure_sums.context import SecureSumError, SumContext
 from coalface.privacy.secure_sums.guard import Answers
@@ -53,14 +40,6 @@ from coalface.privacy.secure_sums.guard import Answers
 SUM = SumContext("run", "train", 1, 1, asked=4, dropouts=1, corrupt=0, length=5, bits=32)
 VAULT = Vault.of(bytes(48), "run", "london")
 PARTS = {"Own": b"private state", commits.LINES: b"", commits.DATA: b"{}"}
-
-
-def anew(name: str) -> Path:
-    """An empty folder."""
-    path = PLACE / name
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    return path
 
 
 # --- a party's folder -------------------------------------------------------------------------------------------------
@@ -197,15 +176,6 @@ def read_run(data: bytes) -> None:
     status.status(run).as_dict()
 
 
-def parsed(data: bytes) -> dict[str, Any]:
-    """JSON of keys and values to which a digest is added, which mutation would not find."""
-    try:
-        about = parse_json(data, any_number=True)
-    except ValueError as error:
-        raise DataError(str(error)) from None
-    return about if isinstance(about, dict) else {}
-
-
 def read_begun(data: bytes) -> None:
     content = parsed(data)
     run = put("begun/config.yaml", b"{}").parent
@@ -224,14 +194,6 @@ def arrays_of(*names: str) -> Callable[[bytes], bytes]:
     return lambda data: archive(
         {f"{name}.npy": part for name, part in zip(names, parts(data, len(names)), strict=True)}
     )
-
-
-def archive(members: dict[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archived:
-        for name, content in members.items():
-            archived.writestr(name, content)
-    return file.getvalue()
 
 
 def npy(values: Any) -> bytes:
@@ -257,7 +219,7 @@ BOOTSTRAPS = {pairs.sha256: draw_identities(pairs, generator(1, "fuzz"), 5) for 
 
 
 def evidences() -> Iterator[dict[str, Any]]:
-    """What a run leaves: by ranks, by ranks of some folds, by a tail; with hits, with a figure of one's own."""
+    """One of ranks, with the queries that were found; one of some folds, with a custom figure; one of a tail."""
     scores = np.array([0.9, 0.5, 0.7, 0.1, 0.5, 0.2])
     hits = evidence.hits_evidence(np.array([True, False, True]))
     yield {**evidence.accuracy_evidence(scores, PAIRS, [0.5]), **hits}
@@ -296,92 +258,6 @@ RUN = joined(
     b'{"record": {"tallies": {}}, "stage": 0, "round": 1}',
 )
 
-
-# --- models -----------------------------------------------------------------------------------------------------------
-
-
-def network() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-
-
-def torch_file(tensors: Any) -> bytes:
-    file = io.BytesIO()
-    torch.save(tensors, file)
-    return file.getvalue()
-
-
-def read_pickled(data: bytes) -> None:
-    """The pickle of a torch file in an archive whose checksums are right."""
-    with zipfile.ZipFile(io.BytesIO(TORCH_FILE)) as archived:
-        members = {name: archived.read(name) for name in archived.namelist()}
-    pickled = next(name for name in members if name.endswith("/data.pkl"))
-    weights("weights.pt")(archive(members | {pickled: data}))
-
-
-def pickled_part() -> bytes:
-    with zipfile.ZipFile(io.BytesIO(TORCH_FILE)) as archived:
-        return b"\0" + next(archived.read(name) for name in archived.namelist() if name.endswith("/data.pkl"))
-
-
-def weights(name: str) -> Callable[[bytes], object]:
-    return of_file(name, lambda path: fit_weights(read_weights(path), network()))
-
-
-def read_about(data: bytes) -> None:
-    """`model.json`, with the digests that it must have."""
-    place = put("model/backbone.safetensors", SAFETENSORS).parent
-    about = parsed(data)
-    about["sha256"] = {"backbone.safetensors": hashlib.sha256(SAFETENSORS).hexdigest()}
-    about["sha256"] |= {"model.json": folder.about_digest(about)}
-    put("model/model.json", json.dumps(about).encode())
-    folder.read_tensors(place, "backbone.safetensors", folder.read_about(place))
-
-
-ONNX = base64.b64decode(
-    "CAkSB3B5dG9yY2gaBjIuMTMuMDqCAQo0Cg9vbm54OjpGbGF0dGVuXzASATEaCC9GbGF0dGVuIgdGbGF0dGVuKgsKBGF4aXMYAaABAhIKbWFpbl9n"
-    "cmFwaFopCg9vbm54OjpGbGF0dGVuXzASFgoUCAESEAoCCAEKAggDCgIIBAoCCARiEwoBMRIOCgwIARIICgIIAQoCCDBCAhAU"
-)
-"""`torch.nn.Flatten` of an image (1, 3, 4, 4)."""
-
-
-ENROLLED = Enrolled("Ann", "a.jpg", "0" * 64)
-
-
-def gallery_file() -> bytes:
-    path = anew("galleries") / "people.gallery"
-    gallery = GalleryFile.create(path, {"embedding_size": 2})
-    gallery.add([ENROLLED], np.ones((1, 2), np.float32))
-    return path.read_bytes()
-
-
-def read_rows(data: bytes) -> None:
-    """What a gallery says of itself, and a row, with the checksums that they must have."""
-    text, about, embedding = parts(data, 3)
-    seal = Checksum().seal
-    sealed = seal(about, b"about")
-    path = put("galleries/rows.gallery", GALLERY)
-    with closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA synchronous=OFF")
-        database.execute("UPDATE gallery SET about=?, mark=?", (text, seal(b"", text)))
-        database.execute("UPDATE images SET about=?, embedding=?", (sealed, seal(embedding, sealed)))
-        database.commit()
-    GalleryFile(path).read()
-
-
-def read_features(data: bytes) -> None:
-    put("features/images.f32", bytes(24))
-    put("features/images.json", data)
-    images = feature_file.Listed(("a", "b", "c"), lambda i: np.zeros((4, 4, 3), np.uint8), "stamp")
-    feature_file.Stream(PLACE / "features", "images", LINEAR, images, "raw").rows()
-
-
-LINEAR = network().eval()
-STATE = {name: torch.ones_like(tensor) for name, tensor in LINEAR.state_dict().items()}
-SAFETENSORS = save(STATE)
-GALLERY = gallery_file()
-TORCH_FILE = torch_file({"state_dict": STATE})
-FEATURES = {"model": feature_file.model_stamp(LINEAR), "images": "stamp", "count": 3, "kind": "raw", "width": 2}
-ABOUT = {"backbone": "cnn-small", "size": 32, "channels": 3, "embedding_size": 64}
 
 JOURNAL_HEAD = {"size": 112}
 JOURNAL = (
@@ -449,19 +325,5 @@ RUNS = {
         (evidence._packed([np.arange(3)]).encode(), *map(evidence_parts, evidences())),
         (ValueError,),
     ),
-    "features": Reader(read_features, (json.dumps(FEATURES | {"done": 3}).encode(),)),
     "align-journal": Reader(read_journal, (JOURNAL,)),
-    "gallery": Reader(
-        whole_or_within(of_file("galleries/fuzzed.gallery", lambda path: GalleryFile(path).read()), read_rows),
-        (GALLERY, b"\0" + joined(b'{"embedding_size": 2}', ENROLLED.encode(), bytes(8))),
-        (DataError, RecipeError),
-    ),
-    "model": Reader(read_about, (json.dumps(ABOUT).encode(),)),
-    "thresholds": Reader(
-        lambda data: calibration.read_thresholds(put("model/calibration.json", data).parent),
-        (b'{"00": [{"cosine": 0.3, "rate": 0.01}]}',),
-    ),
-    "weights-safetensors": Reader(weights("weights.safetensors"), (SAFETENSORS,)),
-    "weights-torch": Reader(whole_or_within(weights("weights.pt"), read_pickled), (TORCH_FILE, pickled_part())),
-    "onnx": Reader(of_file("network.onnx", read_onnx), (ONNX,)),
 }
