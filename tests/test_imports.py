@@ -52,7 +52,7 @@ RULES = {
         "experiments.gallery": "core data data.readers data.tools.decode_check data.tools.ignored_files models "
         "evaluation.feature_file experiments.api",
         "experiments.export": f"{BELOW} {ENGINE} evaluation experiments experiments.api "
-        "experiments.comparison experiments.gallery experiments.recipe experiments.setup",
+        "experiments.comparison experiments.gallery experiments.recipe experiments.report.runs experiments.setup",
         "experiments.setup": f"{BELOW} {ENGINE} methods evaluation experiments.recipe",
         "experiments.plan": f"{BELOW} {ENGINE} methods experiments.callbacks experiments.recipe experiments.setup",
         "experiments.conformance": f"{BELOW} {ENGINE} methods evaluation {EXPERIMENTS}",

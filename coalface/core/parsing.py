@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from coalface.core.errors import DataError
+
 LONGEST = 1 << 16
 """Bytes of a text that says plain values."""
 DEPTH = 32
@@ -44,6 +46,17 @@ def parse_json(
     if any_number:
         return json.loads(decoded)
     return json.loads(decoded, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+
+
+def read_json(path: Path, remedy: str) -> dict[str, Any]:
+    """The keys and values of a JSON file. Raises DataError, which ends with the `remedy`, where it holds none."""
+    try:
+        content = json.loads(path.read_bytes())
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__}, and no keys and values")
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"damaged ({error}): {remedy}", where=path) from None
+    return content
 
 
 def strict_json(value: Any, indent: int | None = None) -> str:

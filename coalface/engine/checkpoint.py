@@ -17,9 +17,9 @@ from coalface.core.disk import flush_folder, writing
 from coalface.core.errors import RunError
 
 _DIGEST = b',"digest":"'
-"""In `checkpoint.json`, before the SHA-256 of all that precedes it; a version wrote none."""
+"""In `checkpoint.json`, before the SHA-256 of all that precedes it."""
 _KEYS = {"ordinal", "stage", "round", "record", "sha256", "digest"}
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)
 
 
 class CheckpointError(RunError):
@@ -87,7 +87,7 @@ def accepted_ends(folder: Path, rounds: Sequence[int]) -> dict[int, Path]:
     """How many rounds, over all stages of so many each, a checkpoint that one can go back to is the end of -> it."""
     ends = {}
     for place in _accepted(_found(folder)):
-        with contextlib.suppress(*_UNREADABLE):  # to a damaged one nobody can go back
+        with contextlib.suppress(*UNREADABLE):  # to a damaged one nobody can go back
             checkpoint = _read(place, ())
             ends[sum(rounds[: checkpoint.stage]) + checkpoint.round] = place
     return ends
@@ -114,7 +114,7 @@ def load(folder: Path, fits: Callable[[Mapping[str, Any]], None] | None = None) 
             if fits is not None:
                 fits(checkpoint.record)
             return checkpoint
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             passed.append(f"{place}: this checkpoint cannot be used ({error})")
             if fits is None:
                 raise CheckpointError(
@@ -126,16 +126,22 @@ def load(folder: Path, fits: Callable[[Mapping[str, Any]], None] | None = None) 
 
 
 def _read(place: Path, passed_over: tuple[str, ...]) -> Checkpoint:
-    text = (place / "checkpoint.json").read_bytes()
-    about = json.loads(text)
-    body, _, digest = text.rpartition(_DIGEST)
-    if set(about) - _KEYS or ("digest" in about and digest != hashlib.sha256(body).hexdigest().encode() + b'"}'):
-        raise ValueError("checkpoint.json is not what was written")
+    about = read_about(place)
     files = {name: (place / f"{name}.safetensors").read_bytes() for name in about["sha256"]}
     if damaged := [n for n, data in files.items() if hashlib.sha256(data).hexdigest() != about["sha256"][n]]:
         raise ValueError(f"{damaged[0]}.safetensors is not what was written")
     state = files.pop("state")
     return Checkpoint(about["ordinal"], about["stage"], about["round"], state, about["record"], files, passed_over)
+
+
+def read_about(place: Path) -> dict[str, Any]:
+    """What a checkpoint says of itself. Raises one of `UNREADABLE` where that is not what was written."""
+    text = (place / "checkpoint.json").read_bytes()
+    about: dict[str, Any] = json.loads(text)
+    body, _, digest = text.rpartition(_DIGEST)
+    if set(about) != _KEYS or digest != hashlib.sha256(body).hexdigest().encode() + b'"}':
+        raise ValueError("checkpoint.json is not what was written")
+    return about
 
 
 def unpack_state(data: bytes, cls: type) -> Any:

@@ -85,7 +85,7 @@ def _read_marker(folder: Path) -> object:
     """The version and the recipes that a demonstration is of; None without a marker that can be read."""
     try:
         return json.loads((folder / MARKER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from coalface.core.compression import SCALES
 from coalface.core.errors import RecipeError
-from coalface.core.parsing import parse_yaml
 from coalface.core.text import natural
 from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.experiments.plan import messages
-from coalface.experiments.report import runs
+from coalface.experiments.recipe import loader
 from coalface.methods import METHODS
 from coalface.privacy import ledger
 
@@ -149,7 +148,7 @@ def contents_of(path: Path, method: str | None = None) -> Contents:
     if method is None:
         places = [place / "config.yaml" for place in ([path] if path.is_dir() else [path.parent, path.parents[1]])]
         config = next((place for place in places if place.is_file()), None)
-        method = runs.mapping(parse_yaml(config.read_text(encoding="utf-8"))).get("method") if config else None
+        method = loader.read(config).get("method") if config else None
         if not isinstance(method, str) or method not in tuple(METHODS):
             return {}
     return messages.what_leaves(METHODS.find(method, "--method"))

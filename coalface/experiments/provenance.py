@@ -95,7 +95,7 @@ def begun_with(out: Path) -> Begun:
         wrong = "missing"
     except PluginError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # a RecipeError as well
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:  # a RecipeError as well
         wrong = f"cannot be read ({error})"
     raise RecipeError(
         f"{wrong}: this file says what the run was begun with. Put it back from a copy of the run, or start a new run "

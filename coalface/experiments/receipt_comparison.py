@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.errors import RecipeError
-from coalface.core.parsing import parse_yaml
 from coalface.core.text import first_few, natural, several
 from coalface.engine import checkpoint, receipts
 from coalface.engine.client_batch import CLIENT_BATCHES
 from coalface.engine.party.commits import Commit
 from coalface.experiments import status
+from coalface.experiments.recipe import loader
 from coalface.experiments.report import runs
 from coalface.privacy import countersign, ledger
 from coalface.privacy.countersign import Signatures
@@ -112,8 +112,7 @@ def _countersigned(run: Path, metrics: Iterable[Mapping[str, Any]]) -> set[tuple
 def _privacy_of(run: Path) -> dict[str, Any]:
     """The section `privacy` of a run's recipe."""
     config = run / "config.yaml"
-    recipe = runs.mapping(parse_yaml(config.read_text(encoding="utf-8"))) if config.exists() else {}
-    return runs.mapping(recipe.get("privacy"))
+    return runs.mapping(loader.read(config).get("privacy")) if config.exists() else {}
 
 
 def privacy_spent(run: Path, faults: list[str]) -> dict[str, dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -15,6 +16,7 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import plays
 from coalface.core.names import KITS
 from coalface.core.text import natural
+from coalface.engine import checkpoint
 from coalface.engine.rounds import FEW
 from coalface.engine.run_state import PartyStats
 from coalface.engine.transport import Member
@@ -117,7 +119,7 @@ def read_begins(out: Path) -> dict[str, Any]:
                 if '"event": "begins"' in line and line.endswith("\n"):
                     try:
                         last = json.loads(line)
-                    except ValueError as error:
+                    except (ValueError, RecursionError) as error:
                         raise RecipeError(f"damaged ({error}); restore it, or remove it", where=path) from None
     return last
 
@@ -128,13 +130,12 @@ def status(out: Path) -> Status:
     stages = _stages(out, run)
     begins = mapping(next((e for e in reversed(run.events) if e.get("event") == "begins"), None))
     last = run.metrics[-1] if run.metrics else {}
-    record, counted = _checkpoint(out, stages)
-    party_stats = {name: PartyStats(*values) for name, values in mapping(record.get("tallies")).items()}
+    party_stats, checkpoint_totals, counted = _checkpoint(out, stages)
     parties, counts = mapping(begins.get("parties")), mapping(begins.get("counts"))
     for party in run.summary.get("parties", ()):
         parties[party["name"]] = party["role"]
         party_stats[party["name"]] = PartyStats(*(party[key] for key in vars(PartyStats())))
-    totals = run.bytes or mapping(record.get("totals"))
+    totals = run.bytes or checkpoint_totals
     is_running = _held(out / "run.lock")
     doing, since = _doing(run.events, last) if is_running else ("", None)
     return Status(
@@ -199,18 +200,14 @@ def _stages(out: Path, run: runs.Run) -> list[int]:
         return [whole_number(run.config.get("rounds")) or 0]
 
 
-_NOT_A_CHECKPOINT = (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError)
-
-
-def _checkpoint(out: Path, stages: Sequence[int]) -> tuple[dict[str, Any], int]:
-    """What the last checkpoint has counted, and the rounds up to it."""
-    for path in sorted((out / "checkpoints").glob("[0-9]*/checkpoint.json"), reverse=True):
-        try:
-            last = json.loads(path.read_text(encoding="utf-8"))
-            return last["record"], sum(stages[: last["stage"]]) + int(last["round"])
-        except _NOT_A_CHECKPOINT:  # damaged, or being removed as a newer one is written
-            continue
-    return {}, 0
+def _checkpoint(out: Path, stages: Sequence[int]) -> tuple[dict[str, PartyStats], dict[str, Any], int]:
+    """What the last checkpoint has counted: by party, in bytes over all of them, and the rounds up to it."""
+    for place in sorted((out / "checkpoints").glob("[0-9]*"), reverse=True):
+        with contextlib.suppress(*checkpoint.UNREADABLE):  # damaged, or being removed as a newer one is written
+            last = checkpoint.read_about(place)
+            tallies = {name: PartyStats(*counts) for name, counts in last["record"]["tallies"].items()}
+            return tallies, last["record"]["totals"], sum(stages[: last["stage"]]) + last["round"]
+    return {}, {}, 0
 
 
 def _doing(events: tuple[dict[str, Any], ...], last: Mapping[str, Any]) -> tuple[str, float | None]:

@@ -153,9 +153,12 @@ def accepted() -> bytes:
 def read_checkpoint(data: bytes) -> None:
     """`checkpoint.json` without its end, to which the digest is added that it must have."""
     put("checkpoints/0000001/state.safetensors", b"state")
-    digest = hashlib.sha256(data).hexdigest().encode()
-    put("checkpoints/0000001/checkpoint.json", data + b',"digest":"' + digest + b'"}')
+    put("checkpoints/0000001/checkpoint.json", with_digest(data))
     checkpoint.load(PLACE / "checkpoints")
+
+
+def with_digest(data: bytes) -> bytes:
+    return data + b',"digest":"' + hashlib.sha256(data).hexdigest().encode() + b'"}'
 
 
 def written_checkpoint() -> bytes:
@@ -164,14 +167,16 @@ def written_checkpoint() -> bytes:
     return (place / "0000001" / "checkpoint.json").read_bytes().rpartition(b',"digest"')[0]
 
 
-RUN_FILES = ("config.yaml", "summary.json", "metrics.jsonl", "events.jsonl", "checkpoints/1/checkpoint.json")
+RUN_FILES = ("config.yaml", "summary.json", "metrics.jsonl", "events.jsonl")
 
 
 def read_run(data: bytes) -> None:
-    """The files of a run's folder."""
+    """The files of a run's folder, and what a checkpoint says of itself but for its digest."""
     run = anew("run")
-    for name, content in zip(RUN_FILES, parts(data, len(RUN_FILES)), strict=True):
+    *contents, about = parts(data, len(RUN_FILES) + 1)
+    for name, content in zip(RUN_FILES, contents, strict=True):
         put(f"run/{name}", content)
+    put("run/checkpoints/1/checkpoint.json", with_digest(about))
     runs.read(run)
     status.status(run).as_dict()
 
@@ -255,7 +260,7 @@ RUN = joined(
     b'{"name": "tiny", "figures": {"unseen": {"eer": 3.0}}, "parties": []}',
     b'{"round": 1, "stage": "train", "failed": {"york": "away"}, "losses": {"london": 0.5}}\n',
     b'{"event": "begins", "parties": {"london": "trainer"}, "counts": {"london": [3, 2]}, "time": 5.0}\n',
-    b'{"record": {"tallies": {}}, "stage": 0, "round": 1}',
+    b'{"ordinal":1,"stage":0,"round":1,"record":{"tallies":{"london":[1,0,5,5]},"totals":{"up":5}},"sha256":{}',
 )
 
 

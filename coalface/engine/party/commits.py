@@ -58,7 +58,7 @@ class Commit:
     receipts: tuple[int, str] | None = None
     """What its request said of the server's chain of accepted replies: lines and last hash."""
     sums: Mapping[str, str] = field(default_factory=dict)
-    """SHA-256 of each part but the `REPLY`; none where it is encrypted, or of a version that wrote none."""
+    """SHA-256 of each part but the `REPLY`; none where it is encrypted."""
     vault: Vault | None = None
     """The party's, where it has one."""
     cipher: Cipher | None = None
@@ -86,9 +86,9 @@ class Commit:
                 if unknown := head.keys() - {"base", "ledger", "spans", "shards", "receipts", "sha256", "sealed"}:
                     raise ValueError(f"its header says {min(unknown)!r}")
                 sealed = head.get("sealed")
-                sums = head.get("sha256", {})
-                mark = start[8 + length :][: _MARK if sealed is not None else _DIGEST if "sha256" in head else 0]
-            if sealed is None and "sha256" in head and mark != hashlib.sha256(text).digest():
+                sums = head["sha256"] if sealed is None else {}
+                mark = start[8 + length :][: _DIGEST if sealed is None else _MARK]
+            if sealed is None and mark != hashlib.sha256(text).digest():
                 raise ValueError("its header is not the one that was written")
             spans = {name: (8 + length + begin, size) for name, (begin, size) in head["spans"].items()}
             if any(begin < 8 + length + len(mark) or size < 0 for begin, size in spans.values()):
@@ -102,7 +102,7 @@ class Commit:
             raise FileNotFoundError(
                 f"{path}: the private state that the server last accepted is not here. {_REMEDY}"
             ) from None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedCommit(
                 f"{path} is damaged ({error}), and with it the private state that the server last accepted. {_REMEDY}"
             ) from None
@@ -122,15 +122,15 @@ class Commit:
             with open(path, "rb") as file:
                 lines, last = json.loads(file.read(int.from_bytes(file.read(8), "little")))["receipts"]
             return int(lines), str(last)
-        except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError):
+        except (OSError, ValueError, KeyError, TypeError, MemoryError, OverflowError, RecursionError):
             return None
 
     @classmethod
     def whole(cls, path: Path, vault: Vault | None = None) -> Commit:
         """As `open`, once the parts of the other processes that it names have been opened as well."""
         commit = cls.open(path, vault)
-        for name in commit.shards:
-            cls.open(path.with_name(name), vault)
+        for rank in range(len(commit.shards)):
+            commit._shard(rank)
         return commit
 
     def part(self, rank: int, size: int) -> Commit:
@@ -142,7 +142,7 @@ class Commit:
                 f"{self.path}: the private state lies in {len(self.shards) + 1} parts, and the party is played by "
                 f"{size} processes: go on with the engine.processes_per_party that the run was begun with"
             )
-        return Commit.open(self._beside(self.shards[rank - 1]), self.vault)
+        return self._shard(rank - 1)
 
     def states(self, *, but: str = "") -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name, but one."""
@@ -158,12 +158,16 @@ class Commit:
         """Read every part, with those of the other processes. Raises DamagedCommit, or LockedCommit, as `read`."""
         for name in self.spans:
             self.read(name, whole=True)
-        for name in self.shards:
-            Commit.open(self._beside(name), self.vault).check()
+        for rank in range(len(self.shards)):
+            self._shard(rank).check()
 
-    def _beside(self, name: str) -> Path:
+    def _shard(self, place: int) -> Commit:
+        """A part that another process wrote, which has no parts of its own."""
         assert self.path is not None
-        return self.path.with_name(name)
+        shard = Commit.open(self.path.with_name(self.shards[place]), self.vault)
+        if shard.shards:
+            raise DamagedCommit(f"{shard.path}, a part of {self.path.name}, names parts of its own. {_REMEDY}")
+        return shard
 
     def read(self, name: str, *, whole: bool = False) -> bytearray | memoryview | None:
         """The bytes of one private state (by class name), of the reply or of the lines; None if it holds none.
@@ -183,7 +187,7 @@ class Commit:
             if name == REPLY:
                 unchanged = self._is_reply(stored)
             else:
-                unchanged = not self.sums or hashlib.sha256(stored).hexdigest() == self.sums.get(name)
+                unchanged = hashlib.sha256(stored).hexdigest() == self.sums.get(name)
             if not unchanged:
                 raise DamagedCommit(
                     f"{self.path} is damaged: {name} is not what was written, its SHA-256 is another. {_REMEDY}"
@@ -206,7 +210,7 @@ class Commit:
 
 def _beside_it(name: str) -> str:
     """A name of a file in the same folder. Raises ValueError for any other."""
-    if Path(name).name != name or "\0" in name:
+    if Path(name).name != name or name in ("", "..") or "\0" in name:
         raise ValueError(f"{name!r} names no part of it")
     return name
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from coalface.core.disk import beside, write_json
 from coalface.core.errors import DataError, RecipeError
+from coalface.core.parsing import read_json
 from coalface.core.text import html_table
 from coalface.data.arrays import Images
 from coalface.data.faceset import FaceSet
@@ -218,7 +219,7 @@ class FaceModel(nn.Module):
 
     def _all_measured(self) -> dict[str, Any]:
         path = self._thresholds_folder / MEASURED
-        return json.loads(path.read_bytes()) if path.exists() else {}
+        return read_json(path, "delete it, and calibrate the model again") if path.exists() else {}
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, d) embeddings, not of unit length, of (n, channels, size, size) float images in [−1, 1]."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from coalface.core import registry
 from coalface.core.disk import write_json
 from coalface.core.errors import RecipeError
+from coalface.core.parsing import read_json
 from coalface.experiments.callbacks.base import Callback
 from coalface.experiments.report.runs import flat_figures, mapping, read_events
 
@@ -113,7 +113,7 @@ class Tracker(Callback, ABC):
 
     def _ids(self) -> dict[str, str]:
         path = self.out / "trackers.json"
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+        return read_json(path, "delete it; the run is then tracked as a new one") if path.exists() else {}
 
     def _begin(self, name: str, before: Sequence[Mapping[str, Any]]) -> None:
         self._known = self.open(name)

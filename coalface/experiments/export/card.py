@@ -16,6 +16,7 @@ from coalface.evaluation.metrics.verification import THRESHOLD
 from coalface.evaluation.verification import read_lists
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.comparison import paired
+from coalface.experiments.report import runs
 from coalface.models.pretrained.input import convention_of
 
 _SAID_OF_RUN = ("- method:", "- backbone:", "- data:", "- weights:", "- teacher:", "- privacy:")
@@ -33,7 +34,7 @@ def write_card(
 ) -> str:
     """The text of README.md; what the run around the model says of data, method and figures is part of it."""
     run = place.parent if place.name == "model" else place
-    summary = json.loads((run / "summary.json").read_text("utf-8")) if (run / "summary.json").exists() else {}
+    summary = runs.read(run).summary if (run / "summary.json").exists() else {}
     figures = _figures(run, summary, model, party)
     evaluated = {on for on, *_ in figures}
     figures += [
@@ -104,7 +105,7 @@ def _front_matter(
 def _of_run(run: Path, party: str | None) -> list[str]:
     """What the card that the run left says of method and data, but for the figures."""
     path = run / "model" / "README.md" if (run / "model").exists() else run / "README.md"
-    text = path.read_text("utf-8").splitlines() if path.exists() else []
+    text = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
     lines = [line for line in text if line.startswith(_SAID_OF_RUN)]
     return lines + [f"- {line}" for line in text if line.startswith("In training,") and party is None]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.errors import DataError, RecipeError
-from coalface.core.parsing import parse_yaml
+from coalface.core.parsing import parse_yaml, read_json
 from coalface.evaluation.figures import ENROLLED_BY, SERVED_BY, declare_all, figure_name, figure_text
 from coalface.evaluation.npz import read_npz
 
@@ -159,13 +159,13 @@ def read(path: Path, label: str | None = None) -> Run:
         config = parse_yaml(config_text) or {}
     except ValueError as error:
         raise DataError(f"not YAML ({error}); restore it from the recipe", where=path / "config.yaml") from error
-    try:
-        summary = json.loads(_text(path / "summary.json") or "{}")
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"not JSON ({error}); resume the run to write it again", where=path / "summary.json") from error
-    for name, content in (("config.yaml", config), ("summary.json", summary)):
-        if not isinstance(content, dict):
-            raise DataError(f"a {type(content).__name__}, not keys and values; is it a run's file?", where=path / name)
+    if not isinstance(config, dict):
+        raise DataError(
+            f"a {type(config).__name__}, not keys and values; is it a run's file?", where=path / "config.yaml"
+        )
+    summary: dict[str, Any] = {}
+    if (path / "summary.json").is_file():
+        summary = read_json(path / "summary.json", "resume the run to write it again")
     declare_all(summary.get("own_figures"))
     return Run(
         path=path,
@@ -296,11 +296,7 @@ def check(path: Path) -> None:
     if not (path / DIGESTS).is_file():
         return
     again = f"`coalface resume {shlex.quote(str(path))}` writes it anew"
-    try:
-        digests = mapping(json.loads(_text(path / DIGESTS)))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"not JSON ({error}); {again}", where=path / DIGESTS) from None
-    for name, digest in digests.items():
+    for name, digest in read_json(path / DIGESTS, again).items():
         file = path / name
         if file.is_file() and hashlib.sha256(file.read_bytes()).hexdigest() != digest:
             mend = f"put it back from a copy, or if there is none, {again} as far as a checkpoint allows it"

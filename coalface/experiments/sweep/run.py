@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from coalface.core.disk import explained, refusal, write_json, write_text
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.names import made_plain
+from coalface.core.parsing import read_json
 from coalface.core.text import clean, several
 from coalface.engine.transport import RunFailed
 from coalface.evaluation.verification import read_lists
@@ -215,8 +216,8 @@ def _read_failed(out: Path) -> dict[str, str]:
 
     Of a damaged file, none: the cells are run again all the same.
     """
-    with contextlib.suppress(FileNotFoundError, TypeError, ValueError):
-        return dict(json.loads((out / "failed.json").read_text(encoding="utf-8")))
+    with contextlib.suppress(FileNotFoundError, DataError):
+        return read_json(out / "failed.json", "delete it")
     return {}
 
 

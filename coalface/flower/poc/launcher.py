@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import json
 import os
 import re
 import socket
@@ -26,6 +25,7 @@ from filelock import Timeout
 
 from coalface.core.disk import lock, write_json, write_text
 from coalface.core.errors import RecipeError
+from coalface.core.parsing import read_json
 from coalface.core.text import told
 from coalface.experiments.recipe import loader
 from coalface.flower.app import run_config as runconfig
@@ -353,7 +353,7 @@ def check_party(kits: Path, party: str | None) -> None:
 def read_state(kits: Path) -> tuple[Path, bool]:
     """What a start leaves for the next: the folder of the server's runs, and whether the keys were registered."""
     path = kits / "up.json"
-    state = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    state = read_json(path, 'put {"registered": true} in its place, and give `up` its --out') if path.exists() else {}
     return kits.resolve() / state.get("runs", f"{SUPERLINK}/runs"), bool(state.get("registered"))
 
 

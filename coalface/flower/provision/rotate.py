@@ -9,6 +9,7 @@ from pathlib import Path
 from coalface.core.checks import nearest
 from coalface.core.disk import write_private
 from coalface.core.errors import RecipeError
+from coalface.core.parsing import read_json
 from coalface.flower.provision import certificates, project
 
 OLD = "node.key.old"
@@ -32,7 +33,7 @@ def rotate(kits: Path, party: str) -> list[Path]:
             "party rekey` is done, or if nothing is encrypted, and rotate again",
             where=kit / OLD,
         )
-    names = {path: json.loads(path.read_bytes()) for path in lists}
+    names = {path: read_json(path, "copy it from another kit, where it is the same") for path in lists}
     key = certificates.node()
     kit.mkdir(mode=0o700, exist_ok=True)
     if (kit / "node.key").exists():
