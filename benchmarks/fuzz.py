@@ -173,17 +173,19 @@ def told(log: str) -> tuple[int, int, int]:
 
 
 def keep(reader: Any, name: str, corpus: Path, most: int = 4096) -> None:
-    """Keep the smallest inputs of which each reaches a line that those before do not, in at most so many bytes."""
-    seen, chosen, size = set[tuple[str, int]](), list[bytes](), 0
-    inputs = {*kept(name), *(path.read_bytes() for path in (corpus / "inputs").iterdir())}
-    for data in [*reader.sound, *sorted(inputs - set(reader.sound), key=len)]:
-        lines = reached(reader, data)
-        is_new = not lines <= seen
-        seen |= lines
-        if is_new and data not in reader.sound and size + len(data) <= most:
+    """Keep, beside what is kept, the smallest inputs that each reach a line that those before do not.
+
+    They take `most` bytes together.
+    """
+    before, seen, chosen = kept(name), set[tuple[str, int]](), list[bytes]()
+    for data in (*reader.sound, *before):
+        seen |= reached(reader, data)
+    found = {path.read_bytes() for path in (corpus / "inputs").iterdir()}
+    for data in sorted(found - {*reader.sound, *before}, key=lambda data: (len(data), data)):
+        if sum(map(len, chosen)) + len(data) <= most and not (lines := reached(reader, data)) <= seen:
+            seen |= lines
             chosen.append(data)
-            size += len(data)
-    write_kept(name, chosen)
+    write_kept(name, [*before, *chosen])
 
 
 def reached(reader: Any, data: bytes) -> set[tuple[str, int]]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +14,13 @@ from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.included import FOLDER, locate, names
 from coalface.experiments.sweep.grid import grid
+
+ODD: tuple[Any, ...] = (
+    *(None, True, -1, 0, 1.5, 10**30, math.inf, math.nan, "", "x", "../x", "a" * 300, "\ud800"),
+    *([], [1], [None], ["a", "a"], [[[]]], {}, {"a": 1}, {1: 2}, {None: 1}, {"a": {"b": {}}}, {"name": "x"}),
+    *({"kind": "x"}, {"kind": None}),
+)
+"""What keys of a recipe seldom have."""
 
 
 @pytest.mark.parametrize("name", ["lfw/silos", "lfw/silos.yaml", "recipes/lfw/silos.yaml"])
@@ -52,3 +63,37 @@ def test_a_file_of_the_other_ending_and_a_folder_of_recipes_are_offered(
 
 def test_sweeps_and_federations_have_names_too() -> None:
     assert {"joint/sweeps/southasian", "synthetic/three-silos/federation"} <= set(names())
+
+
+def places(tree: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a tree has values, the branches among them."""
+    if above:
+        yield above
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
+        yield from places(value, (*above, key))
+
+
+def replaced(tree: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    branch = changed = copy.deepcopy(tree)
+    for key in place[:-1]:
+        branch = branch[key]
+    branch[place[-1]] = value
+    return changed
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_an_odd_value_of_any_key_is_taken_or_refused_by_a_recipe_error() -> None:
+    tried, refused = set[tuple[Any, ...]](), 0
+    for name in names():
+        if "/sweeps/" in name:
+            continue
+        tree = loader.read(name)
+        for place in [place for place in places(tree) if place not in tried]:
+            for value in ODD:
+                try:
+                    loader.parse(replaced(tree, place, value))
+                except RecipeError:
+                    refused += 1
+            tried.add(place)
+    assert len(tried) > 400 and len(ODD) * len(tried) / 2 < refused < len(ODD) * len(tried)

@@ -15,6 +15,7 @@ from coalface.core.errors import RecipeError
 from coalface.core.method import Abandoned, Tensors, Ticket, content, message, private
 from coalface.core.parsing import parse_json, parse_yaml
 from coalface.experiments.recipe import import_insightface, loader, party_file
+from coalface.experiments.recipe.included import locate
 from coalface.flower.provision import certificates, project
 from coalface.privacy.secure_sums import client, messages, signatures
 from coalface.privacy.secure_sums.context import SecureSumError, SumContext
@@ -185,6 +186,11 @@ def of_path(name: str, data: bytes) -> Any:
     return of_file(name, lambda path: path)(data)
 
 
+def included_recipe(name: str) -> bytes:
+    return locate(name).read_bytes()
+
+
+INCLUDED = ("joint/paper", "joint/synthetic", "uda/paper-s", "one-identity/paper-fedfv", "one-identity/synthetic")
 RECIPE = b"method: fedavg\nrounds: 2\nlocal: {epochs: 1, batch_size: 8, lr: 0.1}\nloss: {name: cosface, scale: 16}\n"
 FACES = b"data: {size: 32, faces: {identities: 20, images: 4}, partition: {kind: equal, parties: 4}}\n"
 FEDERATION = (
@@ -230,7 +236,7 @@ MESSAGES = {
         (b"a: &x [1, 2.5, ~]\nb: {c: *x, <<: {d: !!str 1}}\ne: |\n  2026-11-24\n", RECIPE),
         (ValueError,),
     ),
-    "recipe": Reader(read_recipe, (RECIPE + FACES,), (RecipeError,)),
+    "recipe": Reader(read_recipe, (RECIPE + FACES, *map(included_recipe, INCLUDED)), (RecipeError,)),
     "party-file": Reader(
         lambda data: party_file.read(of_path("party.yaml", data)),
         (b"data: {kind: folder, path: faces}\nrole: validator\npairs: {kind: lfw, path: pairs.txt}\n",),

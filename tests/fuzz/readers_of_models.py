@@ -36,6 +36,12 @@ def torch_file(tensors: Any) -> bytes:
     return file.getvalue()
 
 
+def given(prefix: str = "", parts: tuple[str, ...] = ("0", "1")) -> dict[str, torch.Tensor]:
+    """`STATE` by other names, as other programs write them."""
+    named = (name.split(".") for name in STATE)
+    return {f"{prefix}{parts[int(layer)]}.{last}": STATE[f"{layer}.{last}"] for layer, last in named}
+
+
 def read_pickled(data: bytes) -> None:
     """The pickle of a torch file in an archive whose checksums are right."""
     weights("weights.pt")(archive(TORCH_MEMBERS | {PICKLE: data}))
@@ -100,6 +106,7 @@ GALLERY = gallery_file()
 TORCH_FILE = torch_file({"state_dict": STATE})
 with zipfile.ZipFile(io.BytesIO(TORCH_FILE)) as archived:
     TORCH_MEMBERS = {name: archived.read(name) for name in archived.namelist()}
+NAMED_ANEW = (given("module."), given(parts=("conv", "norm")), dict(reversed(given(parts=("b", "a")).items())))
 PICKLE = next(name for name in TORCH_MEMBERS if name.endswith("/data.pkl"))
 FEATURES = {"model": feature_file.model_stamp(LINEAR), "images": "stamp", "count": 3, "kind": "raw", "width": 2}
 ABOUT = {"backbone": "cnn-small", "size": 32, "channels": 3, "embedding_size": 64}
@@ -116,7 +123,7 @@ MODELS = {
         lambda data: calibration.read_thresholds(put("model/calibration.json", data).parent),
         (b'{"00": [{"cosine": 0.3, "rate": 0.01}]}',),
     ),
-    "weights-safetensors": Reader(weights("weights.safetensors"), (SAFETENSORS,)),
+    "weights-safetensors": Reader(weights("weights.safetensors"), (SAFETENSORS, *map(save, NAMED_ANEW))),
     "weights-torch": Reader(
         whole_or_within(weights("weights.pt"), read_pickled), (TORCH_FILE, b"\0" + TORCH_MEMBERS[PICKLE])
     ),
