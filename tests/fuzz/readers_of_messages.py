@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from reader import Reader, joined, of_file, parts
+from reader import Reader, joined, of_file, parts, whole_or_within
 
 from coalface.core import codec, compression
 from coalface.core.errors import RecipeError
@@ -16,6 +16,7 @@ from coalface.core.method import Abandoned, Tensors, Ticket, content, message, p
 from coalface.core.parsing import parse_json, parse_yaml
 from coalface.experiments.recipe import import_insightface, loader, party_file
 from coalface.experiments.recipe.included import locate
+from coalface.flower.app import run_config
 from coalface.flower.provision import certificates, project
 from coalface.privacy.secure_sums import client, messages, signatures
 from coalface.privacy.secure_sums.context import SecureSumError, SumContext
@@ -240,6 +241,14 @@ MESSAGES = {
     "party-file": Reader(
         lambda data: party_file.read(of_path("party.yaml", data)),
         (b"data: {kind: folder, path: faces}\nrole: validator\npairs: {kind: lfw, path: pairs.txt}\n",),
+        (RecipeError,),
+    ),
+    "run-config": Reader(
+        whole_or_within(
+            lambda data: run_config.read(data.decode("utf-8", "replace")),
+            lambda data: run_config.read(str(of_path("run.toml", data))),
+        ),
+        (b"rounds=3 local.lr=0.01 name='a b' secure=true", b'\0rounds = 3\n[local]\nlr = 0.01\nnames = ["a"]\n'),
         (RecipeError,),
     ),
     "federation": Reader(

@@ -121,4 +121,7 @@ def teach(
             if not folder.exists():  # another process may have made it meanwhile
                 partial.rename(folder)
     use(folder)
-    return np.asarray(np.load(folder / "embeddings.npy"), np.float32)
+    try:
+        return np.asarray(np.load(folder / "embeddings.npy"), np.float32)
+    except (ValueError, EOFError) as error:
+        raise DataError(f"damaged ({error}): delete it, and the teacher embeds the faces again", where=folder) from None

@@ -34,7 +34,7 @@ def read(text: str | None) -> dict[str, Any]:
     if text.endswith(".toml"):
         try:
             return dict(plain_values(tomllib.loads(read_text(disk.from_home(text)))))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RecipeError(f"cannot be read: {disk.explained(error)}", where=OPTION) from None
     if unread := _PAIR.sub("", text).split():
         raise RecipeError(f"{unread[0]!r} is not KEY=VALUE; write 'rounds=3 local.lr=0.01'", where=OPTION)
@@ -59,7 +59,8 @@ def changed(project: Path, run_config: Mapping[str, Any]) -> str | None:
 def _value(key: str, text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
+        key, text = told(key), told(text)
         raise RecipeError(
             f"{key}={text} is neither a number, true nor false; quote text, as in '{key}=\"{text}\"'",
             where=OPTION,
