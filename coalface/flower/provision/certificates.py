@@ -102,19 +102,19 @@ def public_of_openssh(data: bytes) -> bytes:
 
 def public_of_certificate(data: bytes) -> bytes:
     """The public key of a certificate, as PEM."""
-    return _ecdsa_pem(lambda: x509.load_pem_x509_certificate(data).public_key())
+    return _ecdsa_pem(lambda: _certificate(data).public_key())
 
 
 def validity(data: bytes) -> tuple[datetime.datetime, datetime.datetime]:
     """From when and until when a certificate holds."""
-    certificate = x509.load_pem_x509_certificate(data)
+    certificate = _certificate(data)
     return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 def host_names(data: bytes) -> list[str]:
     """The names and addresses that a certificate is good for."""
     try:
-        extension = x509.load_pem_x509_certificate(data).extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        extension = _certificate(data).extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:
         return []
     except (x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
@@ -126,16 +126,23 @@ def host_names(data: bytes) -> list[str]:
 def is_issued(data: bytes, by: bytes) -> bool:
     """Whether a certificate is signed by the key of another."""
     try:
-        x509.load_pem_x509_certificate(data).verify_directly_issued_by(x509.load_pem_x509_certificate(by))
-    except (InvalidSignature, x509.InvalidVersion, ValueError, TypeError):
+        _certificate(data).verify_directly_issued_by(_certificate(by))
+    except (InvalidSignature, ValueError, TypeError):
         return False
     return True
+
+
+def _certificate(pem: bytes) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(pem)
+    except x509.InvalidVersion as error:
+        raise ValueError(str(error)) from error
 
 
 def _ecdsa_pem(load: Callable[[], object]) -> bytes:
     try:
         key = load()
-    except (UnsupportedAlgorithm, x509.InvalidVersion) as error:
+    except UnsupportedAlgorithm as error:
         raise ValueError(str(error)) from error
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ValueError("its key is not an ECDSA key")
