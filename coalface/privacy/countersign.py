@@ -217,7 +217,8 @@ def _held(
             if len(signers) > 1:
                 found.covered, found.by_parties = lines, text_of(statement) not in listed
             continue
-        now = f"it ends with {receipts[lines]}" if lines < len(receipts) else f"there are {len(receipts) - 1:,} lines"
+        is_there = 0 <= lines < len(receipts)
+        now = f"it ends with {receipts[lines]}" if is_there else f"there are {len(receipts) - 1:,} lines"
         found.faults.append(
             f"{_when(statement)} is the first that does not hold: {' and '.join(signers) or 'nobody'} signed that line "
             f"{lines:,} of the receipts ends with {head}, and {now}: they were changed or removed at the server"
