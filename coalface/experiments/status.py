@@ -150,8 +150,8 @@ def status(out: Path) -> Status:
         since=since,
         abandoned=sum(bool(r.get("abandoned")) for r in run.metrics),
         counted=counted,
-        bytes_down=int(totals.get("down", 0)),
-        bytes_up=int(totals.get("up", 0)),
+        bytes_down=whole_number(totals.get("down")) or 0,
+        bytes_up=whole_number(totals.get("up")) or 0,
         elsewhere=bool(begins.get("elsewhere")),
         kits=str(begins.get("kits", "")),
         parties=_parties(run, {str(n): str(role) for n, role in parties.items()}, party_stats, counts),
@@ -205,8 +205,12 @@ def _checkpoint(out: Path, stages: Sequence[int]) -> tuple[dict[str, PartyStats]
     for place in sorted((out / "checkpoints").glob("[0-9]*"), reverse=True):
         with contextlib.suppress(*checkpoint.UNREADABLE):  # damaged, or being removed as a newer one is written
             last = checkpoint.read_about(place)
-            tallies = {name: PartyStats(*counts) for name, counts in last["record"]["tallies"].items()}
-            return tallies, last["record"]["totals"], sum(stages[: last["stage"]]) + last["round"]
+            record, rounds = mapping(last["record"]), whole_number(last["round"]) or 0
+            tallies = {
+                name: PartyStats(*(whole_number(count) or 0 for count in counts[:4]))
+                for name, counts in mapping(record.get("tallies")).items()
+            }
+            return tallies, mapping(record.get("totals")), sum(stages[: last["stage"]]) + rounds
     return {}, {}, 0
 
 

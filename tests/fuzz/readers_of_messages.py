@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 from typing import Any
 
@@ -215,11 +214,14 @@ def read_certificate(data: bytes) -> None:
     """A certificate in DER; PEM is its base64."""
     pem = b"-----BEGIN CERTIFICATE-----\n" + base64.encodebytes(data) + b"-----END CERTIFICATE-----\n"
     certificates.is_issued(pem, pem)
-    with contextlib.suppress(ValueError):  # each is read alone
-        certificates.validity(pem)
-    with contextlib.suppress(ValueError):
-        certificates.host_names(pem)
-    certificates.public_of_certificate(pem)
+    refusals = []
+    for read in (certificates.public_of_certificate, certificates.host_names, certificates.validity):
+        try:
+            read(pem)
+        except ValueError as error:  # the others read it all the same
+            refusals.append(error)
+    if refusals:
+        raise refusals[0]
 
 
 MESSAGES = {

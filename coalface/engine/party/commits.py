@@ -129,8 +129,8 @@ class Commit:
     def whole(cls, path: Path, vault: Vault | None = None) -> Commit:
         """As `open`, once the parts of the other processes that it names have been opened as well."""
         commit = cls.open(path, vault)
-        for rank in range(len(commit.shards)):
-            commit._shard(rank)
+        for name in commit.shards:
+            commit._shard(name)
         return commit
 
     def part(self, rank: int, size: int) -> Commit:
@@ -142,7 +142,7 @@ class Commit:
                 f"{self.path}: the private state lies in {len(self.shards) + 1} parts, and the party is played by "
                 f"{size} processes: go on with the engine.processes_per_party that the run was begun with"
             )
-        return self._shard(rank - 1)
+        return self._shard(self.shards[rank - 1])
 
     def states(self, *, but: str = "") -> dict[str, bytes | bytearray | memoryview]:
         """The private states by class name, but one."""
@@ -158,13 +158,13 @@ class Commit:
         """Read every part, with those of the other processes. Raises DamagedCommit, or LockedCommit, as `read`."""
         for name in self.spans:
             self.read(name, whole=True)
-        for rank in range(len(self.shards)):
-            self._shard(rank).check()
+        for name in self.shards:
+            self._shard(name).check()
 
-    def _shard(self, place: int) -> Commit:
+    def _shard(self, name: str) -> Commit:
         """A part that another process wrote, which has no parts of its own."""
         assert self.path is not None
-        shard = Commit.open(self.path.with_name(self.shards[place]), self.vault)
+        shard = Commit.open(self.path.with_name(name), self.vault)
         if shard.shards:
             raise DamagedCommit(f"{shard.path}, a part of {self.path.name}, names parts of its own. {_REMEDY}")
         return shard
