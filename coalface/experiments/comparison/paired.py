@@ -39,7 +39,7 @@ def intervals(runs: Sequence[Path]) -> table.Intervals:
     first, points = runs[0], dict[tuple[Path, str], tuple[float, float, float, int]]()
     configs = {run: {k: v for k, v in read(run).config.items() if k != "name"} for run in runs}
     seeds = {run: whole_number(config.pop("seed", None)) or 0 for run, config in configs.items()}
-    evidence = {run: _evidence(run) for run in runs}
+    evidence = {run: read_evidence(run) for run in runs}
 
     def alike(run: Path) -> list[Path]:
         return [other for other in runs if configs[other] == configs[run]]
@@ -72,7 +72,7 @@ def left_out(runs: Sequence[Path]) -> list[str]:
     """Why figures of the runs have no interval: a sentence for each list and reason."""
     reasons: list[str] = []
     for run in runs:
-        for name, models in _evidence(run).items():
+        for name, models in read_evidence(run).items():
             own = {figure: drawn for model in models for figure, drawn in model.get("own", {}).items()}
             for figure in (figure for figure, drawn in own.items() if drawn is None):
                 reasons.append(f"{name}: {figure} has no interval, since the list has more than {MOST_PAIRS:,} pairs")
@@ -108,7 +108,8 @@ def differences(
     return {figure: compare(*sides) for figure, sides in shared.items() if same_pairs(*sides)}
 
 
-def _evidence(run: Path) -> dict[str, Any]:
+def read_evidence(run: Path) -> dict[str, Any]:
+    """What a run that was read keeps of its figures by list; nothing where it has none."""
     if not (path := run / "evidence.json").exists() or not (run / "summary.json").exists():  # it has no figures
         return {}
     return dict(json.loads(path.read_text(encoding="utf-8")))  # its digest was checked as the run was read

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +118,7 @@ def _figures(
         judged = {member["name"]: member["judged"] for member in summary.get("parties", ()) if member.get("judged")}
         by_list, number = judged.get(party, {}), list(judged).index(party) if party in judged else 0
     intervals = {}
-    evidence = json.loads((run / "evidence.json").read_text("utf-8")) if (run / "evidence.json").exists() else {}
+    evidence = paired.read_evidence(run)
     for on, identities in read_lists(run / "judged") if by_list else ():
         models = evidence.get(on, ())
         for key, drawn in paired.resampled(models[number : number + 1], bootstrap_of(identities), seed=0).items():
