@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coalface.core import codec
+from coalface.core import codec, names
 from coalface.engine.party.request import Request
 from coalface.privacy import countersign, ledger
 
@@ -105,8 +105,13 @@ def receipt(request: Request, reply: codec.Encoded, head: tuple[int, str] | None
 
 def check_receipt(path: Path, line: Mapping[str, Any]) -> None:
     """Raise ValueError where a line of the file does not say what `receipt` says."""
+    where = f"{path}, line {line['line'] + 1}"
     if wrong := [name for name, kind in _SAID.items() if not isinstance(line.get(name, ()), kind)]:
-        raise ValueError(f"{path}, line {line['line'] + 1}: it does not say {wrong[0]!r} as a receipt does")
+        raise ValueError(f"{where}: it does not say {wrong[0]!r} as a receipt does")
+    try:
+        names.check_name(line["party"])
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def combined(sums: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -160,7 +161,7 @@ class Stream:
             return 0, 0
         try:
             about: dict[str, Any] = json.loads(self._about.read_bytes())
-            count, width = int(about["done"]), int(about["width"])
+            count, width = index(about["done"]), index(about["width"])
             differ = [key for key, value in self._settings.items() if about[key] != value]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise DataError("the file is damaged: delete it, and begin anew", where=self._about) from None

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from coalface.core.errors import DataError
 from coalface.data.faceset import FaceSet
-from coalface.evaluation.npz import read_npz
+from coalface.evaluation.npz import read_npz, whole_numbers
 
 FILE = "trained_on.npz"
 """In a run's folder, not in that of the model, which is given on: `names` and `images`, 8 bytes for each, and `model`,
@@ -93,7 +93,7 @@ def read(folder: Path, model: Path | None = None) -> Members | None:
         arrays = read_npz(path)
         if model is not None and not np.array_equal(arrays["model"], _model(model)):
             return None
-        return Members(arrays["names"].astype(np.uint64), arrays["images"].astype(np.uint64))
+        return Members(*(whole_numbers(arrays[name], np.uint64) for name in ("names", "images")))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"the file is damaged ({error}): `coalface resume {quote(str(folder))}` writes it anew; without it the "

@@ -34,3 +34,13 @@ def read_npz(path: Path, *names: str) -> dict[str, NDArray[Any]]:
     if not all(isinstance(value, np.ndarray) for value in read.values()):
         raise ValueError("it holds something other than arrays")
     return read
+
+
+def whole_numbers(array: NDArray[Any], kind: type[np.int64] | type[np.uint64]) -> NDArray[Any]:
+    """(n,) an array's whole numbers as a `kind`. Raises ValueError where it holds others, or ones that do not fit."""
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise ValueError(f"numbers of {array.dtype} in {array.ndim} dimensions, where whole ones in a row are due")
+    as_kind = array.astype(kind)
+    if not (as_kind == array).all():
+        raise ValueError(f"a number that {kind.__name__} does not hold")
+    return as_kind

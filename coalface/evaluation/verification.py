@@ -39,7 +39,7 @@ from coalface.evaluation.metrics.verification import (
     score_pairs,
     tar_at_far,
 )
-from coalface.evaluation.npz import read_npz
+from coalface.evaluation.npz import read_npz, whole_numbers
 from coalface.models.calibration import FARS as CALIBRATED
 from coalface.models.calibration import Threshold
 from coalface.models.embedding import embed, images_needed
@@ -267,8 +267,10 @@ def read_lists(folder: Path) -> Iterator[tuple[str, PairIdentities]]:
         try:
             arrays = read_npz(path)
             optional = {n: arrays[n] for n in ("headline", "fold", "queries") if n in arrays}
-            optional |= {n: optional[n].astype(np.int64) for n in ("fold", "queries") if n in optional}
-            left, right = arrays["left"].astype(np.int64), arrays["right"].astype(np.int64)
+            optional |= {n: whole_numbers(optional[n], np.int64) for n in ("fold", "queries") if n in optional}
+            if "headline" in optional and (optional["headline"].ndim, optional["headline"].dtype.kind) != (1, "b"):
+                raise ValueError("`headline` is no row of yes and no")
+            left, right = (whole_numbers(arrays[name], np.int64) for name in ("left", "right"))
             identities = PairIdentities(left, right, str(arrays["sha256"]), **optional)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise DataError(f"it is damaged ({error}): evaluate the run again", where=path) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -193,16 +194,18 @@ def _add(
         run, step, kind, to, protection = (str(line[column]) for column in ("run", "step", "kind", "to", "protection"))
         rows_named = str(line.get("rows", "")) if row_name == "vector" else ""
         key = (run, step, row_name, kind, to, protection, rows_named)
+        shape, size, number = tuple(map(index, line["shape"])), index(line["bytes"]), index(line["round"])
+        parties, dtype, stage = index(line.get("parties", 1)), str(line["dtype"]), str(line["stage"])
         if (row := rows.get(key)) is None:
             content = _content(line, step, above.removeprefix(SCALES), contents)
             row = rows[key] = Row(run, step, row_name, kind, to, protection, content, rows_named)
         row.parties.add(party)
-        row.sent[name] = row.sent.get(name, 0) + int(line.get("parties", 1))  # a batch's line is of many
-        row.bytes += int(line["bytes"])
-        row.shapes.add(tuple(line["shape"]))
-        row.dtypes.add(str(line["dtype"]))
-        row.rounds.setdefault(str(line["stage"]), set()).add(int(line["round"]))
-        return int(line["bytes"])
+        row.sent[name] = row.sent.get(name, 0) + parties  # a batch's line is of many
+        row.bytes += size
+        row.shapes.add(shape)
+        row.dtypes.add(dtype)
+        row.rounds.setdefault(stage, set()).add(number)
+        return size
     except (KeyError, TypeError) as error:
         raise ValueError(f"line {line.get('line', 0) + 1} does not say what a line of a ledger says: {error}") from None
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from coalface.engine.update_bounds import FEW as BOUND_FROM
 from coalface.experiments import provenance
 from coalface.experiments.recipe import loader
 from coalface.experiments.report import runs
-from coalface.experiments.report.runs import mapping, number, whole_number
+from coalface.experiments.report.runs import as_dicts, as_list, mapping, number, whole_number
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def read_begins(out: Path) -> dict[str, Any]:
             for line in file:
                 if '"event": "begins"' in line and line.endswith("\n"):
                     try:
-                        last = json.loads(line)
+                        last = mapping(json.loads(line))
                     except (ValueError, RecursionError) as error:
                         raise RecipeError(f"damaged ({error}); restore it, or remove it", where=path) from None
     return last
@@ -132,9 +133,10 @@ def status(out: Path) -> Status:
     last = run.metrics[-1] if run.metrics else {}
     party_stats, checkpoint_totals, counted = _checkpoint(out, stages)
     parties, counts = mapping(begins.get("parties")), mapping(begins.get("counts"))
-    for party in run.summary.get("parties", ()):
-        parties[party["name"]] = party["role"]
-        party_stats[party["name"]] = PartyStats(*(party[key] for key in vars(PartyStats())))
+    for party in as_dicts(run.summary.get("parties")):
+        name = str(party.get("name"))
+        parties[name] = party.get("role", "")
+        party_stats[name] = _party_stats(party.get(key) for key in vars(PartyStats()))
     totals = run.bytes or checkpoint_totals
     is_running = _held(out / "run.lock")
     doing, since = _doing(run.events, last) if is_running else ("", None)
@@ -179,7 +181,7 @@ def _parties(
         PartyStatus(
             name=name,
             role=roles.get(name, ""),
-            **dict(zip(("images", "identities"), counts.get(name, ()), strict=False)),
+            **dict(zip(("images", "identities"), map(whole_number, as_list(counts.get(name))), strict=False)),
             rounds=(stats := party_stats.get(name, PartyStats())).rounds,
             failed=max(stats.failed, failed.get(name, 0)),
             reason=reasons.get(name, ""),
@@ -206,12 +208,14 @@ def _checkpoint(out: Path, stages: Sequence[int]) -> tuple[dict[str, PartyStats]
         with contextlib.suppress(*checkpoint.UNREADABLE):  # damaged, or being removed as a newer one is written
             last = checkpoint.read_about(place)
             record, rounds = mapping(last["record"]), whole_number(last["round"]) or 0
-            tallies = {
-                name: PartyStats(*(whole_number(count) or 0 for count in counts[:4]))
-                for name, counts in mapping(record.get("tallies")).items()
-            }
+            tallies = {name: _party_stats(counts) for name, counts in mapping(record.get("tallies")).items()}
             return tallies, mapping(record.get("totals")), sum(stages[: last["stage"]]) + rounds
     return {}, {}, 0
+
+
+def _party_stats(counts: Iterable[object]) -> PartyStats:
+    """Rounds, failures and bytes of a party, as a run has written them."""
+    return PartyStats(*(whole_number(count) or 0 for count in itertools.islice(counts, 4)))
 
 
 def _doing(events: tuple[dict[str, Any], ...], last: Mapping[str, Any]) -> tuple[str, float | None]:

@@ -12,7 +12,7 @@ the keys of the server and of every party that has signed since.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,8 @@ FOLDER = "signing"
 """In a party's folder: its key (`NAME.key`, mode 0600), the public half (`NAME.pub`) and what it has signed."""
 _STATED = {"run": str, "stage": str, "round": int, "lines": int, "head": str}
 """What a statement says."""
+_SIGNED = {"key": str, "signature": str}
+"""What is beside it, or beside the number of a line that is signed."""
 
 
 def check_installed() -> None:
@@ -114,13 +116,22 @@ def countersign(folder: Path, party: str, line: Mapping[str, Any]) -> dict[str, 
     return {"key": key.public, "signature": key.sign("party", text, line["signature"])}
 
 
+def _lines(path: Path) -> Iterator[tuple[ledger.Head, dict[str, Any]]]:
+    """The lines of a file, if it exists. Raises ValueError for one that states or signs nothing."""
+    for head, line in ledger.lines(path) if path.exists() else ():
+        says = _SIGNED | ({"of": int, "party": str} if "of" in line else _STATED)
+        if wrong := [key for key, kind in says.items() if not isinstance(line.get(key), kind)]:
+            raise ValueError(f"{path}, line {head.lines}: it lacks {wrong[0]!r}, or says it in another form")
+        yield head, line
+
+
 class Signed:
     """A chain of what was signed, on the disk at once."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.head = path, ledger.Head()
         self.lines: list[dict[str, Any]] = []
-        for self.head, line in ledger.lines(path) if path.exists() else ():
+        for self.head, line in _lines(path):
             self.lines.append(line)
 
     @property
@@ -167,7 +178,7 @@ def verify(
     at_hand = {public.stem: public.parent for folder in folders for public in sorted((folder / FOLDER).glob("*.pub"))}
     statements: dict[int, tuple[Mapping[str, Any], list[str]]] = {}
     try:
-        for _, line in ledger.lines(path) if path.exists() else ():
+        for _, line in _lines(path):
             place, who = line["line"], line.get("party", SERVER)
             if "of" not in line:
                 statements[place] = line, []
@@ -187,8 +198,8 @@ def verify(
                 found.signed[who] = found.signed.get(who, 0) + 1
         files = [(party, Signed(place / f"{party}.jsonl")) for party, place in at_hand.items()]
         kept = [(party, line, text_of(line)) for party, own_file in files for line in own_file.lines]
-    except (ValueError, KeyError, TypeError) as error:
-        found.faults.append(str(error) if isinstance(error, ValueError) else f"{path}: a line lacks {error}")
+    except ValueError as error:
+        found.faults.append(str(error))
         return found
     listed, every = {text_of(statement): signers for statement, signers in statements.values()}, [*statements.values()]
     for party, line, text in kept:

@@ -149,5 +149,5 @@ def test_a_resume_leaves_out_a_damaged_line_of_the_events_and_writes_a_damaged_s
     (run / "summary.json").write_text("{broken")
     view = tinyruns.Silent()
     experiment.resume(run, view)
-    assert any("events.jsonl, line 2 is not JSON" in note for note in view.notes)
+    assert any("events.jsonl, line 2 is damaged" in note for note in view.notes)
     assert json.loads((run / "summary.json").read_text())["rounds"] == 2

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from odd_values import VALUES, places, replaced
 
 from coalface.core.errors import RecipeError
 from coalface.experiments.recipe import loader
 from coalface.experiments.recipe.included import FOLDER, locate, names
 from coalface.experiments.sweep.grid import grid
 
-ODD: tuple[Any, ...] = (
-    *(None, True, -1, 0, 1.5, 10**30, math.inf, math.nan, "", "x", "../x", "a" * 300, "\ud800"),
-    *([], [1], [None], ["a", "a"], [[[]]], {}, {"a": 1}, {1: 2}, {None: 1}, {"a": {"b": {}}}, {"name": "x"}),
-    *({"kind": "x"}, {"kind": None}),
-)
+ODD = (*VALUES, {1: 2}, {None: 1})
 """What keys of a recipe seldom have."""
 
 
@@ -63,22 +57,6 @@ def test_a_file_of_the_other_ending_and_a_folder_of_recipes_are_offered(
 
 def test_sweeps_and_federations_have_names_too() -> None:
     assert {"joint/sweeps/southasian", "synthetic/three-silos/federation"} <= set(names())
-
-
-def places(tree: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where a tree has values, the branches among them."""
-    if above:
-        yield above
-    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
-        yield from places(value, (*above, key))
-
-
-def replaced(tree: dict[str, Any], place: tuple[Any, ...], value: Any) -> dict[str, Any]:
-    branch = changed = copy.deepcopy(tree)
-    for key in place[:-1]:
-        branch = branch[key]
-    branch[place[-1]] = value
-    return changed
 
 
 @pytest.mark.slow

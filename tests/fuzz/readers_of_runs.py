@@ -100,7 +100,7 @@ def read_chained_ledger(data: bytes) -> None:
     summary = ledger_summary.read_ledgers([put("ledger/london.jsonl", chain(data))], by_tensor=True)
     json.dumps(summary.as_dict())
     if summary.ledgers[0].fault:
-        raise ValueError(summary.ledgers[0].fault)
+        raise DataError(summary.ledgers[0].fault)
 
 
 def read_receipts(data: bytes) -> None:
@@ -111,8 +111,12 @@ def read_receipts(data: bytes) -> None:
         put(f"run/{name}", chain(text))
     comparison = receipt_comparison.compare_receipts(run)
     if comparison.faults:
-        raise ValueError(comparison.faults[0])
-    receipts.Receipts(run / "receipts.jsonl").restore(None)
+        raise DataError(comparison.faults[0])
+    try:
+        receipts.Receipts(run / "receipts.jsonl").restore(None)
+        receipts.Countersigns(run, lambda party, line: {})
+    except ValueError as error:
+        raise DataError(str(error)) from None
 
 
 def read_countersign(data: bytes) -> None:
@@ -257,9 +261,11 @@ JUDGED = {"left": [0, 1], "right": [1, 2], "sha256": "0", "headline": [True, Fal
 CELL = {"hash": "a", "seed": 0, "figures": {"unseen": {"accuracy": 90.0}}, "own_figures": {}}
 RUN = joined(
     b"name: tiny\nmethod: fedavg\nrounds: 2\n",
-    b'{"name": "tiny", "figures": {"unseen": {"eer": 3.0}}, "parties": []}',
+    b'{"name": "tiny", "figures": {"unseen": {"eer": 3.0}}, "bytes": {"down": 5, "up": 5}, '
+    b'"parties": [{"name": "london", "role": "trainer", "rounds": 1, "failed": 0, "bytes_down": 5, "bytes_up": 5}]}',
     b'{"round": 1, "stage": "train", "failed": {"york": "away"}, "losses": {"london": 0.5}}\n',
-    b'{"event": "begins", "parties": {"london": "trainer"}, "counts": {"london": [3, 2]}, "time": 5.0}\n',
+    b'{"event": "begins", "parties": {"london": "trainer"}, "counts": {"london": [3, 2]}, "time": 5.0}\n'
+    b'{"event": "asks", "round": 1, "step": "train", "parties": 1, "seen": {"london": 5.0}, "late": {"london": 1}}\n',
     b'{"ordinal":1,"stage":0,"round":1,"record":{"tallies":{"london":[1,0,5,5]},"totals":{"up":5}},"sha256":{}',
 )
 
@@ -293,8 +299,8 @@ RUNS = {
     "commit-signed": Reader(read_signed_commit, (unsigned_commit(),), KEPT_BY_NODES),
     "commit-encrypted": Reader(lambda data: read_commit(data, VAULT), (written_commit(VAULT),), KEPT_BY_NODES),
     "ledger": Reader(read_ledger, (chain("\n".join(members(3)).encode()),), (ValueError,)),
-    "ledger-chained": Reader(read_chained_ledger, ("\n".join(members(3)).encode(),), (ValueError,)),
-    "receipts": Reader(read_receipts, (accepted(),), (ValueError,)),
+    "ledger-chained": Reader(read_chained_ledger, ("\n".join(members(3)).encode(),)),
+    "receipts": Reader(read_receipts, (accepted(),), (DataError, RecipeError)),
     "countersign": Reader(read_countersign, (json.dumps(statement()).encode(),), (ValueError,)),
     "checkpoint": Reader(read_checkpoint, (written_checkpoint(),), (checkpoint.CheckpointError,)),
     "opened": Reader(of_file("opened.jsonl", Opened), (OPENED,), (ValueError,)),

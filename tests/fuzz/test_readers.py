@@ -13,6 +13,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from damage import mutated
 from fuzz import kept
+from odd_values import odd
 
 BLIND = 40
 """Mutations of each reader in the default suite."""
@@ -36,3 +37,12 @@ def test_what_is_mutated_is_read_or_refused(name: str) -> None:
     inputs = [*reader.sound, *kept(name)]
     was_read = [reader.holds(mutated(rng.choice(inputs), rng)) for _ in range(BLIND)]
     assert not all(was_read)
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+@pytest.mark.parametrize("name", [name for name in READERS if name != "recipe"])  # its keys: test_included_recipes
+def test_what_has_an_odd_value_is_read_or_refused(name: str) -> None:
+    for sound in READERS[name].sound:
+        for data in odd(sound):
+            READERS[name].holds(data)

@@ -199,7 +199,7 @@ def test_what_is_no_file_of_weights_is_not_said_to_hold_code(tmp_path: Path) -> 
             read_weights(tmp_path / "a.pth")
 
 
-@pytest.mark.parametrize("fault", ["shape", "missing", "unknown", "not finite", "integers", "endless"])
+@pytest.mark.parametrize("fault", ["shape", "missing", "unknown", "not finite", "integers", "endless", "nowhere"])
 def test_tensors_that_do_not_fit_are_named(tmp_path: Path, fault: str) -> None:
     state = network().state_dict()
     state |= {
@@ -207,6 +207,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path: Path, fault: str) -> None:
         "not finite": {"linear.0.weight": torch.full((128, 512, 1, 1), torch.nan)},
         "integers": {"linear.0.weight": torch.ones(128, 512, 1, 1, dtype=torch.int64)},
         "endless": {"linear.0.weight": torch.ones(1).expand(1 << 40)},
+        "nowhere": {"linear.0.weight": torch.ones(128, 512, 1, 1, device="meta")},
         "unknown": {"linear.9.weight": torch.ones(7)},
     }.get(fault, {})
     if fault == "missing":

@@ -32,6 +32,7 @@ ENDING = "_lmk.txt"
 """How the lists of RFW end, after the race."""
 
 _IMAGE = re.compile(rf"\s*(?:-?\d+\t)?(\S.*?(?:{'|'.join(map(re.escape, SUFFIXES))}))[\s,]", re.IGNORECASE)
+_LARGEST = float(np.finfo(np.float32).max)
 _BETWEEN = 5
 """The most fields between path and points: a label and a box. More are the points of another scheme."""
 
@@ -127,7 +128,7 @@ def _read(path: Path) -> tuple[list[tuple[str, str]], list[NDArray[np.float32]]]
         values = _numbers(fields[-count:])
         if not listed and match is None and len(values) != count:
             continue  # a head: the names of the columns, or how many lines follow
-        if len(values) != count or len(fields) > count + _BETWEEN or not np.isfinite(values).all():
+        if len(values) != count or len(fields) > count + _BETWEEN or not _fit(values):
             raise DataError(
                 f"{line.strip()[:80]} is not an image, at most {_BETWEEN} fields, and five points x y, or 68; fetch "
                 "the list again",
@@ -143,6 +144,11 @@ def _read(path: Path) -> tuple[list[tuple[str, str]], list[NDArray[np.float32]]]
     for numbers in (np.array(last, np.float32), np.array(before_score, np.float32)):
         orders += [numbers, numbers.reshape(-1, 2, 5).swapaxes(1, 2)]
     return listed, orders
+
+
+def _fit(points: NDArray[np.float64]) -> bool:
+    """Whether all are finite in float32."""
+    return bool((np.abs(points) <= _LARGEST).all())
 
 
 def _numbers(fields: list[str]) -> NDArray[np.float64]:
@@ -192,7 +198,7 @@ def _points_in(face: Any) -> NDArray[np.float64]:
         face = [face[name] for name in _NAMES]
     points = np.array(face, float)
     points = _five(points) if points.shape == (68, 2) else points.reshape(5, 2)
-    if not np.isfinite(points).all():
+    if not _fit(points):
         raise ValueError("a point is not finite")
     return points
 
@@ -212,7 +218,7 @@ def _points_of_one(path: Path) -> NDArray[np.float64] | None:
     if len(lines) not in (5, 30, 68) or not all(matches):
         raise DataError(f"it has {len(lines)} lines; give the 5, 30 (CFP) or 68 points of an image", where=path)
     points = np.array([match.groups() for match in matches if match], float)
-    if not np.isfinite(points).all():
+    if not _fit(points):
         raise DataError("a point is not finite", where=path)
     return _five(points - 1 if path.suffix.lower() == ".pts" else points)  # these count pixels from 1
 

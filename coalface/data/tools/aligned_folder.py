@@ -348,14 +348,15 @@ def _photographs(lines: Sequence[str]) -> Iterator[Photograph]:
             left_out = tuple(
                 LeftOut(**{**face, "corners": tuple(map(tuple, face["corners"]))}) for face in fields["left_out"]
             )
-            photograph = Photograph(**{**fields, "faces": tuple(map(_inside, fields["faces"])), "left_out": left_out})
+            names = {"file": _inside(fields["file"]), "faces": tuple(map(_inside, fields["faces"]))}
+            photograph = Photograph(**{**fields, **names, "left_out": left_out})
         except (ValueError, KeyError, TypeError, RecursionError):  # the files after it are aligned again
             return
         yield photograph
 
 
 def _inside(name: str) -> str:
-    """The name of a face, which may be removed. Raises ValueError for one that leads out of the folder."""
+    """The name of a file below the folder. Raises ValueError for one that leads out of the folder."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts:
         raise ValueError(f"{name} lies outside of the folder")

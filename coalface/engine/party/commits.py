@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,6 @@ class Commit:
     """(offset, length) of each private state by class name, of the `REPLY`, the `LINES` of the ledger, the `DATA`."""
     shards: tuple[str, ...] = ()
     """Where several processes play the party: the files, beside it, in which those after the first keep their parts."""
-    receipts: tuple[int, str] | None = None
-    """What its request said of the server's chain of accepted replies: lines and last hash."""
     sums: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of each part but the `REPLY`; none where it is encrypted."""
     vault: Vault | None = None
@@ -86,17 +85,16 @@ class Commit:
                 if unknown := head.keys() - {"base", "ledger", "spans", "shards", "receipts", "sha256", "sealed"}:
                     raise ValueError(f"its header says {min(unknown)!r}")
                 sealed = head.get("sealed")
-                sums = head["sha256"] if sealed is None else {}
+                sums = dict(head["sha256"]) if sealed is None else {}
                 mark = start[8 + length :][: _DIGEST if sealed is None else _MARK]
             if sealed is None and mark != hashlib.sha256(text).digest():
                 raise ValueError("its header is not the one that was written")
-            spans = {name: (8 + length + begin, size) for name, (begin, size) in head["spans"].items()}
+            spans = {name: (8 + length + index(begin), index(size)) for name, (begin, size) in head["spans"].items()}
             if any(begin < 8 + length + len(mark) or size < 0 for begin, size in spans.values()):
                 raise ValueError("a part of it lies outside of it")
             if (end := max((begin + size for begin, size in spans.values()), default=8 + length + len(mark))) != total:
                 raise ValueError(f"it was written with {end} bytes and has {total}")
             after, shards = ledger.Head(**head["ledger"]), tuple(map(_beside_it, head.get("shards", ())))
-            receipts = tuple(head["receipts"]) if "receipts" in head else None
             key_id = sealed if sealed is None else str(sealed["key"])
         except FileNotFoundError:
             raise FileNotFoundError(
@@ -113,7 +111,7 @@ class Commit:
             with _unlocking(path):
                 cipher = vault.cipher(path.name, text)
                 cipher.check(mark)
-        return cls(path, head.get("base"), after, spans, shards, receipts, sums, vault, cipher, start)
+        return cls(path, head.get("base"), after, spans, shards, sums, vault, cipher, start)
 
     @staticmethod
     def receipts_in(path: Path) -> tuple[int, str] | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor, nn
 
 from coalface.core.disk import beside, write_json
@@ -40,6 +41,7 @@ from coalface.models.pretrained.onnx import read_onnx
 
 MEASURED = "figures.json"
 """Beside `calibration.json`: the figures that the thresholds were measured with, by the model's fingerprint."""
+_FIGURES = TypeAdapter(dict[str, dict[str, dict[str, float]]])
 
 
 class FaceModel(nn.Module):
@@ -217,9 +219,12 @@ class FaceModel(nn.Module):
         """List -> the figures that `calibrate` kept; none for a model that was changed."""
         return self._all_measured().get(self.fingerprint, {})
 
-    def _all_measured(self) -> dict[str, Any]:
-        path = self._thresholds_folder / MEASURED
-        return read_json(path, "delete it, and calibrate the model again") if path.exists() else {}
+    def _all_measured(self) -> dict[str, dict[str, dict[str, float]]]:
+        path, again = self._thresholds_folder / MEASURED, "delete it, and calibrate the model again"
+        try:
+            return _FIGURES.validate_python(read_json(path, again) if path.exists() else {})
+        except ValidationError:
+            raise DataError(f"damaged: {again}", where=path) from None
 
     def forward(self, images: Tensor) -> Tensor:
         """(n, d) embeddings, not of unit length, of (n, channels, size, size) float images in [−1, 1]."""

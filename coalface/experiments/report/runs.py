@@ -322,8 +322,11 @@ def _lines(path: Path) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
     records, broken = [], []
     for place, line in lines:
         try:
-            records.append(mapping(json.loads(line)))
+            record = mapping(json.loads(line))
+            if not isinstance(record.get("stage", ""), str) or not isinstance(record.get("round", 0), int):
+                raise ValueError("its stage or its round is none")
+            records.append(record)
         except (ValueError, RecursionError) as error:
             if place < lines[-1][0]:
-                broken.append(f"{path}, line {place} is not JSON ({error})")
+                broken.append(f"{path}, line {place} is damaged ({error})")
     return tuple(records), tuple(broken)

@@ -81,18 +81,23 @@ def _reach(place: Path, start: Sequence[str]) -> Connection[Any, Any]:
 
 def serving(folder: Path) -> list[int]:
     """The residents whose places are in a folder, by the numbers of their processes."""
-    numbers = []
-    for place in folder.glob("*.json"):
-        with suppress(OSError, ValueError, KeyError):  # it ends just now
-            numbers.append(int(json.loads(place.read_text())["process"]))
-    return [number for number in numbers if find_process(number) is not None]
+    places = filter(None, map(_read_place, folder.glob("*.json")))
+    return [number for _, number in places if find_process(number) is not None]
 
 
 def _connected(place: Path) -> Connection[Any, Any] | None:
-    try:
-        return Client(json.loads(place.read_text())["socket"], "AF_UNIX")
-    except (OSError, ValueError, KeyError):
-        return None
+    if (about := _read_place(place)) is not None:
+        with suppress(OSError):
+            return Client(about[0], "AF_UNIX")
+    return None
+
+
+def _read_place(place: Path) -> tuple[str, int] | None:
+    """The socket of a resident and the number of its process; None where it ends just now, or the file is damaged."""
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+        about = json.loads(place.read_text())
+        return str(about["socket"]), int(about["process"])
+    return None
 
 
 # --- who answers ------------------------------------------------------------------------------------------------------
@@ -147,8 +152,8 @@ def _watch(place: Path, socket: Path, watched: int, idle: float, worked: list[fl
 
 def _leave(place: Path, socket: Path) -> NoReturn:
     """End this process, and leave nothing that says it is there."""
-    with suppress(OSError, ValueError):
-        if json.loads(place.read_text())["process"] == os.getpid():
+    with suppress(OSError):
+        if (about := _read_place(place)) is not None and about[1] == os.getpid():
             place.unlink()
     with suppress(OSError):
         socket.unlink()

@@ -354,7 +354,7 @@ def read_state(kits: Path) -> tuple[Path, bool]:
     """What a start leaves for the next: the folder of the server's runs, and whether the keys were registered."""
     path = kits / "up.json"
     state = read_json(path, 'put {"registered": true} in its place, and give `up` its --out') if path.exists() else {}
-    return kits.resolve() / state.get("runs", f"{SUPERLINK}/runs"), bool(state.get("registered"))
+    return kits.resolve() / str(state.get("runs", f"{SUPERLINK}/runs")), bool(state.get("registered"))
 
 
 def log(kits: Path, part: str) -> Path:

@@ -178,7 +178,7 @@ def fit_weights(weights: Weights, network: nn.Module) -> tuple[Tensors, tuple[st
 
 
 def _plain(tensor: Tensor, dtype: torch.dtype, name: str, path: Path) -> Tensor:
-    if not tensor.is_floating_point() or tensor.layout != torch.strided:
+    if not tensor.is_floating_point() or tensor.layout != torch.strided or tensor.is_meta:
         raise DataError(f"{name} holds no plain floating-point numbers", where=path)
     plain = tensor.detach().to(dtype).contiguous().clone()
     if not plain.isfinite().all():
