@@ -74,7 +74,7 @@ def trees(tree: Any) -> Iterator[Any]:
 
 
 def odd(data: bytes) -> Iterator[bytes]:
-    """Bytes with one odd value, whatever they hold: pieces, a header, JSON, YAML, lines or an array."""
+    """Bytes with one odd value, whatever they hold: pieces, a header, JSON, YAML, lines, an array, or others."""
     if (pieces := _pieces(data)) is not None:
         yield from _joined(pieces)
     elif data.startswith(b"\0"):
@@ -93,6 +93,9 @@ def odd(data: bytes) -> Iterator[bytes]:
         lines = data.split(b"\n")
         for place, line in enumerate(lines):
             yield from (b"\n".join((*lines[:place], other, *lines[place + 1 :])) for other in _lines(line))
+    else:
+        half = len(data) // 2
+        yield from (b"", data[:half], data[half:], 2 * data, data[::-1], bytes(len(data)), b"\xff" * len(data))
 
 
 def _lines(line: bytes) -> Iterable[bytes]:
