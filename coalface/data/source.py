@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from coalface.data.readers.headers import Header, check_header, damaged
 
+LARGEST_SIDE = 4096
+"""Pixels along the side of the largest images that are made of a source, and that a backbone takes."""
 Read = TypeVar("Read")
 
 if "OPENCV_LOG_LEVEL" not in os.environ:  # errors name the image: OpenCV's own lines do not

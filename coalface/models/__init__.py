@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from coalface.core.errors import PluginError, RecipeError
 from coalface.core.registry import Registry
 from coalface.core.text import several
+from coalface.data.source import LARGEST_SIDE
 from coalface.models.cnn import CnnSmall
 from coalface.models.embedding import eval_mode
 from coalface.models.feduv_cnn import FedUvCnn
@@ -109,6 +110,8 @@ def _make(
     make = BACKBONES.find(name, "model.name")
     if channels not in (1, 3):
         raise ValueError(f"backbone {name!r}: {channels} channels; images are grey (channels=1) or RGB (channels=3)")
+    if size > LARGEST_SIDE:
+        raise ValueError(f"backbone {name!r}: images of {size}×{size} are too large; give size {LARGEST_SIDE} or less")
     if embedding_size is not None and embedding_size < 1:
         raise ValueError(f"backbone {name!r}: an embedding of {embedding_size} numbers; give embedding_size 1 or more")
     images, channels = channels, (convention and convention.channels) or channels

@@ -319,6 +319,7 @@ def test_what_cannot_be_aligned_is_refused_and_nothing_is_written(tmp_path: Path
         ([tmp_path / "set" / "none", out, "--detector", tmp_path / "none.onnx"], None),
         ([tmp_path / "set" / "data", out, "--landmarks", tmp_path / "points.txt"], None),
         ([tmp_path / "set", out, *lists, "--size", 0], None),
+        ([tmp_path / "set", out, *lists, "--size", 10**30], None),
     ):
         result = run(*arguments)
         assert result.exit_code == 1 and isinstance(result.exception, (OSError, ValueError))

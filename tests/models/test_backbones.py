@@ -121,6 +121,7 @@ def test_the_weights_come_from_the_generator_alone(name):
     [
         ("cnn-small", 16, "'cnn-small': images of 16×16 are too small; give size 32 or more"),
         ("feduv-cnn", 63, "'feduv-cnn': images of 63×63 vanish .* give size 64 or more"),
+        ("cnn-small", 10**30, f"'cnn-small': images of {10**30}×{10**30} are too large; give size 4096 or less"),
         ("ir18", 15, "'ir18': images of 15×15 are too small; give size 16 or more"),
         ("resnet34", 31, "'resnet34': images of 31×31 are too small; give size 32 or more"),
         ("sphere64", 15, "'sphere64': images of 15×15 are too small; give size 16 or more"),

@@ -37,7 +37,7 @@ from coalface.core.text import shown
 from coalface.data.cache import SOUND, default_cache, hold, open_cache, use
 from coalface.data.faceset import FaceSet
 from coalface.data.readers.file_names import read_names
-from coalface.data.source import Source
+from coalface.data.source import LARGEST_SIDE, Source
 
 FORMAT = "coalface-pack"
 VERSION = 1
@@ -123,8 +123,8 @@ def write_pack(
 
     Raises FileExistsError if `path` holds something that is not a pack, and what the source raises.
     """
-    if not 1 <= size <= 4096:
-        raise ValueError(f"images of {size} × {size} pixels cannot be packed; give a size from 1 to 4096")
+    if not 1 <= size <= LARGEST_SIDE:
+        raise ValueError(f"images of {size} × {size} pixels cannot be packed; give a size from 1 to {LARGEST_SIDE}")
     path = Path(path)
     key = {"fingerprint": source.fingerprint(), "size": size, "grey": grey}
     if _holds(path, key):

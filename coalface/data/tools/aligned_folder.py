@@ -38,7 +38,7 @@ from coalface.data.photographs import (
     find_faces,
 )
 from coalface.data.readers.folders import SUFFIXES, read_file
-from coalface.data.source import in_order
+from coalface.data.source import LARGEST_SIDE, in_order
 from coalface.data.tools.decode_check import StderrCapture, check_whole
 from coalface.data.tools.ignored_files import TEXTS
 
@@ -122,8 +122,8 @@ def write_faces(
     other settings, or lies in `source`.
     """
     source, out = Path(source), Path(out)
-    if size < 1:
-        raise ValueError(f"size is {size}; give 1 or more pixels")
+    if not 1 <= size <= LARGEST_SIDE:
+        raise ValueError(f"size is {size}; give a size from 1 to {LARGEST_SIDE}")
     if not source.is_dir():
         raise FileNotFoundError(f"{shown(source)} is not a folder; give a folder of photographs")
     if out.resolve().is_relative_to(source.resolve()):
