@@ -197,6 +197,13 @@ FACES = b"data: {size: 32, faces: {identities: 20, images: 4}, partition: {kind:
 FEDERATION = (
     b"name: a\nrecipe: a.yaml\nsuperlink: {hosts: [example.org, 10.0.0.7]}\nparties: {london: {role: trainer}}\n"
 )
+WHOLE_FEDERATION = (
+    b"name: a\nrecipe: a.yaml\ndays: 30\nencrypt: true\n"
+    b"superlink: {hosts: example.org, port: 443, loopback_port: 8000}\n"
+    b"parties:\n"
+    b"  london: {role: trainer, data: /srv, faces: {kind: folder, path: faces}, encrypt: false}\n"
+    b"  york: {role: validator, faces: faces, pairs: {kind: lfw, path: pairs.txt}}\n"
+)
 INSIGHTFACE = b"config = edict()\nconfig.network = 'r18'\nconfig.lr = 0.1 * 2\nconfig.margin_list = (1.0, 0.5, 0.0)\n"
 
 CERTIFICATE = base64.b64decode(
@@ -245,8 +252,15 @@ MESSAGES = {
     ),
     "recipe": Reader(read_recipe, (RECIPE + FACES, *map(included_recipe, INCLUDED)), (RecipeError,)),
     "party-file": Reader(
-        lambda data: party_file.read(of_path("party.yaml", data)),
-        (b"data: {kind: folder, path: faces}\nrole: validator\npairs: {kind: lfw, path: pairs.txt}\n",),
+        whole_or_within(
+            lambda data: party_file.read(of_path("party.yaml", data)),
+            lambda data: party_file.read_all(of_path("parties.yaml", data)),
+        ),
+        (
+            b"data: {kind: folder, path: faces}\nrole: validator\npairs: {kind: lfw, path: pairs.txt}\n",
+            b"name: london\ndata: {kind: pack, path: /srv/faces}\npairs: {kind: layout, path: rfw, list: Asian}\n",
+            b"\0london: {data: {kind: rec, path: faces}}\nyork: {name: york, role: trainer}\n",
+        ),
         (RecipeError,),
     ),
     "run-config": Reader(
@@ -259,7 +273,7 @@ MESSAGES = {
     ),
     "federation": Reader(
         lambda data: project.read(of_path("federation.yaml", data)),
-        (FEDERATION,),
+        (FEDERATION, WHOLE_FEDERATION),
         (RecipeError,),
     ),
     "insightface": Reader(

@@ -92,6 +92,8 @@ def _tree(path: Path) -> dict[str, Any]:
         tree = parse_yaml(read_text(path))
     except FileNotFoundError:
         raise RecipeError(f"does not exist; write a party's own file, such as {EXAMPLE}", where=path) from None
+    except OSError as error:
+        raise RecipeError(f"it cannot be read ({error.strerror}); give a party's own file", where=path) from None
     except ValueError as error:
         raise RecipeError(f"not YAML: {error}", where=path) from None
     if not isinstance(tree, dict):
