@@ -200,16 +200,26 @@ class Gallery:
 
         Raises ValueError unless there is one for each, of its size, finite and of length one.
         """
-        shape = (len(enrolled), self.file.about["embedding_size"])
-        if embeddings.shape != shape:
-            raise ValueError(f"the embeddings are {embeddings.shape}, and {shape} are needed")
-        lengths = np.linalg.norm(embeddings, axis=1)
-        if len(bad := np.flatnonzero(~(np.abs(lengths - 1) < 1e-3))):
-            raise ValueError(f"embedding {bad[0]} has length {lengths[bad[0]]:g}; give embeddings of length one")
+        rows = self._checked(embeddings, len(enrolled))
         if any(not image.person for image in enrolled):
             raise ValueError("an embedding has no person; name whom each is of")
         if len(enrolled):
-            self.file.add(enrolled, embeddings)
+            self.file.add(enrolled, rows)
+
+    def _checked(self, embeddings: NDArray[np.float32], count: int | None = None) -> NDArray[np.float32]:
+        """(n, d) embeddings of the gallery's model. Raises ValueError for any others."""
+        rows, size = np.asarray(embeddings), self.file.about["embedding_size"]
+        if (
+            rows.ndim != 2
+            or rows.shape != (len(rows) if count is None else count, size)
+            or rows.dtype.kind not in "fiu"
+        ):
+            needed = f"({'n' if count is None else count}, {size})"
+            raise ValueError(f"the embeddings are {rows.shape} of {rows.dtype}, and {needed} real numbers are needed")
+        lengths = np.linalg.norm(rows, axis=1)
+        if len(bad := np.flatnonzero(~(np.abs(lengths - 1) < 1e-3))):
+            raise ValueError(f"embedding {bad[0]} has length {lengths[bad[0]]:g}; give embeddings of length one")
+        return rows.astype(np.float32, copy=False)
 
     def remove(self, person: str) -> int:
         """Remove a person: names and embeddings are gone from the bytes of the file. How many images there were.
@@ -233,7 +243,15 @@ class Gallery:
         return self._templates[1:]
 
     def search(self, embeddings: NDArray[np.float32], top: int = 1) -> list[list[tuple[str, float]]]:
-        """The `top` nearest people of each unit embedding (q, d), with their cosines, the nearest first; exactly."""
+        """The `top` nearest people of each unit embedding (q, d), with their cosines, the nearest first; exactly.
+
+        Raises DataError where nobody is enrolled, and ValueError as `add` does.
+        """
+        if top < 1:
+            raise ValueError(f"top is {top}; give 1 or more")
+        return self._nearest(self._checked(embeddings), top)
+
+    def _nearest(self, embeddings: NDArray[np.float32], top: int) -> list[list[tuple[str, float]]]:
         people, templates = self.templates()
         top = min(top, len(people))
         if not top:
@@ -264,7 +282,7 @@ class Gallery:
         result = Identified(self.threshold(far=far, fpir=fpir, threshold=threshold))
         for batch in embed_images(self._needed_model(), find_images(_paths(images)), show, detector):
             result.refused += batch.refused
-            candidates = self.search(batch.embeddings, top) if len(batch.images) else []
+            candidates = self._nearest(batch.embeddings, top) if len(batch.images) else []
             for image, nearest in zip(batch.images, candidates, strict=True):
                 for person, cosine in nearest:
                     result.matches.append(Match(image.file, person, cosine, cosine >= result.threshold.cosine))
