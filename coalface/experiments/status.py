@@ -134,9 +134,9 @@ def status(out: Path) -> Status:
     party_stats, checkpoint_totals, counted = _checkpoint(out, stages)
     parties, counts = mapping(begins.get("parties")), mapping(begins.get("counts"))
     for party in as_dicts(run.summary.get("parties")):
-        name = str(party.get("name"))
-        parties[name] = party.get("role", "")
-        party_stats[name] = _party_stats(party.get(key) for key in vars(PartyStats()))
+        if isinstance(name := party.get("name"), str):
+            parties[name] = party.get("role", "")
+            party_stats[name] = _party_stats(party.get(key) for key in vars(PartyStats()))
     totals = run.bytes or checkpoint_totals
     is_running = _held(out / "run.lock")
     doing, since = _doing(run.events, last) if is_running else ("", None)

@@ -121,7 +121,9 @@ def _lines(path: Path) -> Iterator[tuple[ledger.Head, dict[str, Any]]]:
     for head, line in ledger.lines(path) if path.exists() else ():
         says = _SIGNED | ({"of": int, "party": str} if "of" in line else _STATED)
         if wrong := [key for key, kind in says.items() if not isinstance(line.get(key), kind)]:
-            raise ValueError(f"{path}, line {head.lines}: it lacks {wrong[0]!r}, or says it in another form")
+            raise ValueError(
+                f"{path}, line {head.lines}: it lacks {wrong[0]!r}, or says it in another form: restore the file"
+            )
         yield head, line
 
 
@@ -179,7 +181,7 @@ def verify(
     statements: dict[int, tuple[Mapping[str, Any], list[str]]] = {}
     try:
         for _, line in _lines(path):
-            place, who = line["line"], line.get("party", SERVER)
+            place, who = line["line"], line["party"] if "of" in line else SERVER
             if "of" not in line:
                 statements[place] = line, []
             elif line["of"] not in statements:

@@ -170,6 +170,16 @@ def test_a_file_of_signatures_that_is_changed_is_told_with_its_line(signed: Path
         assert code == 1 and told in output
 
 
+@pytest.mark.parametrize("party", [[], {}, 5, None, "silo-9"])
+def test_a_statement_is_the_servers_whatever_party_it_names(party: Any, signed: Path) -> None:
+    path = signed / countersign.FILE
+    members = [text[1:].partition(", ")[2].rpartition(', "chain"')[0] for text in path.read_text().split("\n")[:-1]]
+    members[0] += f', "party": {json.dumps(party)}'
+    path.write_text("".join(f"{line}\n" for line in ledger.chained(members, ledger.Head())))
+    code, output = verified(signed)
+    assert code == 0 and "silo-9" not in output
+
+
 def test_a_last_signature_that_was_cut_is_found_by_what_its_party_keeps(signed: Path, tmp_path: Path) -> None:
     path, party = signed / countersign.FILE, lines(signed)[-1]["party"]
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))

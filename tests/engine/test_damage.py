@@ -13,11 +13,13 @@ import tinyruns
 import torch
 from toys import Moves
 
+from coalface.core.errors import DataError
 from coalface.evaluation import finished_model, membership
 from coalface.experiments import execution
 from coalface.experiments import run as experiment
 from coalface.experiments.conformance import tiny_federation
 from coalface.experiments.conformance.tiny_federation import Stop, Tiny, raw, stopping
+from coalface.experiments.report import runs
 
 pytestmark = pytest.mark.usefixtures("toy_steps")
 
@@ -142,6 +144,21 @@ def test_a_resume_and_an_evaluation_of_a_run(tmp_path: Path, finished: bool, mon
     assert not bad
 
 
+@pytest.mark.parametrize("line", ['{"stage": [1], "round": 2}', '{"stage": "train", "round": "2"}'])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_round_without_its_stage_or_number_is_refused_wherever_it_stands(
+    place: int, line: str, tmp_path: Path
+) -> None:
+    lines = ['{"stage": "train", "round": 1}', '{"stage": "train", "round": 2}']
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{text}\n" for text in lines) + '{"stage": "tr')
+    assert [record["round"] for record in runs.read_metrics(tmp_path)] == [1, 2]
+    lines[place] = line
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{text}\n" for text in lines))
+    with pytest.raises(DataError) as error:
+        runs.read_metrics(tmp_path)
+    assert f"metrics.jsonl, line {place + 1}" in str(error.value)
+
+
 def test_a_resume_leaves_out_a_damaged_line_of_the_events_and_writes_a_damaged_summary_anew(tmp_path: Path) -> None:
     run = tinyruns.run(tmp_path / "run")
     lines = (run / "events.jsonl").read_text().splitlines(keepends=True)
@@ -149,5 +166,5 @@ def test_a_resume_leaves_out_a_damaged_line_of_the_events_and_writes_a_damaged_s
     (run / "summary.json").write_text("{broken")
     view = tinyruns.Silent()
     experiment.resume(run, view)
-    assert any("events.jsonl, line 2 is damaged" in note for note in view.notes)
+    assert any("events.jsonl, line 2 is not JSON" in note for note in view.notes)
     assert json.loads((run / "summary.json").read_text())["rounds"] == 2

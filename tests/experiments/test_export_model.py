@@ -191,6 +191,9 @@ def test_the_card_of_imported_weights_says_what_is_known_of_them(fedavg_run: Pat
     assert FaceModel(tmp_path / "out").measured["faces"]["eer"] == figures["eer"]
     with pytest.raises(DataError, match=r"those for FAR 0.1 \(--far 0.1\): .*--threshold"):
         FaceModel(tmp_path / "out").threshold(1e-5)
+    (tmp_path / "out" / "figures.json").write_text(json.dumps({"00": {"faces": {"eer": "none"}}}))
+    with pytest.raises(DataError, match="damaged: delete it, and calibrate the model again"):
+        FaceModel(tmp_path / "out").measured  # noqa: B018
 
 
 def test_a_file_of_weights_becomes_a_models_folder(fedavg_run: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from commands import said
 from paired_runs import naive_interval, paired
 
 import coalface as cf
+from coalface.core.errors import DataError
 from coalface.evaluation.metrics.bootstrap import bootstrap_of
 from coalface.evaluation.metrics.evidence import accuracy_evidence
 from coalface.evaluation.verification import read_lists
@@ -87,6 +89,19 @@ def test_figures_without_an_interval_are_told_why(fedavg_run: Path, solo_run: Pa
     assert reasons == [f"large: {compare.TAIL}"]
     compared = table.compare([fedavg_run, large], {}, reasons)
     assert f"{reasons[0]}." in table.notes(compared) and table.as_dict(compared)["left_out"] == reasons
+
+
+@pytest.mark.parametrize("odd", [0, None, "x", {"a": 1}, [None], [[]], [{"own": []}]])
+def test_evidence_of_another_kind_is_refused(odd: Any, fedavg_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(fedavg_run, tmp_path / "run")
+    (run / runs.DIGESTS).unlink()
+    (run / "evidence.json").write_text(json.dumps({"unseen": [{}]}))
+    assert compare.intervals([run, fedavg_run]) == {} and compare.left_out([run]) == []  # of no list
+    (run / "evidence.json").write_text(json.dumps({"unseen": odd}))
+    for read in (lambda: compare.intervals([run, fedavg_run]), lambda: compare.left_out([run])):
+        with pytest.raises(DataError) as error:
+            read()
+        assert error.value.where == str(run / "evidence.json")
 
 
 def test_models_of_a_seed_are_averaged_before_they_are_compared(fedavg_run: Path, solo_run: Path) -> None:

@@ -127,6 +127,18 @@ def test_one_that_was_killed_is_started_again(ask: Any) -> None:
     assert ask()[0]["calls"] == 1
 
 
+@pytest.mark.parametrize(
+    "place", ["[]", "[" * 9999, "{}", '{"socket": "x", "process": %s}', '{"socket": %s, "process": 1}']
+)
+def test_of_a_damaged_place_nobody_is_there(place: str, ask: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "home" / "processes"
+    folder.mkdir(parents=True)
+    for odd in ("null", "1e999", "-1", "0", "[]", r'"\ud800"') if "%" in place else ("",):
+        (folder / "one.json").write_text(place.replace("%s", odd))
+        assert daemon.serving(folder) == ([1] if odd.startswith('"') and place.endswith("1}") else [])
+    assert ask()[0]["calls"] == 1
+
+
 def test_one_that_cannot_start_is_told_with_its_status(tmp_path: Path) -> None:
     start = [sys.executable, "-c", "raise SystemExit(3)"]
     with pytest.raises(daemon.Absent, match="ended with status 3 before it listened: its output says why"):

@@ -21,7 +21,7 @@ from federations import Standing
 from flwr.common.config import parse_config_args
 from tinyruns import run
 
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.names import KITS
 from coalface.experiments import status as following
 from coalface.flower.app import run_config
@@ -113,6 +113,15 @@ def test_where_others_can_log_in_what_is_open_is_said_and_agreed_to(
     with socket.create_server(("127.0.0.1", project.read_kits(kits).superlink.port)):
         code, text = run_coalface("up", kits, "--yes")
     assert code == 1 and "ann, bob" in text and "is in use by another process" in text  # it went on
+
+
+@pytest.mark.parametrize("left", ["{", "[]", '{"runs": null}', '{"runs": 5}'])
+def test_what_a_start_has_left_is_refused_where_it_is_damaged(left: str, tmp_path: Path) -> None:
+    assert launcher.read_state(tmp_path) == (tmp_path.resolve() / "superlink" / "runs", False)
+    (tmp_path / "up.json").write_text(left)
+    with pytest.raises(DataError, match="give `up` its --out") as error:
+        launcher.read_state(tmp_path)
+    assert error.value.where == str(tmp_path / "up.json")
 
 
 def test_a_federation_that_does_not_run_has_no_log(kits: Path) -> None:

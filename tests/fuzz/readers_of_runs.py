@@ -263,7 +263,7 @@ RUN = joined(
     b"name: tiny\nmethod: fedavg\nrounds: 2\n",
     b'{"name": "tiny", "figures": {"unseen": {"eer": 3.0}}, "bytes": {"down": 5, "up": 5}, '
     b'"parties": [{"name": "london", "role": "trainer", "rounds": 1, "failed": 0, "bytes_down": 5, "bytes_up": 5}]}',
-    b'{"round": 1, "stage": "train", "failed": {"york": "away"}, "losses": {"london": 0.5}}\n',
+    2 * b'{"round": 1, "stage": "train", "failed": {"york": "away"}, "losses": {"london": 0.5}}\n',
     b'{"event": "begins", "parties": {"london": "trainer"}, "counts": {"london": [3, 2]}, "time": 5.0}\n'
     b'{"event": "asks", "round": 1, "step": "train", "parties": 1, "seen": {"london": 5.0}, "late": {"london": 1}}\n',
     b'{"ordinal":1,"stage":0,"round":1,"record":{"tallies":{"london":[1,0,5,5]},"totals":{"up":5}},"sha256":{}',

@@ -15,6 +15,10 @@ from damage import mutated
 from fuzz import kept
 from odd_values import odd
 
+BYTES = ("bin", "certificate", "cells-packed", "image", "node-objects", "onnx", "weights-torch")
+"""Those whose sound inputs hold no text, so that few odd ones are made of them."""
+TOLERANT = ("answers", "attack-cells", "cells", "opened")
+"""Those that read their own lines, of which a later step takes what it needs."""
 BLIND = 40
 """Mutations of each reader in the default suite."""
 
@@ -43,6 +47,7 @@ def test_what_is_mutated_is_read_or_refused(name: str) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("name", [name for name in READERS if name != "recipe"])  # its keys: test_included_recipes
 def test_what_has_an_odd_value_is_read_or_refused(name: str) -> None:
-    for sound in READERS[name].sound:
-        for data in odd(sound):
-            READERS[name].holds(data)
+    reader = READERS[name]
+    was_read = [reader.holds(data) for sound in reader.sound for data in odd(sound)]
+    assert not all(was_read) or name in TOLERANT
+    assert len(was_read) > 20 * len(reader.sound) or name in BYTES

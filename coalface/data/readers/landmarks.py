@@ -199,7 +199,7 @@ def _points_in(face: Any) -> NDArray[np.float64]:
     points = np.array(face, float)
     points = _five(points) if points.shape == (68, 2) else points.reshape(5, 2)
     if not _fit(points):
-        raise ValueError("a point is not finite")
+        raise ValueError("a point is too large, or not finite")
     return points
 
 
@@ -219,7 +219,7 @@ def _points_of_one(path: Path) -> NDArray[np.float64] | None:
         raise DataError(f"it has {len(lines)} lines; give the 5, 30 (CFP) or 68 points of an image", where=path)
     points = np.array([match.groups() for match in matches if match], float)
     if not _fit(points):
-        raise DataError("a point is not finite", where=path)
+        raise DataError("a point is too large, or not finite", where=path)
     return _five(points - 1 if path.suffix.lower() == ".pts" else points)  # these count pixels from 1
 
 

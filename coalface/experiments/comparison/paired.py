@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coalface.core.errors import DataError
+from coalface.core.parsing import read_json
 from coalface.evaluation.metrics.bootstrap import Bootstrap, bootstrap_of
 from coalface.evaluation.metrics.pair_figures import MOST_PAIRS
 from coalface.evaluation.metrics.paired import (
@@ -76,7 +77,7 @@ def left_out(runs: Sequence[Path]) -> list[str]:
             own = {figure: drawn for model in models for figure, drawn in model.get("own", {}).items()}
             for figure in (figure for figure, drawn in own.items() if drawn is None):
                 reasons.append(f"{name}: {figure} has no interval, since the list has more than {MOST_PAIRS:,} pairs")
-            if any(model["form"] == "tail-1" for model in models):
+            if any(model.get("form") == "tail-1" for model in models):
                 reasons.append(f"{name}: {TAIL}")
     return list(dict.fromkeys(reasons))
 
@@ -85,7 +86,7 @@ def resampled(models: Sequence[Mapping[str, Any]], bootstrap: Bootstrap, seed: i
     """Figure -> each model's values in every draw; evidence of another list is passed over."""
     by_figure: dict[str, list[Resampled]] = {}
     for evidence in models:
-        if evidence["list"] == bootstrap.pairs.sha256:
+        if evidence.get("list") == bootstrap.pairs.sha256:
             for figure, values in resample(dict(evidence), bootstrap, seed).items():
                 by_figure.setdefault(figure, []).append(values)
     return by_figure
@@ -109,7 +110,14 @@ def differences(
 
 
 def read_evidence(run: Path) -> dict[str, Any]:
-    """What a run that was read keeps of its figures by list; nothing where it has none."""
+    """What a run keeps of its figures by list; nothing where it has none. Raises DataError for what is damaged."""
     if not (path := run / "evidence.json").exists() or not (run / "summary.json").exists():  # it has no figures
         return {}
-    return dict(json.loads(path.read_text(encoding="utf-8")))  # its digest was checked as the run was read
+    kept = read_json(path, "evaluate the run again")
+    if not all(isinstance(models, list) and all(map(_is_evidence, models)) for models in kept.values()):
+        raise DataError("damaged (not a list of evidence for each list): evaluate the run again", where=path)
+    return kept
+
+
+def _is_evidence(model: Any) -> bool:
+    return isinstance(model, dict) and isinstance(model.get("own", {}), dict)

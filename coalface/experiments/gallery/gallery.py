@@ -209,11 +209,8 @@ class Gallery:
     def _checked(self, embeddings: NDArray[np.float32], count: int | None = None) -> NDArray[np.float32]:
         """(n, d) embeddings of the gallery's model. Raises ValueError for any others."""
         rows, size = np.asarray(embeddings), self.file.about["embedding_size"]
-        if (
-            rows.ndim != 2
-            or rows.shape != (len(rows) if count is None else count, size)
-            or rows.dtype.kind not in "fiu"
-        ):
+        fits = rows.ndim == 2 and rows.shape[1] == size and count in (None, len(rows))
+        if not fits or rows.dtype.kind not in "fiu":
             needed = f"({'n' if count is None else count}, {size})"
             raise ValueError(f"the embeddings are {rows.shape} of {rows.dtype}, and {needed} real numbers are needed")
         lengths = np.linalg.norm(rows, axis=1)
@@ -247,11 +244,11 @@ class Gallery:
 
         Raises DataError where nobody is enrolled, and ValueError as `add` does.
         """
-        if top < 1:
-            raise ValueError(f"top is {top}; give 1 or more")
         return self._nearest(self._checked(embeddings), top)
 
     def _nearest(self, embeddings: NDArray[np.float32], top: int) -> list[list[tuple[str, float]]]:
+        if top < 1:
+            raise ValueError(f"top is {top}; give 1 or more")
         people, templates = self.templates()
         top = min(top, len(people))
         if not top:

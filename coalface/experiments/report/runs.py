@@ -323,10 +323,12 @@ def _lines(path: Path) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
     for place, line in lines:
         try:
             record = mapping(json.loads(line))
-            if not isinstance(record.get("stage", ""), str) or not isinstance(record.get("round", 0), int):
-                raise ValueError("its stage or its round is none")
-            records.append(record)
         except (ValueError, RecursionError) as error:
             if place < lines[-1][0]:
-                broken.append(f"{path}, line {place} is damaged ({error})")
+                broken.append(f"{path}, line {place} is not JSON ({error})")
+            continue
+        if isinstance(record.get("stage", ""), str) and isinstance(record.get("round", 0), int):
+            records.append(record)
+        else:
+            broken.append(f"{path}, line {place}: its stage is no text, or its round no whole number")
     return tuple(records), tuple(broken)

@@ -87,7 +87,7 @@ def serving(folder: Path) -> list[int]:
 
 def _connected(place: Path) -> Connection[Any, Any] | None:
     if (about := _read_place(place)) is not None:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             return Client(about[0], "AF_UNIX")
     return None
 
@@ -96,7 +96,9 @@ def _read_place(place: Path) -> tuple[str, int] | None:
     """The socket of a resident and the number of its process; None where it ends just now, or the file is damaged."""
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         about = json.loads(place.read_text())
-        return str(about["socket"]), int(about["process"])
+        socket, process = about["socket"], about["process"]
+        if isinstance(socket, str) and isinstance(process, int) and process > 0:
+            return socket, process
     return None
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from filelock import Timeout
 
 from coalface.core.disk import lock, write_json, write_text
-from coalface.core.errors import RecipeError
+from coalface.core.errors import DataError, RecipeError
 from coalface.core.parsing import read_json
 from coalface.core.text import told
 from coalface.experiments.recipe import loader
@@ -352,9 +352,12 @@ def check_party(kits: Path, party: str | None) -> None:
 
 def read_state(kits: Path) -> tuple[Path, bool]:
     """What a start leaves for the next: the folder of the server's runs, and whether the keys were registered."""
-    path = kits / "up.json"
-    state = read_json(path, 'put {"registered": true} in its place, and give `up` its --out') if path.exists() else {}
-    return kits.resolve() / str(state.get("runs", f"{SUPERLINK}/runs")), bool(state.get("registered"))
+    path, remedy = kits / "up.json", 'put {"registered": true} in its place, and give `up` its --out'
+    state = read_json(path, remedy) if path.exists() else {}
+    runs = state.get("runs", f"{SUPERLINK}/runs")
+    if not isinstance(runs, str):
+        raise DataError(f"damaged (`runs` is no path): {remedy}", where=path)
+    return kits.resolve() / runs, bool(state.get("registered"))
 
 
 def log(kits: Path, part: str) -> Path:
