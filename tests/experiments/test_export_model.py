@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -26,6 +27,7 @@ from coalface.experiments import run as experiment
 from coalface.experiments.api.face_model import FaceModel
 from coalface.experiments.export.client import export_client
 from coalface.experiments.export.model import export_model
+from coalface.experiments.report import runs
 from coalface.models import Backbone, build
 from coalface.models.folder import save, write_about
 from coalface.models.pretrained.weights import read_weights
@@ -209,3 +211,28 @@ def test_a_file_of_weights_becomes_a_models_folder(fedavg_run: Path, tmp_path: P
     with pytest.raises(RecipeError) as error:
         export_model(fedavg_run, "safetensors", tmp_path / "again", backbone="cnn-small")
     assert error.value.where == "--backbone"
+
+
+@pytest.mark.parametrize(
+    ("name", "odd"),
+    [
+        ("summary.json", {"name": []}),
+        ("summary.json", {"figures": 5}),
+        ("summary.json", {"figures": {"unseen": 5, "others": {"eer": None, "accuracy": [1]}}}),
+        ("model/calibration.json", {"on": "\ud800"}),
+        ("model/calibration.json", {"rate": None}),
+    ],
+)
+def test_a_card_leaves_out_what_is_no_figure(name: str, odd: dict[str, Any], fedavg_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(fedavg_run, tmp_path / "run")
+    (run / runs.DIGESTS).unlink()
+    kept = json.loads((run / name).read_text())
+    if name == "summary.json":
+        kept |= odd
+    else:
+        kept = {model: [threshold | odd for threshold in chosen] for model, chosen in kept.items()}
+    (run / name).write_text(json.dumps(kept))
+    export_model(run, "safetensors", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert ("| unseen | accuracy |" in card) == ("figures" not in odd)
+    assert ("No threshold is known" in card) == ("rate" in odd) and (r"\ud800" in card) == ("on" in odd)

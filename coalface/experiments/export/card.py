@@ -42,7 +42,7 @@ def write_card(
         for key, value in of_list.items()
         if on not in evaluated and not key.startswith(THRESHOLD.name)
     ]
-    name = summary.get("name", place.resolve().name) + (f", {party}" if party else "")
+    name = str(summary.get("name", place.resolve().name)) + (f", {party}" if party else "")
     side = f"{model.size}×{model.size}"
     convention = None if to == "onnx" else convention_of(model.about)  # an ONNX graph has it within
     takes = "(x − 127.5) / 127.5" if convention is None else str(convention)
@@ -56,7 +56,7 @@ def write_card(
         unit = figure_of(key).unit
         texts = [f"{number:.{unit.digits}f}{unit.sign}" for number in (value, *(interval or ()))]
         rows.append([on, figure_name(key), texts[0], *[" to ".join(texts[1:]) or "not known"] * has_intervals])
-    return _TEMPLATES.get_template("card.md.j2").render(
+    text: str = _TEMPLATES.get_template("card.md.j2").render(
         front_matter=yaml.safe_dump(_front_matter(name, model, summary, figures, to, licence), sort_keys=False).strip(),
         name=name,
         model=model,
@@ -70,8 +70,9 @@ def write_card(
         file=file,
         figures=rows,
         has_intervals=has_intervals,
-        thresholds=model.thresholds,
+        thresholds=[threshold for threshold in model.thresholds if threshold.rate],
     )
+    return text.encode(errors="backslashreplace").decode()  # names of a file from elsewhere may not be UTF-8
 
 
 def _front_matter(
@@ -113,10 +114,11 @@ def _figures(
     run: Path, summary: dict[str, Any], model: FaceModel, party: str | None
 ) -> list[tuple[str, str, float, tuple[float, float] | None]]:
     """List, figure, value and 95 % interval of what the run evaluated: its one model, or a party's own."""
-    by_list, number = summary.get("figures", {}), 0
+    by_list, number = runs.mapping(summary.get("figures")), 0
     if party is not None:
-        judged = {member["name"]: member["judged"] for member in summary.get("parties", ()) if member.get("judged")}
-        by_list, number = judged.get(party, {}), list(judged).index(party) if party in judged else 0
+        members = runs.as_dicts(summary.get("parties"))
+        judged = {str(member.get("name")): member["judged"] for member in members if member.get("judged")}
+        by_list, number = runs.mapping(judged.get(party)), list(judged).index(party) if party in judged else 0
     intervals = {}
     evidence = paired.read_evidence(run)
     for on, identities in read_lists(run / "judged") if by_list else ():
@@ -127,6 +129,6 @@ def _figures(
     return [
         (on, key, value, intervals.get((on, key)))
         for on, figures in by_list.items()
-        for key, value in figures.items()
-        if not key.endswith("_se")
+        for key, value in runs.mapping(figures).items()
+        if not key.endswith("_se") and runs.number(value) is not None
     ]
