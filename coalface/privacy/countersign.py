@@ -87,9 +87,14 @@ def _signed(role: str, parts: Sequence[str]) -> bytes:
 
 def text_of(line: Mapping[str, Any]) -> str:
     """A statement as it is signed, from a line that holds one. Raises ValueError where it holds none."""
-    if wrong := [key for key, kind in _STATED.items() if not isinstance(line.get(key), kind)]:
-        raise ValueError(f"a statement that is signed lacks {wrong[0]!r}, or says it in another form")
+    if missing := _missing(line, _STATED):
+        raise ValueError(f"a statement that is signed lacks {missing!r}, or says it in another form")
     return json.dumps({key: line[key] for key in _STATED})
+
+
+def _missing(line: Mapping[str, Any], says: Mapping[str, type]) -> str:
+    """The first key that a line lacks, or says in another form; empty where there is none."""
+    return next((key for key, kind in says.items() if not isinstance(line.get(key), kind)), "")
 
 
 def countersign(folder: Path, party: str, line: Mapping[str, Any]) -> dict[str, str]:
@@ -120,9 +125,9 @@ def _lines(path: Path) -> Iterator[tuple[ledger.Head, dict[str, Any]]]:
     """The lines of a file, if it exists. Raises ValueError for one that states or signs nothing."""
     for head, line in ledger.lines(path) if path.exists() else ():
         says = _SIGNED | ({"of": int, "party": str} if "of" in line else _STATED)
-        if wrong := [key for key, kind in says.items() if not isinstance(line.get(key), kind)]:
+        if missing := _missing(line, says):
             raise ValueError(
-                f"{path}, line {head.lines}: it lacks {wrong[0]!r}, or says it in another form: restore the file"
+                f"{path}, line {head.lines}: it lacks {missing!r}, or says it in another form: restore the file"
             )
         yield head, line
 

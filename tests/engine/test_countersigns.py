@@ -170,6 +170,17 @@ def test_a_file_of_signatures_that_is_changed_is_told_with_its_line(signed: Path
         assert code == 1 and told in output
 
 
+@pytest.mark.parametrize("party", ["../silo-1", "", "a" * 300, "a/b"])
+def test_a_receipt_of_a_name_that_no_party_has_is_told_with_its_line(party: str, signed: Path) -> None:
+    path = signed / "receipts.jsonl"
+    members = [text[1:].partition(", ")[2].rpartition(', "chain"')[0] for text in path.read_text().split("\n")[:-1]]
+    name = json.loads("{" + members[1] + "}")["party"]
+    members[1] = members[1].replace(f'"party": "{name}"', f'"party": {json.dumps(party)}')
+    path.write_text("".join(f"{line}\n" for line in ledger.chained(members, ledger.Head())))
+    code, output = verified(signed)
+    assert code == 1 and "receipts.jsonl, line 2: " in output and "is not a plain name" in output
+
+
 @pytest.mark.parametrize("party", [[], {}, 5, None, "silo-9"])
 def test_a_statement_is_the_servers_whatever_party_it_names(party: Any, signed: Path) -> None:
     path = signed / countersign.FILE

@@ -126,3 +126,21 @@ def test_who_waits_too_long_is_told(model: FaceModel, tmp_path: Path, monkeypatc
         gallery.add([Enrolled("Ann")], unit(np.eye(1, 128)))
     database.close()
     gallery.add([Enrolled("Ann")], unit(np.eye(1, 128)))
+
+
+@pytest.mark.parametrize("other", ["nan", "zero", "long", "narrow", "row", "complex", "objects"])
+def test_what_are_no_embeddings_of_its_model_is_neither_added_nor_searched(
+    other: str, model: FaceModel, tmp_path: Path
+) -> None:
+    gallery, rows = Gallery.create(tmp_path / "a.gallery", model, threshold=0.3), unit(np.eye(2, 128))
+    people = [Enrolled(str(number), "a.jpg", f"{number:064}") for number in range(2)]
+    gallery.add(people, rows)
+    bad = {"nan": rows * np.nan, "zero": rows * 0, "long": 5 * rows, "narrow": rows[:, :64], "row": rows[0]}
+    bad |= {"complex": rows * 1j, "objects": np.full((2, 128), None)}
+    with pytest.raises(ValueError, match="embedding"):
+        gallery.add(people, bad[other])
+    with pytest.raises(ValueError, match="embedding"):
+        gallery.search(bad[other])
+    assert gallery.search(rows) == [[("0", 1.0)], [("1", 1.0)]] and gallery.people == {"0": 1, "1": 1}
+    with pytest.raises(ValueError, match="top is 0"):
+        gallery.search(rows, top=0)

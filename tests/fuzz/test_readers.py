@@ -13,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 from damage import mutated
 from fuzz import kept
-from odd_values import odd
+from odd_bytes import odd
 
 BYTES = ("bin", "certificate", "cells-packed", "image", "node-objects", "onnx", "weights-torch")
 """Those whose sound inputs hold no text, so that few odd ones are made of them."""
